@@ -1,0 +1,43 @@
+# `make demo` and `make test` need only Python 3.11 or newer and make: each makes .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint format types pytest slow clean help
+
+help:  ## show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(STAMP)  ## apply a method to a small model, train it, and show what moved
+	$(BIN)/oelm diagnose random:bert --method oelm-freeze
+	$(BIN)/oelm diagnose random:gpt2 --method oelm-exact
+
+test: lint types pytest  ## lint, types and the test suite
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+pytest: $(STAMP)
+	$(BIN)/pytest -q -n 2
+
+slow: $(STAMP)  ## the tests that take minutes
+	$(BIN)/pytest -q -n 2 -m slow
+
+format: $(STAMP)  ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "oelm needs Python 3.11 or newer; $(PYTHON) is older. Use: make PYTHON=python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,5 @@
+"""`python -m oelm` is the `oelm` command."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,314 @@
+"""Applies a method to a model: plan, compute every new weight, and only then change, freeze and seal the model."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from . import init
+from .audit import FreezeReport, audit, record_of, seal, verify
+from .errors import FreezeError, MethodError, ModelError
+from .families import Family
+from .method import FRESH, KEEPING, Method, Projection
+from .plan import Target, core_sides, plan
+from .projections import CoreProjection, IdentityProjection, Replaced, SplitProjection
+from .sites import Site, find_sites, is_projection, weight_matrix
+from .surgery import unfuse
+
+
+@dataclass
+class Change:
+    """One step of the operation, fully computed: put a module in place, or new values into the one that is there."""
+
+    owner: nn.Module
+    name: str
+    module: nn.Module | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+    def commit(self) -> None:
+        if self.module is not None:
+            setattr(self.owner, self.name, self.module)
+            return
+        module = self.owner.get_submodule(self.name)
+        with torch.no_grad():
+            if self.weight is not None:
+                weight_matrix(module).copy_(self.weight)
+            if self.bias is not None:
+                cast(Tensor, module.bias).copy_(self.bias)
+
+
+def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze", seed: int = 0) -> FreezeReport:
+    """Set and freeze a Hugging Face model's attention in place, and report what was done.
+
+    `method` is a preset's name, an `oelm.Method`, or a dict such as `{"preset": "oelm-freeze", "layers": "last:4"}`.
+    Random matrices are a function of `seed` and each tensor's name. On any error the model is left as it was.
+    """
+    method = Method.load(method)
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise MethodError(f"seed must be a whole number, not {seed!r}")
+    check_operable(model)
+    if record_of(model) is not None:
+        return _already_operated(model, method, seed)
+    family, sites = find_sites(model)
+    targets = plan(model, family, sites, method)
+    changes = [change for site in sites for change in _changes(model, family, site, targets, method, seed)]
+    for change in changes:
+        change.commit()
+    _freeze(model, targets, method, family)
+    _own_config(model)
+    seal(model, method, seed, targets)
+    verify(model)
+    return audit(model)
+
+
+def install(model: nn.Module, method: Method) -> None:
+    """Give a freshly built model a method's structure, with values still to be loaded: the first half of `load`."""
+    family, sites = find_sites(model)
+    targets = plan(model, family, sites, method)
+    for site in sites:
+        for change in _changes(model, family, site, targets, method, seed=None):
+            change.commit()
+
+
+def freeze(model: nn.Module, method: Method) -> None:
+    """Freeze again what the method froze: loading weights switches gradients back on."""
+    family, sites = find_sites(model)
+    _freeze(model, plan(model, family, sites, method), method, family)
+
+
+def check_operable(model: nn.Module) -> None:
+    """Raises for a model that must be unwrapped, dequantised or loaded first."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"a model is a torch module, not {type(model).__name__}")
+    if isinstance(model, (DataParallel, DistributedDataParallel, FullyShardedDataParallel, FSDPModule)):
+        raise ModelError(
+            f"the model is wrapped in {type(model).__name__}: apply the method to the bare model first, then wrap it"
+        )
+    if type(model).__name__ == "OptimizedModule":
+        raise ModelError("the model is compiled: apply the method first, then torch.compile it")
+    if hasattr(model, "peft_config"):
+        raise ModelError("the model carries peft adapters: apply the method first, then add adapters")
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise ModelError(
+            "the model is quantised: load it without a quantization_config, apply the method, then quantise"
+        )
+    on_meta = [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
+    if on_meta:
+        raise ModelError(f"{on_meta[0]} is on the meta device, without values: load the model's weights first")
+
+
+def _already_operated(model: nn.Module, method: Method, seed: int) -> FreezeReport:
+    record = record_of(model)
+    assert record is not None
+    done = Method.load(record["method"])
+    if done != method or record["seed"] != seed:
+        raise ModelError(
+            f"the model was operated on already, with {done.name!r} (seed {record['seed']}); "
+            f"{method.name!r} (seed {seed}) needs a fresh model"
+        )
+    try:
+        verify(model)
+    except FreezeError as error:
+        raise ModelError(
+            "the model's config says that a method was applied, but the model does not agree. Was its folder loaded "
+            f"with plain from_pretrained? Use oelm.load for that. ({error})"
+        ) from None
+    return audit(model)
+
+
+def _changes(
+    model: nn.Module, family: Family, site: Site, targets: list[Target], method: Method, seed: int | None
+) -> list[Change]:
+    """The changes at one site. With no seed the values are left undefined: only the structure is wanted."""
+    mine = {target.path: target for target in targets if target.site == site}
+    q, k = mine.get(site.roles["q"]), mine.get(site.roles["k"])
+    changes = [_set(model, target, seed) for target in mine.values() if target.role.startswith("ffn")]
+    if q is None and k is None:
+        return changes
+    split = None
+    if site.fused is not None:
+        holder = model.get_submodule(site.fused_path)
+        _require_plain(holder, site.fused_path)
+        split = unfuse(holder, site.fused, site.heads, site.kv_heads)
+    changes += _attention_changes(model, family, site, q, k, split, method, seed)
+    if split is not None:
+        changes.append(Change(*_owner(model, site.fused_path), module=split))
+    return changes
+
+
+def _attention_changes(
+    model: nn.Module,
+    family: Family,
+    site: Site,
+    q: Target | None,
+    k: Target | None,
+    split: SplitProjection | None,
+    method: Method,
+    seed: int | None,
+) -> list[Change]:
+    sides = core_sides(model, family, method)
+    coefficients: dict[str, Tensor | None] = {"q": None, "k": None}
+    matrices: dict[str, Tensor | None] = {}
+    places: dict[str, tuple[nn.Module, str]] = {}
+    for target in (q, k):
+        if target is None:
+            continue
+        role = target.role
+        places[role] = (split, role) if split and role in split.parts else _owner(model, target.path)
+        module = places[role][0].get_submodule(places[role][1])
+        _require_plain(module, target.path)
+        coefficients[role], matrices[role] = _make(module, target, seed)
+    changes = []
+    for target in (q, k):
+        if target is None:
+            continue
+        role, (owner, name) = target.role, places[target.role]
+        module = owner.get_submodule(name)
+        bias = cast("Tensor | None", module.bias)
+        new_bias = None if bias is None or seed is None else _new_bias(bias, target)
+        identity = None
+        if target.spec.init == "identity":
+            rows = site.heads_of(role) * site.d_head
+            identity = IdentityProjection(rows, site.width, target.factor, Replaced(module))
+        if role in sides:
+            core = _start_core(site, role, method, sides, coefficients)
+            if new_bias is not None and sides == ("q",) and coefficients["k"] is not None:
+                new_bias = _through_key(new_bias, coefficients["k"], site)
+            built = _core_projection(module, identity, matrices[role], core, new_bias)
+            changes.append(Change(owner, name, module=built))
+        elif identity is not None:
+            changes.append(Change(owner, name, module=identity))
+        else:
+            if method.core == "matrix" and role == "k" and new_bias is not None:
+                # It adds the same number to every score of a row, which the softmax takes out again.
+                new_bias = torch.zeros_like(new_bias)
+            changes.append(Change(owner, name, weight=matrices[role], bias=new_bias))
+    return changes
+
+
+def _set(model: nn.Module, target: Target, seed: int | None) -> Change:
+    """A feed-forward matrix set in place."""
+    owner, name = _owner(model, target.path)
+    module = owner.get_submodule(name)
+    _require_plain(module, target.path)
+    return Change(owner, name, weight=_make(module, target, seed)[1])
+
+
+def _make(module: nn.Module, target: Target, seed: int | None) -> tuple[Tensor | None, Tensor | None]:
+    """(coefficient, matrix): the new matrix times its factor, and what QR or polar split off. None: leave it."""
+    spec, name = target.spec, f"{target.path}.weight"
+    if seed is None or spec.init == "identity" or (spec.init in KEEPING and target.factor == 1.0):
+        return None, None
+    old = weight_matrix(module).detach()
+    work = torch.promote_types(old.dtype, torch.float32)
+    rows, width = old.shape
+    coefficient = None
+    if spec.init in KEEPING:
+        new = old.to("cpu", work)
+    elif spec.init == "orthogonal":
+        new = init.orthogonal(rows, width, target.blocks, init.generator(seed, name), work)
+    elif spec.init == "hadamard":
+        new = init.hadamard(rows, width, target.blocks, init.generator(seed, name), work)
+    elif spec.init == "gaussian":
+        std = width**-0.5 if spec.std == "matched" else float(cast(float, spec.std))
+        new = init.gaussian(rows, width, std, init.generator(seed, name), work)
+    else:
+        factor = init.factor_qr if spec.init == "qr" else init.factor_polar
+        coefficient, new = factor(old.to("cpu", work), target.blocks)
+    return coefficient, new * target.factor
+
+
+def _new_bias(bias: Tensor, target: Target) -> Tensor:
+    assert isinstance(target.spec, Projection)
+    if target.spec.init in FRESH:
+        return torch.zeros_like(bias)
+    return bias.detach().clone() * target.spec.scale
+
+
+def _start_core(
+    site: Site, role: str, method: Method, sides: tuple[str, ...], coefficients: dict[str, Tensor | None]
+) -> Tensor:
+    """The core's first value: what leaves the function unchanged where the basis came from the weights, else one."""
+    heads, d_head = site.heads_of(role), site.d_head
+    if method.core == "gain":
+        return torch.ones(heads)
+    own = coefficients[role]
+    core = torch.eye(d_head).repeat(heads, 1, 1) if own is None else own
+    if sides == ("q",) and coefficients["k"] is not None:
+        core = _per_query_head(coefficients["k"], site).mT @ core
+    return core
+
+
+def _through_key(bias: Tensor, coefficient: Tensor, site: Site) -> Tensor:
+    """The query's bias, seen through the key's coefficient that moved to the query's side."""
+    by_head = bias.to("cpu", coefficient.dtype).view(site.heads, site.d_head, 1)
+    return (_per_query_head(coefficient, site).mT @ by_head).reshape(-1)
+
+
+def _per_query_head(per_key_head: Tensor, site: Site) -> Tensor:
+    return per_key_head.repeat_interleave(site.heads // site.kv_heads, dim=0)
+
+
+def _core_projection(
+    module: nn.Module, identity: IdentityProjection | None, matrix: Tensor | None, core: Tensor, bias: Tensor | None
+) -> CoreProjection:
+    old, old_bias = weight_matrix(module).detach(), cast("Tensor | None", module.bias)
+
+    def parameter(value: Tensor) -> nn.Parameter:
+        return nn.Parameter(value.to(old.device, old.dtype).contiguous())
+
+    basis: nn.Parameter | IdentityProjection
+    basis = identity if identity is not None else parameter(old.clone() if matrix is None else matrix)
+    new_bias = old_bias.detach().clone() if bias is None and old_bias is not None else bias
+    if identity is not None:
+        new_bias = None
+    built = CoreProjection(basis, parameter(core), None if new_bias is None else parameter(new_bias), Replaced(module))
+    return built.train(module.training)
+
+
+def _freeze(model: nn.Module, targets: list[Target], method: Method, family: Family) -> None:
+    one_sided = core_sides(model, family, method) == ("q",)
+    for target in targets:
+        if not target.spec.frozen:
+            continue
+        module = model.get_submodule(target.path)
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        if isinstance(weight, nn.Parameter):
+            weight.requires_grad_(False)
+        # A key's bias next to a one-sided core does nothing, so it never trains.
+        with_it = method.biases == "frozen" or (one_sided and method.core == "matrix" and target.role == "k")
+        if isinstance(bias, nn.Parameter) and target.role in ("q", "k") and with_it:
+            bias.requires_grad_(False)
+
+
+def _own_config(model: nn.Module) -> None:
+    """Give the model a config of its own: models built from one config share it, and the record is one model's."""
+    shared = model.config
+    own = copy.deepcopy(shared)
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = own
+
+
+def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+    parent, _, name = path.rpartition(".")
+    return model.get_submodule(parent), name
+
+
+def _require_plain(module: nn.Module, path: str) -> None:
+    if not is_projection(module):
+        raise ModelError(
+            f"{path} is a {type(module).__name__}, not a plain Linear or Conv1D: quantised, or wrapped by an adapter? "
+            "Apply the method first"
+        )
+    weight = cast(Tensor, module.weight)
+    if not weight.is_floating_point():
+        raise ModelError(f"{path}.weight has dtype {weight.dtype}: it is quantised; apply the method before quantising")

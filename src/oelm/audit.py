@@ -1,0 +1,306 @@
+"""Proof of what is frozen: the record sealed into the model's config, the report of the model as it is, the check.
+
+A record holds, for each frozen tensor, the SHA-256 of its bytes in its own dtype and in the others it may be cast to.
+A cast is deterministic, so a model moved to bfloat16 on purpose still proves itself exactly, and a single flipped bit
+does not hide behind rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from . import __version__
+from .errors import FreezeError, MethodError, OelmError
+from .init import orthogonality_error
+from .method import ORTHONORMAL, Method
+from .plan import Target, block_parameters
+from .projections import CoreProjection, IdentityProjection
+from .sites import Site, find_sites, weight_matrix
+
+FORMAT = 1
+# How far from orthonormal a matrix may be after rounding to a dtype; the widest rows here are a few thousand long.
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_SHOWN_PROBLEMS = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """One matrix of one block, with its bias and core: what it is, and how many of its parameters train."""
+
+    kind: str
+    layer: str
+    role: str
+    path: str
+    init: str
+    shape: tuple[int, ...]
+    frozen: int
+    trainable: int
+    orthogonality_error: float | None
+    sha256: str | None
+
+    @property
+    def state(self) -> str:
+        if not self.frozen and not self.trainable:
+            return "no parameters"
+        if not self.trainable:
+            return "frozen"
+        return "trainable" if not self.frozen else "frozen, rest trained"
+
+
+@dataclass(frozen=True)
+class FreezeReport:
+    """What is frozen in a model and what trains, counted from the model: tied weights once, buffers apart."""
+
+    model: str
+    method: str
+    seed: int | None
+    rows: tuple[Row, ...]
+    total: int
+    trainable: int
+    buffers: int
+    blocks: int
+    frozen_in_blocks: int
+
+    @property
+    def frozen(self) -> int:
+        return self.total - self.trainable
+
+    @property
+    def frozen_share(self) -> float:
+        """The frozen share of all parameters."""
+        return self.frozen / self.total if self.total else 0.0
+
+    @property
+    def frozen_share_of_blocks(self) -> float:
+        """The frozen share of the blocks' parameters, embeddings and head aside."""
+        return self.frozen_in_blocks / self.blocks if self.blocks else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for a record."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "rows"}
+        shares = {"frozen": self.frozen, "frozen_share": self.frozen_share}
+        rows = [{**row.__dict__, "shape": list(row.shape)} for row in self.rows]
+        return {**fields, **shares, "frozen_share_of_blocks": self.frozen_share_of_blocks, "rows": rows}
+
+    def __str__(self) -> str:
+        from .tables import render_report
+
+        return render_report(self)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found: how many frozen tensors are exactly as sealed, and how many are after a cast."""
+
+    tensors: int
+    exact: int
+    casts: dict[str, int]
+
+    def __str__(self) -> str:
+        said = f"{self.exact} of {self.tensors} frozen tensors are bit for bit as sealed"
+        for dtype, count in self.casts.items():
+            said += f"; {count} are exactly what casting to {dtype} makes of them"
+        return said
+
+
+def record_of(model: nn.Module) -> dict[str, Any] | None:
+    """The record that `apply` sealed into the model's config, if there is one that this version can read."""
+    record = getattr(getattr(model, "config", None), "oelm", None)
+    if record is None:
+        return None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        found = record.get("format") if isinstance(record, dict) else record
+        raise OelmError(f"config.oelm has format {found!r}; this oelm reads format {FORMAT}")
+    return record
+
+
+def seal(model: nn.Module, method: Method, seed: int, targets: Iterable[Target]) -> None:
+    """Write the method and every frozen tensor's hashes into the model's config, where save_pretrained keeps them."""
+    matrices: dict[str, Any] = {}
+    frozen: dict[str, Any] = {}
+    for target in targets:
+        spec = target.spec
+        orthonormal = target.blocks if spec.init in ORTHONORMAL else None
+        matrices[target.path] = {
+            "init": spec.init,
+            "frozen": spec.frozen,
+            "factor": target.factor,
+            "orthonormal_blocks": orthonormal,
+        }
+        for name, parameter in model.get_submodule(target.path).named_parameters(prefix=target.path):
+            if not parameter.requires_grad and spec.frozen:
+                frozen[name] = _fingerprint(parameter)
+    config: Any = model.config
+    config.oelm = {
+        "format": FORMAT,
+        "version": __version__,
+        "method": method.model_dump(mode="json"),
+        "seed": seed,
+        "matrices": matrices,
+        "frozen": frozen,
+    }
+
+
+def audit(model: nn.Module) -> FreezeReport:
+    """The freeze report of a model as it is now, counted anew. Works on any known model, operated on or not."""
+    _, sites = find_sites(model)
+    record = record_of(model)
+    matrices = record["matrices"] if record else {}
+    rows = []
+    for site in sites:
+        rows += _rows(model, site, matrices)
+    parameters = {id(p): p for p in model.parameters()}
+    blocks = block_parameters(model, sites)
+    return FreezeReport(
+        model=type(model).__name__,
+        method=Method.load(record["method"]).name if record else "baseline",
+        seed=record["seed"] if record else None,
+        rows=tuple(rows),
+        total=_size(parameters.values()),
+        trainable=_size(p for p in parameters.values() if p.requires_grad),
+        buffers=_size({id(b): b for b in model.buffers()}.values()),
+        blocks=_size(blocks.values()),
+        frozen_in_blocks=_size(p for p in blocks.values() if not p.requires_grad),
+    )
+
+
+def verify(model: nn.Module) -> Verification:
+    """Raise FreezeError unless every frozen tensor is as sealed: in place, without gradient, to the bit, orthonormal.
+
+    A model cast to another dtype on purpose passes if its tensors are exactly that cast's; the result says so.
+    """
+    record = record_of(model)
+    if record is None:
+        raise FreezeError(f"{type(model).__name__} carries no record of a method: call oelm.apply or oelm.load first")
+    problems: list[str] = []
+    casts: dict[str, int] = {}
+    exact = 0
+    parameters = dict(model.named_parameters())
+    for name, sealed in record["frozen"].items():
+        parameter = parameters.get(name)
+        if parameter is None:
+            problems.append(f"{name} is gone: was its module replaced?")
+            continue
+        if parameter.requires_grad:
+            problems.append(f"{name} was frozen and is now trainable (requires_grad is True)")
+        try:
+            cast_to = _match(parameter, sealed)
+        except FreezeError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        if cast_to is None:
+            exact += 1
+        else:
+            casts[cast_to] = casts.get(cast_to, 0) + 1
+    for path, matrix in record["matrices"].items():
+        if matrix["frozen"]:
+            problems += _matrix_problems(model, path, matrix)
+    if problems:
+        shown = "\n  ".join(problems[:_SHOWN_PROBLEMS])
+        more = f"\n  and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
+        raise FreezeError(f"{type(model).__name__} is not frozen as sealed:\n  {shown}{more}")
+    return Verification(len(record["frozen"]), exact, casts)
+
+
+def content_hash(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's bytes."""
+    data = tensor.detach().to("cpu").contiguous()
+    return hashlib.sha256(data.view(torch.uint8).numpy().data).hexdigest()
+
+
+def _fingerprint(tensor: Tensor) -> dict[str, Any]:
+    own = str(tensor.dtype).removeprefix("torch.")
+    if own not in _DTYPES:
+        raise MethodError(f"cannot seal a tensor of dtype {own}: use one of {', '.join(_DTYPES)}")
+    narrower = [n for n, dtype in _DTYPES.items() if dtype.itemsize < tensor.dtype.itemsize or n == own]
+    return {"dtype": own, "sha256": {name: content_hash(tensor.detach().to(_DTYPES[name])) for name in narrower}}
+
+
+def _match(tensor: Tensor, sealed: dict[str, Any]) -> str | None:
+    """None if the tensor is as sealed, the dtype's name if it is exactly a cast of it; raises if it is neither."""
+    hashes, own = sealed["sha256"], str(tensor.dtype).removeprefix("torch.")
+    if own == sealed["dtype"] and content_hash(tensor) == hashes[own]:
+        return None
+    for name, digest in hashes.items():
+        there = tensor.detach().to(_DTYPES[name])
+        if own == sealed["dtype"] == name or not torch.equal(there.to(tensor.dtype), tensor.detach()):
+            continue  # not a value of that dtype, so no cast to it made this tensor
+        if content_hash(there) == digest:
+            return own if own != sealed["dtype"] else name
+    raise FreezeError(f"its content changed (sealed as {sealed['dtype']}, {hashes[sealed['dtype']][:12]}...)")
+
+
+def _matrix_problems(model: nn.Module, path: str, matrix: dict[str, Any]) -> list[str]:
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        return [f"{path} is gone: was its module replaced?"]
+    basis = module.identity if isinstance(module, CoreProjection) else module
+    if matrix["init"] == "identity":
+        if not isinstance(basis, IdentityProjection) or basis.factor != matrix["factor"]:
+            return [f"{path} was the identity times {matrix['factor']} and is not any more"]
+        return []
+    if matrix["orthonormal_blocks"] is None or not isinstance(getattr(module, "weight", None), Tensor):
+        return []
+    error = _orthogonality(module, matrix)
+    tolerance = _TOLERANCE.get(cast(Tensor, module.weight).dtype, 1e-2)
+    # A model sealed, cast down and cast up again is as orthonormal as the narrow dtype left it; its bytes proved that.
+    if error > max(tolerance, _TOLERANCE[torch.bfloat16]) or (error > tolerance and not _was_cast(module)):
+        return [f"{path} lost its orthogonality: |W Wᵀ - I| is {error:.1e}, more than {tolerance:.0e}"]
+    return []
+
+
+def _was_cast(module: nn.Module) -> bool:
+    weight = cast(Tensor, module.weight).detach()
+    return any(torch.equal(weight.to(narrow).to(weight.dtype), weight) for narrow in (torch.bfloat16, torch.float16))
+
+
+def _orthogonality(module: nn.Module, matrix: dict[str, Any]) -> float:
+    return orthogonality_error(weight_matrix(module).detach().double() / matrix["factor"], matrix["orthonormal_blocks"])
+
+
+def _rows(model: nn.Module, site: Site, matrices: dict[str, Any]) -> list[Row]:
+    rows = []
+    places = [(role, path) for role, path in site.roles.items()] + list(site.feed_forward())
+    counted: set[int] = set()
+    for role, path in places:
+        try:
+            module = model.get_submodule(path)
+        except AttributeError:  # fused: one row for the whole projection, where its first role stands
+            if site.fused is None or role != site.fused.roles[0]:
+                continue
+            role, path = "+".join(site.fused.roles), site.fused_path
+            module = model.get_submodule(path)
+        rows.append(_row(site, role, path, module, matrices.get(path, {}), counted))
+    return rows
+
+
+def _row(site: Site, role: str, path: str, module: nn.Module, matrix: dict[str, Any], counted: set[int]) -> Row:
+    parameters = {id(p): p for p in module.parameters() if id(p) not in counted}
+    counted |= set(parameters)
+    weight = getattr(module, "weight", None)
+    has_matrix = isinstance(weight, Tensor) and weight.numel() > 0
+    orthonormal = has_matrix and matrix.get("orthonormal_blocks") is not None
+    return Row(
+        kind=site.kind,
+        layer=site.label,
+        role=role,
+        path=path,
+        init=matrix.get("init", "default"),
+        shape=tuple(weight_matrix(module).shape) if has_matrix else (),
+        frozen=_size(p for p in parameters.values() if not p.requires_grad),
+        trainable=_size(p for p in parameters.values() if p.requires_grad),
+        orthogonality_error=_orthogonality(module, matrix) if orthonormal else None,
+        sha256=content_hash(cast(Tensor, weight)) if has_matrix else None,
+    )
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)

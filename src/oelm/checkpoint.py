@@ -1,0 +1,133 @@
+"""Loads a model that was saved after `apply`, and exports one as a plain transformers checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+
+import transformers
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+
+from .apply import check_operable, freeze, install
+from .audit import record_of, verify
+from .errors import CheckpointError, FreezeError, ModelError
+from .method import Method
+from .projections import CoreProjection, IdentityProjection, SplitProjection
+from .sites import find_sites
+from .surgery import fuse
+
+
+def load(path: str | PathLike[str], **options: Any) -> PreTrainedModel:
+    """Load a folder (or Hub name) that `save_pretrained` wrote after `oelm.apply`: rebuilt, frozen again, verified.
+
+    `options` go to transformers' `from_pretrained` (dtype, device_map, revision, ...). Only safetensors are read, no
+    remote code is run, and a missing or unexpected key is an error.
+    """
+    for name, only in (("trust_remote_code", False), ("use_safetensors", True), ("ignore_mismatched_sizes", False)):
+        if options.pop(name, only) not in (only, None):
+            raise CheckpointError(f"oelm.load always has {name}={only}")
+    config = _read_config(path, options)
+    record = getattr(config, "oelm", None)
+    if record is None:
+        raise CheckpointError(
+            f"{path}: its config has no record of a method. Load it with transformers' from_pretrained, "
+            "then call oelm.apply"
+        )
+    method = Method.load(record["method"] if isinstance(record, dict) else {})
+    model, info = _operated_class(model_class(config, path), method).from_pretrained(
+        path, config=config, use_safetensors=True, output_loading_info=True, **options
+    )
+    model.__class__ = type(model).__mro__[1]
+    _require_complete(path, info)
+    freeze(model, method)
+    try:
+        verify(model)
+    except FreezeError as error:
+        raise FreezeError(f"{path}: {error}") from None
+    return cast(PreTrainedModel, model)
+
+
+def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
+    """Write the model as a plain transformers checkpoint with the same outputs, loadable without oelm.
+
+    Cores are folded into the matrices, identities written out, fused projections fused again. `options` go to
+    `save_pretrained`. The model itself is not changed.
+    """
+    check_operable(model)
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(
+            f"{type(model).__name__} is not a transformers model: it has no checkpoint format to export to"
+        )
+    out = Path(path)
+    if out.is_file():
+        raise CheckpointError(f"{out} is a file; name a folder")
+    if record_of(model) is not None:
+        verify(model)
+    plain = copy.deepcopy(model)
+    restore(plain)
+    plain.save_pretrained(out, **options)
+    return out
+
+
+def restore(model: nn.Module) -> None:
+    """Turn an operated model, in place, into a plain one with the same function, everything trainable, no record."""
+    _, sites = find_sites(model)
+    for site in sites:
+        value = model.get_submodule(site.roles["v"]) if site.fused is None else model.get_submodule(site.fused_path)
+        like = next(value.parameters())
+        for role in ("q", "k"):
+            try:
+                module = model.get_submodule(site.roles[role])
+            except AttributeError:
+                continue  # still fused
+            if isinstance(module, CoreProjection | IdentityProjection):
+                model.set_submodule(site.roles[role], module.plain(like))
+        if isinstance(value, SplitProjection):
+            model.set_submodule(site.fused_path, fuse(value, site.heads))
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    if hasattr(model.config, "oelm"):
+        del model.config.oelm
+
+
+def _read_config(path: str | PathLike[str], options: dict[str, Any]) -> Any:
+    where = {key: options[key] for key in ("revision", "token", "cache_dir", "subfolder") if key in options}
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: no config that transformers can read ({error})") from None
+
+
+def model_class(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:
+    """The transformers class that a config names."""
+    names = config.architectures or []
+    found = getattr(transformers, names[0], None) if len(names) == 1 else None
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        raise CheckpointError(f"{path}: its config names the architectures {names}, and transformers has no such model")
+    return found
+
+
+def _operated_class(cls: type[PreTrainedModel], method: Method) -> type[PreTrainedModel]:
+    """The class with the method's structure built in, so that transformers' own loader finds every key its place."""
+
+    def build(self: PreTrainedModel, config: Any, *args: Any, **kwargs: Any) -> None:
+        cls.__init__(self, config, *args, **kwargs)
+        install(self, method)
+
+    return type(
+        cls.__name__, (cls,), {"__init__": build, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    )
+
+
+def _require_complete(path: str | PathLike[str], info: dict[str, Any]) -> None:
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        found = info.get(problem)
+        if found:
+            listed = ", ".join(sorted(str(item) for item in found)[:5])
+            raise CheckpointError(
+                f"{path}: {len(found)} {problem.replace('_', ' ')}: {listed}. "
+                "The folder does not hold the model that its config describes"
+            )

@@ -1,0 +1,170 @@
+"""The command line: parse, call, print. Heavy imports happen inside the commands, so that help is instant."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import __version__
+
+app = typer.Typer(
+    name="oelm",
+    help="Frozen and orthogonal attention for Transformers: apply it, prove it, save it, export it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+MethodOption = Annotated[
+    str, typer.Option("--method", "-m", help="A preset (see `oelm methods`) or a YAML/JSON file with a method.")
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of random matrices and of the sample batch.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def main() -> None:
+    """Run the command line; the entry point of the `oelm` command."""
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"oelm {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def diagnose(
+    model: Annotated[
+        str, typer.Argument(help="A model's folder, a Hub name, or random:NAME for a small random one (random:bert).")
+    ],
+    method: Annotated[
+        str | None,
+        typer.Option("--method", "-m", help="A preset or a method file; without it the model is taken as it is."),
+    ] = None,
+    seed: SeedOption = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps to take.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply a method, take real optimiser steps, and show which tensors moved.
+
+    Exits with 1 when a frozen tensor moved or a trainable one did not.
+    """
+    with _errors():
+        from .diagnose import diagnose as run
+        from .models.build import build_model
+
+        _quiet()
+        result = run(build_model(model, seed), None if method is None else _method(method), seed, steps)
+        if as_json:
+            typer.echo(json.dumps(result.to_dict(), indent=2))
+        else:
+            _print_diagnosis(result, steps)
+    if not result.healthy:
+        raise typer.Exit(1)
+
+
+@app.command()
+def methods(as_json: JsonOption = False) -> None:
+    """List the presets: what each sets and freezes."""
+    from .method import ABOUT, PRESETS
+
+    if as_json:
+        typer.echo(json.dumps({name: preset.model_dump(mode="json") for name, preset in PRESETS.items()}, indent=2))
+        return
+    width = max(len(name) for name in PRESETS)
+    for name in PRESETS:
+        typer.echo(f"{name:<{width}}  {ABOUT[name]}")
+
+
+@app.command()
+def families() -> None:
+    """List the model types that oelm knows."""
+    from .families import known_types
+
+    typer.echo("\n".join(known_types()))
+
+
+@app.command()
+def export(
+    source: Annotated[str, typer.Argument(help="A folder that save_pretrained wrote after oelm.apply.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write the plain transformers checkpoint to.")],
+) -> None:
+    """Write a plain transformers checkpoint with the same outputs, which loads without oelm."""
+    with _errors():
+        from .checkpoint import export as write
+        from .checkpoint import load
+        from .errors import CheckpointError
+
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise CheckpointError(f"{out} exists and is not empty: nothing was written")
+        _quiet()
+        typer.echo(f"wrote {write(load(source), out)}")
+
+
+def _method(value: str) -> Any:
+    """A method from the command line: a preset's name, or the content of a file."""
+    from .errors import MethodError
+    from .method import Method
+
+    path = Path(value)
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        return Method.load(value)
+    if not path.is_file():
+        raise MethodError(f"{value}: no such file")
+    import yaml
+
+    try:
+        return Method.load(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise MethodError(f"{value}: not YAML or JSON ({error})") from None
+
+
+def _print_diagnosis(result: Any, steps: int) -> None:
+    typer.echo(str(result.report))
+    losses = ", ".join(f"{loss:.4f}" for loss in result.losses)
+    typer.echo(f"\n{steps} AdamW steps with weight decay on a built-in batch: loss {losses}")
+    typer.echo(f"tensors that moved: {len(result.moved)}; {result.verification}")
+    for title, names in (
+        ("FROZEN BUT MOVED", result.frozen_but_moved),
+        ("TRAINABLE BUT DID NOT MOVE", result.trainable_but_still),
+    ):
+        for name in names:
+            typer.secho(f"{title}: {name}", fg="red")
+    verdict = "every frozen tensor stayed, every trainable one moved" if result.healthy else "not as it should be"
+    typer.secho(verdict, fg="green" if result.healthy else "red")
+
+
+def _quiet() -> None:
+    """Keep transformers' notices out of a command's output; errors still show."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Turn oelm's own errors into one clear line and exit code 2; anything else is a bug and keeps its traceback."""
+    from .errors import OelmError
+
+    try:
+        yield
+    except OelmError as error:
+        typer.secho(f"oelm: {error}", fg="red", err=True)
+        sys.exit(2)

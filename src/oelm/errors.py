@@ -1,0 +1,36 @@
+"""The errors of oelm: each says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OelmError(Exception):
+    """Base of every error that oelm raises on purpose."""
+
+
+class MethodError(OelmError):
+    """A method that is malformed, or that makes no sense for the model it is given."""
+
+
+class FamilyError(OelmError):
+    """A model whose attention oelm cannot locate."""
+
+
+class ModelError(OelmError):
+    """A model in a state that cannot be operated on: wrapped, quantised, on the meta device, already operated on."""
+
+
+class FreezeError(OelmError):
+    """A model that is not frozen as its record says."""
+
+
+class CheckpointError(OelmError):
+    """A folder that does not hold what its config says."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a mistyped name: ' Did you mean 'x'?' or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

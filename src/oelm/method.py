@@ -1,0 +1,265 @@
+"""What is done to a model's Query, Key and feed-forward matrices: the `Method`, and the named presets.
+
+A method is data: strict, hashable, JSON in and out. It knows nothing of any model; `apply` brings the two together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .errors import MethodError, nearest
+
+Init = Literal["default", "orthogonal", "gaussian", "identity", "hadamard", "pretrained", "qr", "polar"]
+FfnInit = Literal["default", "orthogonal", "gaussian", "pretrained", "qr", "polar"]
+Kind = Literal["encoder", "decoder", "cross"]
+
+# Inits that leave the weights as they are, and those after which they have orthonormal rows.
+KEEPING: frozenset[str] = frozenset({"default", "pretrained"})
+ORTHONORMAL: frozenset[str] = frozenset({"orthogonal", "identity", "hadamard", "qr", "polar"})
+# Inits whose matrix owes nothing to the weights before it; a bias fitted to those would be noise, so it starts at zero.
+FRESH: frozenset[str] = frozenset({"orthogonal", "gaussian", "hadamard"})
+# Inits that split a weight into a basis and a coefficient, which a matrix core can start from.
+FACTORED: frozenset[str] = frozenset({"qr", "polar"})
+
+_LAYERS = re.compile(r"(first|last|except-first|except-last):([1-9][0-9]*)")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Matrix(_Strict):
+    """What every matrix has: how it is made, and whether it then stays."""
+
+    frozen: bool = False
+    std: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["matched"] | None = None
+
+    @model_validator(mode="after")
+    def _std_goes_with_gaussian(self) -> _Matrix:
+        init = getattr(self, "init", None)
+        if init == "gaussian" and self.std is None:
+            raise ValueError("init 'gaussian' needs std: a number such as 0.02, or 'matched' for 1/sqrt(width)")
+        if init != "gaussian" and self.std is not None:
+            raise ValueError(f"std belongs to init 'gaussian', not to {init!r}")
+        return self
+
+
+class Projection(_Matrix):
+    """How a Query or Key matrix is made, over what, how long its output is, and whether it is frozen.
+
+    `scale` is a factor on the projection's output. `scope` is what orthonormality spans: each head, or all of them.
+    `std` belongs to `gaussian`: a number, or "matched" for 1/sqrt(width), the row length of an orthonormal matrix.
+    """
+
+    init: Init = "default"
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    scope: Literal["head", "global"] = "head"
+
+    @model_validator(mode="after")
+    def _identity_has_nothing_to_train(self) -> Projection:
+        if self.init == "identity" and not self.frozen:
+            raise ValueError("init 'identity' removes the matrix, so there is nothing to train: set frozen to true")
+        return self
+
+    @property
+    def untouched(self) -> bool:
+        return self.init in KEEPING and not self.frozen and self.scale == 1.0
+
+
+class FeedForward(_Matrix):
+    """How both feed-forward matrices are made and whether they are frozen. Their biases always train."""
+
+    init: FfnInit = "default"
+
+    @property
+    def untouched(self) -> bool:
+        return self.init in KEEPING and not self.frozen
+
+
+class Method(_Strict):
+    """One way to set and freeze a Transformer's attention.
+
+    q, k, ffn      how those matrices are made, and whether they are frozen
+    core           what is trained between frozen Q and K: nothing, a gain per head, or a d_head x d_head matrix
+    biases         whether the biases of frozen Q and K are frozen with them (the reference counts do) or trained
+    attention      which attentions: all, or some of encoder, decoder and cross
+    layers         all, first:N, last:N, except-first:N, except-last:N, or a list of indices from 0
+    freeze_ratio   freeze a share of the blocks' parameters instead: Q/K, then FFN-in, then FFN-out, each from the
+                   last layer to the first, whole tensors; "qk" stops after all of Q/K
+    """
+
+    q: Projection = Projection()
+    k: Projection = Projection()
+    ffn: FeedForward = FeedForward()
+    core: Literal["none", "gain", "matrix"] = "none"
+    biases: Literal["frozen", "trained"] = "frozen"
+    attention: Literal["all"] | tuple[Kind, ...] = "all"
+    layers: str | tuple[Annotated[int, Field(ge=0)], ...] = "all"
+    freeze_ratio: Annotated[float, Field(gt=0, lt=1)] | Literal["qk"] | None = None
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> Method:
+        if isinstance(self.layers, str) and self.layers != "all" and not _LAYERS.fullmatch(self.layers):
+            raise ValueError(
+                f"layers {self.layers!r}: use 'all', 'first:N', 'last:N', 'except-first:N', 'except-last:N' "
+                "(N from 1) or a list of indices"
+            )
+        if not isinstance(self.layers, str) and (not self.layers or len(set(self.layers)) < len(self.layers)):
+            raise ValueError(f"layers {list(self.layers)}: name at least one layer, each once")
+        if self.attention != "all" and (not self.attention or len(set(self.attention)) < len(self.attention)):
+            raise ValueError(f"attention {list(self.attention)}: name at least one kind, each once")
+        if self.core != "none" and not (self.q.frozen and self.k.frozen):
+            raise ValueError(
+                f"core {self.core!r} sits between two frozen bases; next to a trained Q or K it adds nothing: "
+                "freeze both, or set core to 'none'"
+            )
+        if self.freeze_ratio is not None:
+            if self.layers != "all":
+                raise ValueError("freeze_ratio chooses the layers itself: leave layers at 'all'")
+            if not (self.q.frozen and self.k.frozen):
+                raise ValueError("freeze_ratio freezes Q and K first: set frozen to true for both")
+            if not (self.ffn.frozen or self.freeze_ratio == "qk"):
+                raise ValueError("freeze_ratio goes on to the feed-forward matrices: set ffn.frozen to true")
+            if self.core != "none" or "identity" in (self.q.init, self.k.init):
+                raise ValueError("freeze_ratio counts frozen weights; it does not go with a core or an identity")
+        return self
+
+    @classmethod
+    def load(cls, value: Method | str | dict[str, Any]) -> Method:
+        """A method from itself, a preset's name, or a dict: `{"preset": NAME, ...}` changes a preset's fields."""
+        if isinstance(value, Method):
+            return value
+        if isinstance(value, str):
+            if value not in PRESETS:
+                raise MethodError(f"unknown preset {value!r}.{nearest(value, PRESETS)} Presets: {', '.join(PRESETS)}")
+            return PRESETS[value]
+        if not isinstance(value, dict):
+            raise MethodError(f"a method is a preset's name, an oelm.Method or a dict, not {type(value).__name__}")
+        fields = dict(value)
+        base = cls.load(fields.pop("preset")) if "preset" in fields else None
+        try:
+            return cls.model_validate(_merge(base.model_dump(), fields) if base else fields)
+        except ValidationError as error:
+            raise MethodError(f"method: {explain(error, cls)}") from None
+
+    @property
+    def name(self) -> str:
+        """The preset's name, or 'custom'."""
+        return next((name for name, preset in PRESETS.items() if preset == self), "custom")
+
+    @property
+    def untouched(self) -> bool:
+        return self.q.untouched and self.k.untouched and self.ffn.untouched
+
+    def to_json(self) -> str:
+        """Canonical JSON: two equal methods give the same bytes."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    def choose_layers(self, count: int) -> tuple[int, ...]:
+        """The chosen ones of `count` layers, in order."""
+        if self.layers == "all":
+            return tuple(range(count))
+        if not isinstance(self.layers, str):
+            beyond = [layer for layer in self.layers if layer >= count]
+            if beyond:
+                raise MethodError(f"layers {beyond} are out of range: the model has layers 0 to {count - 1}")
+            return tuple(sorted(self.layers))
+        match = _LAYERS.fullmatch(self.layers)
+        assert match is not None, "validated when the method was made"
+        where, number = match[1], int(match[2])
+        if number > count or (number == count and where.startswith("except")):
+            raise MethodError(f"layers {self.layers!r} does not fit a model of {count} layers")
+        return {
+            "first": tuple(range(number)),
+            "last": tuple(range(count - number, count)),
+            "except-first": tuple(range(number, count)),
+            "except-last": tuple(range(count - number)),
+        }[where]
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """A validation error in one line per problem: the field, the value, and what would be right."""
+    lines = []
+    for problem in error.errors():
+        where = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            known = _fields_at(model, problem["loc"][:-1])
+            message = f"unknown key.{nearest(str(problem['loc'][-1]), known)} Known keys: {', '.join(known)}"
+        elif problem["type"] != "value_error":
+            message = f"{message} (got {problem['input']!r})"
+        lines.append(f"{where}: {message}" if where else message)
+    return "; ".join(lines)
+
+
+def _fields_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
+    """The names of the fields of the model nested at `path`."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            break
+        model = field.annotation
+    return list(model.model_fields)
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _both(spec: Projection, core: Literal["none", "gain", "matrix"] = "none") -> Method:
+    return Method(q=spec, k=spec, core=core)
+
+
+_IDENTITY = Projection(init="identity", frozen=True, scale=2.0)
+_QR = Projection(init="qr", frozen=True)
+_FRESH = Projection(init="orthogonal", frozen=True)
+_FROZEN_FFN = FeedForward(init="qr", frozen=True)
+
+PRESETS: MappingProxyType[str, Method] = MappingProxyType(
+    {
+        "baseline": Method(),
+        "oelm-freeze": _both(_QR),
+        "oelm-random-orthogonal": _both(_FRESH),
+        "oelm-nofreeze": _both(Projection(init="qr")),
+        "oelm-random": _both(Projection(init="gaussian", std=0.02, frozen=True)),
+        "oelm-random-matched": _both(Projection(init="gaussian", std="matched", frozen=True)),
+        "random-nofreeze": _both(Projection(init="gaussian", std=0.02)),
+        "oelm-global": _both(Projection(init="qr", scope="global", frozen=True)),
+        "oelm-qk-ffn": Method(q=_QR, k=_QR, ffn=_FROZEN_FFN),
+        "oelm-ffn": Method(ffn=_FROZEN_FFN),
+        "freeze-pretrained": _both(Projection(init="pretrained", frozen=True)),
+        "oelm-exact": _both(_QR, core="matrix"),
+        "oelm-core": _both(_FRESH, core="matrix"),
+        "identity-query": Method(q=_IDENTITY),
+        "identity-key": Method(k=_IDENTITY),
+    }
+)
+
+ABOUT: MappingProxyType[str, str] = MappingProxyType(
+    {
+        "baseline": "nothing changed",
+        "oelm-freeze": "Q and K orthonormal per head (QR of the weights as they are), frozen",
+        "oelm-random-orthogonal": "fresh random orthogonal Q and K, frozen, whatever was loaded",
+        "oelm-nofreeze": "as oelm-freeze, trainable",
+        "oelm-random": "Gaussian Q and K with std 0.02, frozen",
+        "oelm-random-matched": "Gaussian Q and K with rows as long as orthonormal ones, frozen: the fair control",
+        "random-nofreeze": "Gaussian Q and K with std 0.02, trainable: wipes a pretrained model's Q and K",
+        "oelm-global": "one QR over all heads, frozen",
+        "oelm-qk-ffn": "Q, K and both feed-forward matrices orthonormal, frozen",
+        "oelm-ffn": "both feed-forward matrices orthonormal, frozen; Q and K trained",
+        "freeze-pretrained": "the loaded Q and K, frozen as they are",
+        "oelm-exact": "pretrained: QR bases frozen, a core per head trained, the model's function unchanged at step 0",
+        "oelm-core": "from scratch: random orthogonal bases frozen, a core per head trained",
+        "identity-query": "each head's query is its slice of the hidden state, times 2; Key trained",
+        "identity-key": "each head's key is its slice of the hidden state, times 2; Query trained",
+    }
+)

@@ -1,0 +1,47 @@
+"""Any model by name: a folder, a Hub name, or `random:NAME` for a small random one of a family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedModel
+
+from ..checkpoint import load, model_class
+from ..errors import ModelError
+from .small import small_model
+
+RANDOM = "random:"
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
+    """The model that `name` names, of the class that its config names.
+
+    A folder that `oelm` wrote comes back operated on and verified. A folder with a config and no weights gives a model
+    with random weights. `options` go to transformers' `from_pretrained`.
+    """
+    if name.startswith(RANDOM):
+        return small_model(name.removeprefix(RANDOM), seed)
+    folder = Path(name)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise ModelError(f"{name}: no config.json there; name a model's folder, a Hub name, or {RANDOM}bert")
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name}: neither a model's folder nor a Hub name that can be reached ({error})") from None
+    if getattr(config, "oelm", None) is not None:
+        return load(name, **options)
+    cls = model_class(config, name)
+    if folder.is_dir() and not any((folder / weights).is_file() for weights in _WEIGHTS):
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return cls(config)
+    try:
+        loaded = cls.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **options)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name}: its weights cannot be loaded ({error})") from None
+    assert isinstance(loaded, PreTrainedModel)
+    return loaded
