@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from . import init
-from .audit import FreezeReport, audit, record_of, seal, verify
+from .audit import DTYPES, FreezeReport, audit, record_of, seal, verify
 from .errors import FreezeError, MethodError, ModelError
 from .families import Family
 from .method import FRESH, KEEPING, Method, Projection
 from .plan import Target, core_sides, plan
 from .projections import CoreProjection, IdentityProjection, Replaced, SplitProjection
-from .sites import Site, find_sites, is_projection, weight_matrix
+from .sites import Site, find_sites, is_projection, not_plain, weight_matrix
 from .surgery import unfuse
 
 
@@ -59,9 +59,8 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     changes = [change for site in sites for change in _changes(model, family, site, targets, method, seed)]
     for change in changes:
         change.commit()
-    _freeze(model, targets, method, family)
     _own_config(model)
-    seal(model, method, seed, targets)
+    seal(model, method, seed, targets, {t.path: _freezing(model, t, method, family) for t in targets})
     verify(model)
     return audit(model)
 
@@ -75,12 +74,6 @@ def install(model: nn.Module, method: Method) -> None:
             change.commit()
 
 
-def freeze(model: nn.Module, method: Method) -> None:
-    """Freeze again what the method froze: loading weights switches gradients back on."""
-    family, sites = find_sites(model)
-    _freeze(model, plan(model, family, sites, method), method, family)
-
-
 def check_operable(model: nn.Module) -> None:
     """Raises for a model that must be unwrapped, dequantised or loaded first."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -88,10 +81,12 @@ def check_operable(model: nn.Module) -> None:
 
     if not isinstance(model, nn.Module):
         raise ModelError(f"a model is a torch module, not {type(model).__name__}")
-    if isinstance(model, (DataParallel, DistributedDataParallel, FullyShardedDataParallel, FSDPModule)):
-        raise ModelError(
-            f"the model is wrapped in {type(model).__name__}: apply the method to the bare model first, then wrap it"
-        )
+    for name, module in model.named_modules():  # FSDP may wrap blocks and not the model
+        if isinstance(module, (DataParallel, DistributedDataParallel, FullyShardedDataParallel, FSDPModule)):
+            raise ModelError(
+                f"{name or 'the model'} is wrapped in {type(module).__name__}: "
+                "apply the method to the bare model first, then wrap it"
+            )
     if type(model).__name__ == "OptimizedModule":
         raise ModelError("the model is compiled: apply the method first, then torch.compile it")
     if hasattr(model, "peft_config"):
@@ -211,6 +206,8 @@ def _make(module: nn.Module, target: Target, seed: int | None) -> tuple[Tensor |
     work = torch.promote_types(old.dtype, torch.float32)
     rows, width = old.shape
     coefficient = None
+    if spec.init not in FRESH and not old.isfinite().all():
+        raise ModelError(f"{name} holds values that are not finite, and init {spec.init!r} builds on them")
     if spec.init in KEEPING:
         new = old.to("cpu", work)
     elif spec.init == "orthogonal":
@@ -223,7 +220,10 @@ def _make(module: nn.Module, target: Target, seed: int | None) -> tuple[Tensor |
     else:
         factor = init.factor_qr if spec.init == "qr" else init.factor_polar
         coefficient, new = factor(old.to("cpu", work), target.blocks)
-    return coefficient, new * target.factor
+    new = new * target.factor
+    if not new.to(old.dtype).isfinite().all():
+        raise MethodError(f"{name}: a factor of {target.factor:g} overflows {old.dtype}; use a smaller scale")
+    return coefficient, new
 
 
 def _new_bias(bias: Tensor, target: Target) -> Tensor:
@@ -274,19 +274,16 @@ def _core_projection(
     return built.train(module.training)
 
 
-def _freeze(model: nn.Module, targets: list[Target], method: Method, family: Family) -> None:
-    one_sided = core_sides(model, family, method) == ("q",)
-    for target in targets:
-        if not target.spec.frozen:
-            continue
-        module = model.get_submodule(target.path)
-        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        if isinstance(weight, nn.Parameter):
-            weight.requires_grad_(False)
-        # A key's bias next to a one-sided core does nothing, so it never trains.
-        with_it = method.biases == "frozen" or (one_sided and method.core == "matrix" and target.role == "k")
-        if isinstance(bias, nn.Parameter) and target.role in ("q", "k") and with_it:
-            bias.requires_grad_(False)
+def _freezing(model: nn.Module, target: Target, method: Method, family: Family) -> list[str]:
+    """The names of the parameters that are frozen when the target's matrix is."""
+    module = model.get_submodule(target.path)
+    names = [f"{target.path}.weight"] if isinstance(getattr(module, "weight", None), nn.Parameter) else []
+    # A key's bias next to a one-sided core does nothing, so it never trains.
+    idle = method.core == "matrix" and target.role == "k" and core_sides(model, family, method) == ("q",)
+    has_bias = isinstance(getattr(module, "bias", None), nn.Parameter)
+    if has_bias and target.role in ("q", "k") and (method.biases == "frozen" or idle):
+        names.append(f"{target.path}.bias")
+    return names
 
 
 def _own_config(model: nn.Module) -> None:
@@ -305,10 +302,10 @@ def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
 
 def _require_plain(module: nn.Module, path: str) -> None:
     if not is_projection(module):
-        raise ModelError(
-            f"{path} is a {type(module).__name__}, not a plain Linear or Conv1D: quantised, or wrapped by an adapter? "
-            "Apply the method first"
-        )
+        raise ModelError(not_plain(module, path))
     weight = cast(Tensor, module.weight)
-    if not weight.is_floating_point():
-        raise ModelError(f"{path}.weight has dtype {weight.dtype}: it is quantised; apply the method before quantising")
+    if weight.dtype not in DTYPES.values():
+        raise ModelError(
+            f"{path}.weight has dtype {weight.dtype}, not one of {', '.join(DTYPES)}: is it quantised? "
+            "Apply the method before quantising"
+        )

@@ -26,7 +26,8 @@ from .sites import Site, find_sites, weight_matrix
 FORMAT = 1
 # How far from orthonormal a matrix may be after rounding to a dtype; the widest rows here are a few thousand long.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-_DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# The dtypes that a frozen tensor may have.
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SHOWN_PROBLEMS = 8
 
 
@@ -111,41 +112,71 @@ class Verification:
 
 
 def record_of(model: nn.Module) -> dict[str, Any] | None:
-    """The record that `apply` sealed into the model's config, if there is one that this version can read."""
-    record = getattr(getattr(model, "config", None), "oelm", None)
+    """The record that `apply` sealed into the model's config, if there is one; raises if it cannot be read."""
+    return read_record(getattr(model, "config", None))
+
+
+def read_record(config: Any) -> dict[str, Any] | None:
+    """The record that a config carries, if any; raises if this version cannot read it."""
+    record = getattr(config, "oelm", None)
     if record is None:
         return None
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        found = record.get("format") if isinstance(record, dict) else record
+    found = record.get("format") if isinstance(record, dict) else record
+    if found != FORMAT or not isinstance(record, dict):
         raise OelmError(f"config.oelm has format {found!r}; this oelm reads format {FORMAT}")
+    lacking = [key for key in ("method", "seed", "events", "matrices", "frozen") if key not in record]
+    if lacking:
+        raise OelmError(f"config.oelm has no {', '.join(lacking)}: it was changed after oelm.apply wrote it")
     return record
 
 
-def seal(model: nn.Module, method: Method, seed: int, targets: Iterable[Target]) -> None:
-    """Write the method and every frozen tensor's hashes into the model's config, where save_pretrained keeps them."""
-    matrices: dict[str, Any] = {}
-    frozen: dict[str, Any] = {}
-    for target in targets:
-        spec = target.spec
-        orthonormal = target.blocks if spec.init in ORTHONORMAL else None
-        matrices[target.path] = {
-            "init": spec.init,
-            "frozen": spec.frozen,
-            "factor": target.factor,
-            "orthonormal_blocks": orthonormal,
-        }
-        for name, parameter in model.get_submodule(target.path).named_parameters(prefix=target.path):
-            if not parameter.requires_grad and spec.frozen:
-                frozen[name] = _fingerprint(parameter)
+def seal(model: nn.Module, method: Method, seed: int, targets: Iterable[Target], tensors: dict[str, list[str]]) -> None:
+    """Freeze, and write the method and every frozen tensor's hashes into the config, where save_pretrained keeps them.
+
+    `tensors` names, for each matrix's path, the parameters that are frozen with it.
+    """
+    targets = list(targets)
     config: Any = model.config
     config.oelm = {
         "format": FORMAT,
         "version": __version__,
         "method": method.model_dump(mode="json"),
         "seed": seed,
-        "matrices": matrices,
-        "frozen": frozen,
+        "events": 0,
+        "matrices": {
+            target.path: {
+                "init": target.spec.init,
+                "frozen": False,
+                "factor": target.factor,
+                "orthonormal_blocks": target.blocks if target.spec.init in ORTHONORMAL else None,
+                "tensors": tensors[target.path],
+            }
+            for target in targets
+        },
+        "frozen": {},
     }
+    if method.schedule.kind != "freeze":
+        _set_frozen(model, [target.path for target in targets if target.spec.frozen], True)
+
+
+def reseal(model: nn.Module, paths: Iterable[str], freeze: bool) -> None:
+    """Carry out one event of a schedule: freeze matrices as they are now, or let them train, and record it."""
+    record = record_of(model)
+    assert record is not None, "a schedule belongs to a method that was applied"
+    if freeze:
+        for path in paths:  # they were trained, so nothing but their bytes is promised of them any more
+            record["matrices"][path]["orthonormal_blocks"] = None
+    _set_frozen(model, paths, freeze)
+    record["events"] += 1
+
+
+def refreeze(model: nn.Module) -> None:
+    """Freeze again what the record says is frozen: loading weights switches gradients back on."""
+    record = record_of(model)
+    assert record is not None, "only a model with a record is refrozen"
+    parameters = dict(model.named_parameters())
+    for name in record["frozen"]:
+        parameters[name].requires_grad_(False)
 
 
 def audit(model: nn.Module) -> FreezeReport:
@@ -209,6 +240,21 @@ def verify(model: nn.Module) -> Verification:
     return Verification(len(record["frozen"]), exact, casts)
 
 
+def _set_frozen(model: nn.Module, paths: Iterable[str], freeze: bool) -> None:
+    record = record_of(model)
+    assert record is not None
+    parameters = dict(model.named_parameters())
+    for path in paths:
+        matrix = record["matrices"][path]
+        matrix["frozen"] = freeze
+        for name in matrix["tensors"]:
+            parameters[name].requires_grad_(not freeze)
+            if freeze:
+                record["frozen"][name] = _fingerprint(parameters[name])
+            else:
+                del record["frozen"][name]
+
+
 def content_hash(tensor: Tensor) -> str:
     """SHA-256 of a tensor's bytes."""
     data = tensor.detach().to("cpu").contiguous()
@@ -217,10 +263,12 @@ def content_hash(tensor: Tensor) -> str:
 
 def _fingerprint(tensor: Tensor) -> dict[str, Any]:
     own = str(tensor.dtype).removeprefix("torch.")
-    if own not in _DTYPES:
-        raise MethodError(f"cannot seal a tensor of dtype {own}: use one of {', '.join(_DTYPES)}")
-    narrower = [n for n, dtype in _DTYPES.items() if dtype.itemsize < tensor.dtype.itemsize or n == own]
-    return {"dtype": own, "sha256": {name: content_hash(tensor.detach().to(_DTYPES[name])) for name in narrower}}
+    if own not in DTYPES:
+        raise MethodError(f"cannot seal a tensor of dtype {own}: use one of {', '.join(DTYPES)}")
+    # A wider dtype holds every value as it is, so a cast to it needs no hash. float16 and bfloat16 do not hold each
+    # other's values.
+    lossy = [name for name, dtype in DTYPES.items() if dtype.itemsize <= tensor.dtype.itemsize]
+    return {"dtype": own, "sha256": {name: content_hash(tensor.detach().to(DTYPES[name])) for name in lossy}}
 
 
 def _match(tensor: Tensor, sealed: dict[str, Any]) -> str | None:
@@ -229,7 +277,7 @@ def _match(tensor: Tensor, sealed: dict[str, Any]) -> str | None:
     if own == sealed["dtype"] and content_hash(tensor) == hashes[own]:
         return None
     for name, digest in hashes.items():
-        there = tensor.detach().to(_DTYPES[name])
+        there = tensor.detach().to(DTYPES[name])
         if own == sealed["dtype"] == name or not torch.equal(there.to(tensor.dtype), tensor.detach()):
             continue  # not a value of that dtype, so no cast to it made this tensor
         if content_hash(there) == digest:
@@ -252,7 +300,8 @@ def _matrix_problems(model: nn.Module, path: str, matrix: dict[str, Any]) -> lis
     error = _orthogonality(module, matrix)
     tolerance = _TOLERANCE.get(cast(Tensor, module.weight).dtype, 1e-2)
     # A model sealed, cast down and cast up again is as orthonormal as the narrow dtype left it; its bytes proved that.
-    if error > max(tolerance, _TOLERANCE[torch.bfloat16]) or (error > tolerance and not _was_cast(module)):
+    allowed = _TOLERANCE[torch.bfloat16] if error > tolerance and _was_cast(module) else tolerance
+    if not error <= allowed:  # written so that an error that is not a number fails too
         return [f"{path} lost its orthogonality: |W Wᵀ - I| is {error:.1e}, more than {tolerance:.0e}"]
     return []
 

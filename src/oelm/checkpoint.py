@@ -8,41 +8,43 @@ from pathlib import Path
 from typing import Any, cast
 
 import transformers
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from .apply import check_operable, freeze, install
-from .audit import record_of, verify
-from .errors import CheckpointError, FreezeError, ModelError
+from .apply import check_operable, install
+from .audit import read_record, record_of, refreeze, verify
+from .errors import CheckpointError, FreezeError, ModelError, OelmError
 from .method import Method
 from .projections import CoreProjection, IdentityProjection, SplitProjection
 from .sites import find_sites
 from .surgery import fuse
 
 
-def load(path: str | PathLike[str], **options: Any) -> PreTrainedModel:
+def load(
+    path: str | PathLike[str], model_class: type[PreTrainedModel] | None = None, **options: Any
+) -> PreTrainedModel:
     """Load a folder (or Hub name) that `save_pretrained` wrote after `oelm.apply`: rebuilt, frozen again, verified.
 
-    `options` go to transformers' `from_pretrained` (dtype, device_map, revision, ...). Only safetensors are read, no
-    remote code is run, and a missing or unexpected key is an error.
+    The config names the model's class; pass `model_class` for one that is not transformers' own. `options` go to its
+    `from_pretrained` (dtype, device_map, revision, ...). Only safetensors are read, no remote code is run, and a
+    missing or unexpected key is an error.
     """
     for name, only in (("trust_remote_code", False), ("use_safetensors", True), ("ignore_mismatched_sizes", False)):
         if options.pop(name, only) not in (only, None):
             raise CheckpointError(f"oelm.load always has {name}={only}")
-    config = _read_config(path, options)
-    record = getattr(config, "oelm", None)
-    if record is None:
-        raise CheckpointError(
-            f"{path}: its config has no record of a method. Load it with transformers' from_pretrained, "
-            "then call oelm.apply"
-        )
-    method = Method.load(record["method"] if isinstance(record, dict) else {})
-    model, info = _operated_class(model_class(config, path), method).from_pretrained(
-        path, config=config, use_safetensors=True, output_loading_info=True, **options
-    )
+    config = _read_config(path, AutoConfig if model_class is None else model_class.config_class, options)
+    method = _recorded_method(config, path)
+    cls = _operated_class(model_class or class_of(config, path), method)
+    # Tensors of another shape are let through here for _require_complete to name.
+    how = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    try:
+        model, info = cls.from_pretrained(path, config=config, **how, **options)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{_broken_file(path, options) or path}: its weights cannot be read ({error})") from None
     model.__class__ = type(model).__mro__[1]
     _require_complete(path, info)
-    freeze(model, method)
+    refreeze(model)
     try:
         verify(model)
     except FreezeError as error:
@@ -93,20 +95,48 @@ def restore(model: nn.Module) -> None:
         del model.config.oelm
 
 
-def _read_config(path: str | PathLike[str], options: dict[str, Any]) -> Any:
+def _read_config(path: str | PathLike[str], reader: Any, options: dict[str, Any]) -> Any:
     where = {key: options[key] for key in ("revision", "token", "cache_dir", "subfolder") if key in options}
     try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
+        return reader.from_pretrained(path, trust_remote_code=False, **where)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: no config that transformers can read ({error})") from None
 
 
-def model_class(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:
+def _recorded_method(config: Any, path: str | PathLike[str]) -> Method:
+    try:
+        record = read_record(config)
+        method = None if record is None else Method.load(record["method"])
+    except OelmError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if method is None:
+        raise CheckpointError(
+            f"{path}: its config has no record of a method. Load it with transformers' from_pretrained, "
+            "then call oelm.apply"
+        )
+    return method
+
+
+def _broken_file(path: str | PathLike[str], options: dict[str, Any]) -> Path | None:
+    """The first safetensors file of a folder that cannot be opened."""
+    for file in sorted(Path(path, options.get("subfolder") or "").glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError):
+            return file
+    return None
+
+
+def class_of(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:
     """The transformers class that a config names."""
     names = config.architectures or []
     found = getattr(transformers, names[0], None) if len(names) == 1 else None
     if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
-        raise CheckpointError(f"{path}: its config names the architectures {names}, and transformers has no such model")
+        raise CheckpointError(
+            f"{path}: its config names the architectures {names}, and transformers has no such model. "
+            "If the class is your own, pass it: oelm.load(path, model_class=...)"
+        )
     return found
 
 

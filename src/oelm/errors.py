@@ -26,6 +26,14 @@ class FreezeError(OelmError):
     """A model that is not frozen as its record says."""
 
 
+class ConfigError(OelmError):
+    """A run's config that is malformed, or that does not fit its data, its model or its folder."""
+
+
+class TrainingError(OelmError):
+    """A run that had to stop: a non-finite loss, a full disk, a folder in use. The last checkpoint is intact."""
+
+
 class CheckpointError(OelmError):
     """A folder that does not hold what its config says."""
 

@@ -178,7 +178,8 @@ def _projections(attention: str, o: str = "o_proj") -> dict[str, Any]:
 
 _BERT = Family(
     (
-        _bert_stack("encoder", "attention.self"),
+        _bert_stack("encoder", "attention.self", present=lambda config: not config.is_decoder),
+        _bert_stack("decoder", "attention.self", present=lambda config: config.is_decoder),
         _bert_stack(
             "cross",
             "crossattention.self",
@@ -375,6 +376,19 @@ _FALCON = Family(
     ),
     meets=lambda config: None if config.alibi else "rotary positions",
 )
+_OELM_GPT = Family(
+    (
+        Stack(
+            "decoder",
+            "h.*",
+            "num_hidden_layers",
+            **_projections("attn"),
+            ffn_in=("mlp.fc_in",),
+            ffn_out="mlp.fc_out",
+        ),
+    ),
+    meets=lambda config: "rotary positions" if config.positions == "rotary" else None,
+)
 
 
 def _t5_stack(kind: Kind, side: str, attention: str, ffn: str = "") -> Stack:
@@ -452,6 +466,7 @@ _FAMILIES: dict[str, Family] = {
     "falcon": _FALCON,
     "t5": _T5,
     "bart": _BART,
+    "oelm_gpt": _OELM_GPT,
 }
 
 FAMILIES: Mapping[str, Family] = _FAMILIES

@@ -10,9 +10,10 @@ import re
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from .errors import MethodError, nearest
+from .schema import Strict, explain, merge
 
 Init = Literal["default", "orthogonal", "gaussian", "identity", "hadamard", "pretrained", "qr", "polar"]
 FfnInit = Literal["default", "orthogonal", "gaussian", "pretrained", "qr", "polar"]
@@ -29,11 +30,7 @@ FACTORED: frozenset[str] = frozenset({"qr", "polar"})
 _LAYERS = re.compile(r"(first|last|except-first|except-last):([1-9][0-9]*)")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Matrix(_Strict):
+class _Matrix(Strict, refusal=MethodError):
     """What every matrix has: how it is made, and whether it then stays."""
 
     frozen: bool = False
@@ -81,7 +78,30 @@ class FeedForward(_Matrix):
         return self.init in KEEPING and not self.frozen
 
 
-class Method(_Strict):
+class Schedule(Strict, refusal=MethodError):
+    """When what is frozen changes during training.
+
+    static      never
+    unfreeze    at each of `steps`, `layers_each` more layers become trainable, from the top down or the bottom up
+    freeze      everything trains until the one step in `steps`, and is frozen from then on as it is by then
+    """
+
+    kind: Literal["static", "unfreeze", "freeze"] = "static"
+    steps: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    order: Literal["top-down", "bottom-up"] = "top-down"
+    layers_each: Annotated[int, Field(gt=0)] = 1
+
+    @model_validator(mode="after")
+    def _steps_fit(self) -> Schedule:
+        if list(self.steps) != sorted(set(self.steps)):
+            raise ValueError(f"steps {list(self.steps)} must rise")
+        wanted = {"static": self.steps == (), "unfreeze": bool(self.steps), "freeze": len(self.steps) == 1}
+        if not wanted[self.kind]:
+            raise ValueError(f"kind {self.kind!r} does not go with steps {list(self.steps)}")
+        return self
+
+
+class Method(Strict, refusal=MethodError):
     """One way to set and freeze a Transformer's attention.
 
     q, k, ffn      how those matrices are made, and whether they are frozen
@@ -91,6 +111,7 @@ class Method(_Strict):
     layers         all, first:N, last:N, except-first:N, except-last:N, or a list of indices from 0
     freeze_ratio   freeze a share of the blocks' parameters instead: Q/K, then FFN-in, then FFN-out, each from the
                    last layer to the first, whole tensors; "qk" stops after all of Q/K
+    schedule       whether what is frozen changes during training, and when
     """
 
     q: Projection = Projection()
@@ -101,6 +122,7 @@ class Method(_Strict):
     attention: Literal["all"] | tuple[Kind, ...] = "all"
     layers: str | tuple[Annotated[int, Field(ge=0)], ...] = "all"
     freeze_ratio: Annotated[float, Field(gt=0, lt=1)] | Literal["qk"] | None = None
+    schedule: Schedule = Schedule()
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Method:
@@ -113,11 +135,23 @@ class Method(_Strict):
             raise ValueError(f"layers {list(self.layers)}: name at least one layer, each once")
         if self.attention != "all" and (not self.attention or len(set(self.attention)) < len(self.attention)):
             raise ValueError(f"attention {list(self.attention)}: name at least one kind, each once")
+        if self.untouched and (self.layers != "all" or self.attention != "all"):
+            raise ValueError(
+                "layers and attention choose where q, k and ffn apply, but none of those is set: the method would "
+                "change nothing. Set one, or use the preset 'baseline' as it is"
+            )
         if self.core != "none" and not (self.q.frozen and self.k.frozen):
             raise ValueError(
                 f"core {self.core!r} sits between two frozen bases; next to a trained Q or K it adds nothing: "
                 "freeze both, or set core to 'none'"
             )
+        if self.schedule.kind != "static":
+            if not (self.q.frozen or self.k.frozen or self.ffn.frozen):
+                raise ValueError(f"schedule {self.schedule.kind!r} has nothing to act on: no matrix is frozen")
+            if "identity" in (self.q.init, self.k.init):
+                raise ValueError("an identity has no matrix that a schedule could freeze or unfreeze")
+            if self.core != "none" and self.schedule.kind == "freeze":
+                raise ValueError("schedule 'freeze' trains the bases first: it does not go with a core")
         if self.freeze_ratio is not None:
             if self.layers != "all":
                 raise ValueError("freeze_ratio chooses the layers itself: leave layers at 'all'")
@@ -143,7 +177,7 @@ class Method(_Strict):
         fields = dict(value)
         base = cls.load(fields.pop("preset")) if "preset" in fields else None
         try:
-            return cls.model_validate(_merge(base.model_dump(), fields) if base else fields)
+            return cls.model_validate(merge(base.model_dump(), fields) if base else fields)
         except ValidationError as error:
             raise MethodError(f"method: {explain(error, cls)}") from None
 
@@ -180,39 +214,6 @@ class Method(_Strict):
             "except-first": tuple(range(number, count)),
             "except-last": tuple(range(count - number)),
         }[where]
-
-
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """A validation error in one line per problem: the field, the value, and what would be right."""
-    lines = []
-    for problem in error.errors():
-        where = ".".join(str(part) for part in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            known = _fields_at(model, problem["loc"][:-1])
-            message = f"unknown key.{nearest(str(problem['loc'][-1]), known)} Known keys: {', '.join(known)}"
-        elif problem["type"] != "value_error":
-            message = f"{message} (got {problem['input']!r})"
-        lines.append(f"{where}: {message}" if where else message)
-    return "; ".join(lines)
-
-
-def _fields_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
-    """The names of the fields of the model nested at `path`."""
-    for part in path:
-        field = model.model_fields.get(str(part))
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
-            break
-        model = field.annotation
-    return list(model.model_fields)
-
-
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in changes.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def _both(spec: Projection, core: Literal["none", "gain", "matrix"] = "none") -> Method:

@@ -49,7 +49,7 @@ class CoreProjection(nn.Module):
     The basis is a frozen weight, or an IdentityProjection, which has none.
     """
 
-    weight: nn.Parameter | None
+    weight: Tensor
     core: nn.Parameter
     bias: nn.Parameter | None
     identity: IdentityProjection | None
@@ -63,7 +63,8 @@ class CoreProjection(nn.Module):
     ) -> None:
         super().__init__()
         self.identity = basis if isinstance(basis, IdentityProjection) else None
-        self.register_parameter("weight", None if isinstance(basis, IdentityProjection) else basis)
+        # Next to an identity it is that one's empty tensor: no parameter, so neither trained nor saved.
+        self.weight = basis.weight if isinstance(basis, IdentityProjection) else basis
         self.core = core
         self.register_parameter("bias", bias)
         self.replaced = replaced
@@ -73,7 +74,7 @@ class CoreProjection(nn.Module):
         return int(self.core.shape[0])
 
     def forward(self, hidden: Tensor) -> Tensor:
-        projected = self.identity(hidden) if self.weight is None else F.linear(hidden, self.weight)  # type: ignore[misc]
+        projected = self.identity(hidden) if self.identity is not None else F.linear(hidden, self.weight)
         by_head = projected.unflatten(-1, (self.heads, -1))
         if self.core.ndim == 1:
             by_head = by_head * self.core[:, None]
@@ -83,7 +84,7 @@ class CoreProjection(nn.Module):
         return out if self.bias is None else out + self.bias
 
     def plain(self, like: Tensor) -> nn.Module:
-        weight = self.identity.matrix() if self.identity is not None else cast(Tensor, self.weight)
+        weight = self.identity.matrix() if self.identity is not None else self.weight
         basis = weight.detach().to(self.core.device, torch.float64).view(self.heads, -1, weight.shape[1])
         core = self.core.detach().double()
         folded = core[:, None, None] * basis if core.ndim == 1 else core @ basis
@@ -107,6 +108,11 @@ class SplitProjection(nn.Module):
         self.parts, self.layout, self.kv_heads, self.replaced = tuple(parts), layout, kv_heads, replaced
         for role, module in parts.items():
             self.add_module(role, module)
+
+    @property
+    def weight(self) -> Tensor:
+        """Empty, as an IdentityProjection's: the parts have the weights."""
+        return torch.empty(0)
 
     def forward(self, hidden: Tensor) -> Tensor:
         outputs = [self.get_submodule(role)(hidden) for role in self.parts]

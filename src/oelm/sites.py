@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from .errors import FamilyError
+from .errors import FamilyError, ModelError
 from .families import Family, Fused, Stack, family_of, read
 from .method import Kind
 from .projections import CoreProjection, IdentityProjection, SplitProjection
@@ -85,6 +85,15 @@ def is_projection(module: nn.Module) -> bool:
     return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
 
 
+def not_plain(module: nn.Module, path: str) -> str:
+    """What to say of a module that is no projection. Quantised layers are called Linear too, so it says whose."""
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    return (
+        f"{path} is a {kind}, not a plain Linear or Conv1D: quantised, or wrapped by an adapter? "
+        "Apply the method to the plain model first"
+    )
+
+
 def _base_prefix(model: nn.Module) -> str:
     """The path of the base model within the model, with its dot; empty where the model is its own base model."""
     name = getattr(model, "base_model_prefix", "")
@@ -140,7 +149,8 @@ def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str
         raise FamilyError(f"{roles['q']}: {rows} rows cannot be cut into {heads} heads of equal size")
     if heads % kv_heads:
         raise FamilyError(f"{block}: {heads} query heads cannot share {kv_heads} key-value heads equally")
-    for path in (*(roles[r] for r in roles if r not in in_fused), *(f"{block}.{p}" for p in ffn_in)):
+    ffn_out = (stack.ffn_out,) if stack.ffn_out else ()
+    for path in (*(roles[r] for r in roles if r not in in_fused), *(f"{block}.{p}" for p in (*ffn_in, *ffn_out))):
         _module(model, path)
     return Site(
         kind=stack.kind,
@@ -196,6 +206,4 @@ def _module(model: nn.Module, path: str) -> nn.Module:
 
 def _require_projection(module: nn.Module, path: str) -> None:
     if not is_projection(module):
-        raise FamilyError(
-            f"{path} is a {type(module).__name__}, not a plain Linear: quantised or wrapped by an adapter?"
-        )
+        raise ModelError(not_plain(module, path))

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedModel
 
-from ..checkpoint import load, model_class
+from ..checkpoint import class_of, load
 from ..errors import ModelError
 from .small import small_model
 
@@ -32,7 +32,7 @@ def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
         raise ModelError(f"{name}: neither a model's folder nor a Hub name that can be reached ({error})") from None
     if getattr(config, "oelm", None) is not None:
         return load(name, **options)
-    cls = model_class(config, name)
+    cls = class_of(config, name)
     if folder.is_dir() and not any((folder / weights).is_file() for weights in _WEIGHTS):
         import torch
 

@@ -1,0 +1,100 @@
+"""Writing files so that a kill or a full disk loses nothing: to a temporary name first, synced, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import TrainingError
+
+# Room to leave on a disk beside what is about to be written.
+_HEADROOM = 64 * 1024**2
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON atomically."""
+    write_text(path, json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a text file atomically."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise TrainingError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; an error that names the file if it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path}: cannot be read as JSON ({error})") from None
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder that takes `path`'s place, whole, when the block ends well, and vanishes when it does not."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                sync(file)
+        put_in_place(temporary, path)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise TrainingError(f"{path}: cannot be written ({error.strerror or error})") from None
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Rename a finished folder to its name. An older one steps aside first, so one of the two is always whole."""
+    aside = path.with_name(f".{path.name}.old")
+    if path.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(path, aside)
+    os.replace(temporary, path)
+    sync(path.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def recover_folder(path: Path) -> None:
+    """Undo a replacement that was cut between its two renames."""
+    aside = path.with_name(f".{path.name}.old")
+    if aside.exists() and not path.exists():
+        os.replace(aside, path)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a folder to its disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raise before writing when the disk has too little room."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + _HEADROOM:
+        raise TrainingError(
+            f"{folder}: {needed / 1e6:,.0f} MB are to be written and the disk has {free / 1e6:,.0f} MB free; "
+            "make room and start the run again: it goes on from its last checkpoint"
+        )

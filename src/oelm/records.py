@@ -1,0 +1,197 @@
+"""A run's folder: its config, environment, metrics, result and status. The only thing that analysis reads.
+
+config.json       the whole config            status.json   state, step, rates: rewritten while it runs
+environment.json  versions, hardware, data    metrics.jsonl one line per log, validation or event, appended
+audit.json        what was frozen             timing.json   whole optimiser steps, and what else took time
+result.json       the figures, at the end     train.log     the same lines that the terminal shows
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from . import __version__
+from .config import RunConfig
+from .errors import ConfigError, TrainingError
+from .files import read_json, recover_folder, write_json, write_text
+
+FORMAT = 1
+# States of a run. "stopped" is a run that was asked to stop and can go on; "failed" says why in its message.
+STATES = ("running", "finished", "stopped", "failed")
+
+
+class RunFolder:
+    """The records of one run, open for writing by one process at a time."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config, self.path = config, config.folder
+        self._lock: TextIO | None = None
+        self._metrics: TextIO | None = None
+        self._log: TextIO | None = None
+        self._status: dict[str, Any] = {}
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def claim(self) -> None:
+        """Make the folder this process's: raises if a live process has it, or if it holds another run."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / "lock", "a+", encoding="utf-8")
+        except OSError as error:
+            raise TrainingError(f"{self.path}: cannot be written ({error.strerror})") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.seek(0)
+            raise TrainingError(f"{self.path}: in use by {self._lock.read().strip() or 'another process'}") from None
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._lock.flush()
+        recover_folder(self.path / "best")
+        self._check_config()
+        write_json(self / "config.json", {"format": FORMAT, "id": self.config.id, **self.config.to_dict()})
+        self._log = open(self / "train.log", "a", encoding="utf-8", buffering=1)
+
+    def _check_config(self) -> None:
+        there = self / "config.json"
+        if not there.exists():
+            return
+        old = read_json(there)
+        if old.get("id") != self.config.id:
+            fields = ", ".join(differing(old, self.config.to_dict())) or "the version of oelm"
+            raise ConfigError(
+                f"{self.path}: holds another run; it differs in {fields}. Give this one another experiment's name "
+                "or output folder"
+            )
+
+    def start_metrics(self, step: int) -> None:
+        """Open the metrics for appending; lines after `step` are dropped, since those steps will be taken again."""
+        path = self / "metrics.jsonl"
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        write_text(path, "".join(f"{line}\n" for line in kept))
+        self._metrics = open(path, "a", encoding="utf-8", buffering=1)
+
+    def metric(self, kind: str, step: int, **values: Any) -> dict[str, Any]:
+        """Append one line of metrics."""
+        assert self._metrics is not None, "start_metrics comes first"
+        line = {"kind": kind, "step": step, **values}
+        self._metrics.write(json.dumps(line, allow_nan=False) + "\n")
+        return line
+
+    def log(self, text: str) -> None:
+        if self._log is not None:
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def status(self, state: str, **values: Any) -> None:
+        """Rewrite status.json: what a live table shows."""
+        assert state in STATES, state
+        here = {"host": socket.gethostname(), "pid": os.getpid(), "updated": time.time()}
+        self._status = {**self._status, "format": FORMAT, "id": self.config.id, "state": state, **here, **values}
+        write_json(self / "status.json", self._status)
+
+    def close(self) -> None:
+        for file in (self._metrics, self._log, self._lock):
+            if file is not None:
+                file.close()
+        self._metrics = self._log = self._lock = None
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, whole lines only: the last one may have been cut by a kill."""
+    return [json.loads(line) for line in _whole_lines(folder / "metrics.jsonl")]
+
+
+def environment(data: dict[str, Any], device: str, world: int) -> dict[str, Any]:
+    """Versions, hardware, code and data: what a number depends on beside its config."""
+    import numpy
+    import tokenizers
+    import torch
+    import transformers
+
+    gpu = None
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        gpu = {"name": properties.name, "memory": properties.total_memory, "cuda": torch.version.cuda}
+    return {
+        "format": FORMAT,
+        "versions": {
+            "oelm": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "tokenizers": tokenizers.__version__,
+            "numpy": numpy.__version__,
+        },
+        "git_commit": _git_commit(),
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cpu": {"count": os.cpu_count(), "machine": platform.machine(), "threads": torch.get_num_threads()},
+        "gpu": gpu,
+        "device": device,
+        "world_size": world,
+        "command": sys.argv,
+        "data": data,
+    }
+
+
+def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
+    """The dotted names of the fields in which two configs differ."""
+    names = []
+    for key in sorted(set(one) | set(other)):
+        if not prefix and key in ("format", "id", "output", "log", "checkpoint"):
+            continue
+        a, b = one.get(key), other.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            names += differing(a, b, f"{prefix}{key}.")
+        elif a != b:
+            names.append(f"{prefix}{key}")
+    return names
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file that were written whole."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.split("\n")[:-1]
+    whole = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                break
+            raise TrainingError(f"{path}: line {number} is damaged") from None
+        whole.append(line)
+    return whole
+
+
+def _git_commit() -> str | None:
+    """The commit of the code that runs, marked if it was changed since; none outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return run.stdout.strip() or None

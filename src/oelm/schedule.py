@@ -1,0 +1,59 @@
+"""Freezing that changes during training: which matrices, at which step, with the record sealed anew each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from .audit import record_of, reseal
+from .errors import ModelError
+from .method import Method
+from .plan import plan
+from .sites import find_sites
+
+
+@dataclass(frozen=True)
+class Event:
+    """At the start of `step`, these matrices (module paths) become frozen or trainable."""
+
+    step: int
+    freeze: bool
+    paths: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {'froze' if self.freeze else 'unfroze'} {len(self.paths)} matrices"
+
+
+def events(model: nn.Module, method: Method) -> list[Event]:
+    """Every change that the method's schedule calls for, in order."""
+    schedule = method.schedule
+    if schedule.kind == "static":
+        return []
+    family, sites = find_sites(model)
+    targets = [target for target in plan(model, family, sites, method) if target.spec.frozen]
+    if schedule.kind == "freeze":
+        return [Event(schedule.steps[0], True, tuple(target.path for target in targets))]
+    layers = sorted({target.site.layer for target in targets}, reverse=schedule.order == "top-down")
+    found = []
+    for number, step in enumerate(schedule.steps):
+        chosen = layers[number * schedule.layers_each : (number + 1) * schedule.layers_each]
+        if not chosen:
+            raise ModelError(
+                f"schedule: {len(schedule.steps)} steps of {schedule.layers_each} layers, "
+                f"but only {len(layers)} layers are frozen"
+            )
+        found.append(Event(step, False, tuple(t.path for t in targets if t.site.layer in chosen)))
+    return found
+
+
+def advance(model: nn.Module, step: int) -> list[Event]:
+    """Carry out what the schedule has due by the start of `step` and was not done yet; returns what was."""
+    record = record_of(model)
+    if record is None:
+        return []
+    due = [event for event in events(model, Method.load(record["method"])) if event.step <= step]
+    fresh = due[record["events"] :]
+    for event in fresh:
+        reseal(model, event.paths, event.freeze)
+    return fresh

@@ -1,0 +1,69 @@
+"""What every config shares: strict models, whose errors name the field, the value and what would be right."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .errors import OelmError, nearest
+
+# In an error's path pydantic also names the members of a union that it tried; those are not fields.
+_UNION_MEMBER = re.compile(r"str|int|float|bool|none|literal\[.*|constrained-.*|.*\[.*\]|function-.*", re.DOTALL)
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors, values never change after validation, and a refusal is one of oelm's own errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    refusal: ClassVar[type[OelmError]] = OelmError
+
+    def __init_subclass__(cls, refusal: type[OelmError] | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if refusal is not None:
+            cls.refusal = refusal
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise self.refusal(f"{type(self).__name__}: {explain(error, type(self))}") from None
+
+    # Keeps this constructor out of the validation of nested fields, whose errors then still name the whole path.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """A validation error, one clause per problem: the field, what is wrong with it, and the known keys or the value."""
+    clauses: dict[str, None] = {}
+    for problem in error.errors():
+        path = tuple(part for part in problem["loc"] if not _UNION_MEMBER.fullmatch(str(part)))
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            known = _fields_at(model, path[:-1])
+            message = f"unknown key.{nearest(str(path[-1]), known)} Known keys: {', '.join(known)}"
+        elif problem["type"] != "value_error":
+            message = f"{message} (got {problem['input']!r})"
+        where = ".".join(str(part) for part in path)
+        clauses[f"{where}: {message}" if where else message] = None
+    return "; ".join(clauses)
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` laid over it, nested dicts merged."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _fields_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
+    """The names of the fields of the model nested at `path`."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            break
+        model = field.annotation
+    return list(model.model_fields)
