@@ -28,3 +28,8 @@ def test_every_public_name_resolves():
 
     assert {name for name in oelm.__all__ if getattr(oelm, name) is None} == set()
     assert set(dir(oelm)) == set(oelm.__all__)
+
+
+def test_functions_stay_functions_whatever_was_imported_before():
+    """`oelm.apply` and `oelm.audit` share their names with the modules that they come from."""
+    _loaded("import oelm; oelm.verify; import oelm.diagnose; assert callable(oelm.audit) and callable(oelm.apply)")

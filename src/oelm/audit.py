@@ -174,9 +174,9 @@ def refreeze(model: nn.Module) -> None:
     """Freeze again what the record says is frozen: loading weights switches gradients back on."""
     record = record_of(model)
     assert record is not None, "only a model with a record is refrozen"
-    parameters = dict(model.named_parameters())
-    for name in record["frozen"]:
-        parameters[name].requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if name in record["frozen"]:  # one that the record names and the model has not is for verify to tell
+            parameter.requires_grad_(False)
 
 
 def audit(model: nn.Module) -> FreezeReport:
@@ -257,8 +257,14 @@ def _set_frozen(model: nn.Module, paths: Iterable[str], freeze: bool) -> None:
 
 def content_hash(tensor: Tensor) -> str:
     """SHA-256 of a tensor's bytes."""
-    data = tensor.detach().to("cpu").contiguous()
+    data = whole(tensor).to("cpu").contiguous().view(-1)  # flat, since a scalar cannot be viewed as bytes
     return hashlib.sha256(data.view(torch.uint8).numpy().data).hexdigest()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor without its gradient and, where it is sharded over processes, gathered: all of them must ask."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor.detach() if gather is None else cast(Tensor, gather()).detach()
 
 
 def _fingerprint(tensor: Tensor) -> dict[str, Any]:
@@ -273,6 +279,7 @@ def _fingerprint(tensor: Tensor) -> dict[str, Any]:
 
 def _match(tensor: Tensor, sealed: dict[str, Any]) -> str | None:
     """None if the tensor is as sealed, the dtype's name if it is exactly a cast of it; raises if it is neither."""
+    tensor = whole(tensor)
     hashes, own = sealed["sha256"], str(tensor.dtype).removeprefix("torch.")
     if own == sealed["dtype"] and content_hash(tensor) == hashes[own]:
         return None
@@ -312,7 +319,7 @@ def _was_cast(module: nn.Module) -> bool:
 
 
 def _orthogonality(module: nn.Module, matrix: dict[str, Any]) -> float:
-    return orthogonality_error(weight_matrix(module).detach().double() / matrix["factor"], matrix["orthonormal_blocks"])
+    return orthogonality_error(whole(weight_matrix(module)).double() / matrix["factor"], matrix["orthonormal_blocks"])
 
 
 def _rows(model: nn.Module, site: Site, matrices: dict[str, Any]) -> list[Row]:

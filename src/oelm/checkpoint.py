@@ -14,8 +14,10 @@ from transformers import AutoConfig, PreTrainedModel
 
 from .apply import check_operable, install
 from .audit import read_record, record_of, refreeze, verify
-from .errors import CheckpointError, FreezeError, ModelError, OelmError
+from .errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
 from .method import Method
+from .models import gpt
+from .models.convert import to_transformers
 from .projections import CoreProjection, IdentityProjection, SplitProjection
 from .sites import find_sites
 from .surgery import fuse
@@ -55,8 +57,9 @@ def load(
 def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
     """Write the model as a plain transformers checkpoint with the same outputs, loadable without oelm.
 
-    Cores are folded into the matrices, identities written out, fused projections fused again. `options` go to
-    `save_pretrained`. The model itself is not changed.
+    Cores are folded into the matrices, identities written out, fused projections fused again; the project's own GPT
+    becomes a GPT-2 or, with rotary positions, a GPT-NeoX. `options` go to `save_pretrained`. The model itself is not
+    changed.
     """
     check_operable(model)
     if not isinstance(model, PreTrainedModel):
@@ -70,6 +73,8 @@ def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
         verify(model)
     plain = copy.deepcopy(model)
     restore(plain)
+    if isinstance(plain, gpt.OelmGPTPreTrainedModel):
+        plain = to_transformers(plain)
     plain.save_pretrained(out, **options)
     return out
 
@@ -97,10 +102,19 @@ def restore(model: nn.Module) -> None:
 
 def _read_config(path: str | PathLike[str], reader: Any, options: dict[str, Any]) -> Any:
     where = {key: options[key] for key in ("revision", "token", "cache_dir", "subfolder") if key in options}
+    require_reachable(path)
     try:
         return reader.from_pretrained(path, trust_remote_code=False, **where)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: no config that transformers can read ({error})") from None
+        raise CheckpointError(f"{path}: no config that transformers can read ({first_line(error)})") from None
+
+
+def require_reachable(path: str | PathLike[str]) -> None:
+    """Raises for what can only be a folder and is not there, before the Hub is asked for it."""
+    name = str(path)
+    looks_local = not isinstance(path, str) or name.startswith((".", "/", "~")) or name.count("/") > 1
+    if looks_local and not Path(path).exists():
+        raise CheckpointError(f"{name}: no such folder")
 
 
 def _recorded_method(config: Any, path: str | PathLike[str]) -> Method:
@@ -129,9 +143,10 @@ def _broken_file(path: str | PathLike[str], options: dict[str, Any]) -> Path | N
 
 
 def class_of(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:
-    """The transformers class that a config names."""
+    """The class that a config names, transformers' or this project's."""
     names = config.architectures or []
-    found = getattr(transformers, names[0], None) if len(names) == 1 else None
+    own = gpt if config.model_type == gpt.OelmGPTConfig.model_type else transformers
+    found = getattr(own, names[0], None) if len(names) == 1 else None
     if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
         raise CheckpointError(
             f"{path}: its config names the architectures {names}, and transformers has no such model. "

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from . import __version__
+from . import __version__, commands
+from .terminal import errors, quiet_libraries
 
 app = typer.Typer(
     name="oelm",
@@ -21,9 +19,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-MethodOption = Annotated[
-    str, typer.Option("--method", "-m", help="A preset (see `oelm methods`) or a YAML/JSON file with a method.")
-]
+app.command("train")(commands.train)
+app.command("eval")(commands.evaluate)
+app.command("generate")(commands.generate)
+app.command("bench")(commands.bench)
+app.add_typer(commands.data_app, name="data")
+
 SeedOption = Annotated[int, typer.Option(help="Seed of random matrices and of the sample batch.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -65,12 +66,13 @@ def diagnose(
 
     Exits with 1 when a frozen tensor moved or a trainable one did not.
     """
-    with _errors():
+    with errors():
+        chosen = None if method is None else _method(method)
         from .diagnose import diagnose as run
         from .models.build import build_model
 
-        _quiet()
-        result = run(build_model(model, seed), None if method is None else _method(method), seed, steps)
+        quiet_libraries()
+        result = run(build_model(model, seed), chosen, seed, steps)
         if as_json:
             typer.echo(json.dumps(result.to_dict(), indent=2))
         else:
@@ -106,20 +108,21 @@ def export(
     out: Annotated[Path, typer.Argument(help="The folder to write the plain transformers checkpoint to.")],
 ) -> None:
     """Write a plain transformers checkpoint with the same outputs, which loads without oelm."""
-    with _errors():
-        from .checkpoint import export as write
-        from .checkpoint import load
+    with errors():
         from .errors import CheckpointError
 
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise CheckpointError(f"{out} exists and is not empty: nothing was written")
-        _quiet()
+        from .checkpoint import export as write
+        from .checkpoint import load
+
+        quiet_libraries()
         typer.echo(f"wrote {write(load(source), out)}")
 
 
 def _method(value: str) -> Any:
     """A method from the command line: a preset's name, or the content of a file."""
-    from .errors import MethodError
+    from .errors import MethodError, first_line
     from .method import Method
 
     path = Path(value)
@@ -132,7 +135,7 @@ def _method(value: str) -> Any:
     try:
         return Method.load(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise MethodError(f"{value}: not YAML or JSON ({error})") from None
+        raise MethodError(f"{value}: not YAML or JSON ({first_line(error)})") from None
 
 
 def _print_diagnosis(result: Any, steps: int) -> None:
@@ -148,23 +151,3 @@ def _print_diagnosis(result: Any, steps: int) -> None:
             typer.secho(f"{title}: {name}", fg="red")
     verdict = "every frozen tensor stayed, every trainable one moved" if result.healthy else "not as it should be"
     typer.secho(verdict, fg="green" if result.healthy else "red")
-
-
-def _quiet() -> None:
-    """Keep transformers' notices out of a command's output; errors still show."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Turn oelm's own errors into one clear line and exit code 2; anything else is a bug and keeps its traceback."""
-    from .errors import OelmError
-
-    try:
-        yield
-    except OelmError as error:
-        typer.secho(f"oelm: {error}", fg="red", err=True)
-        sys.exit(2)

@@ -123,9 +123,10 @@ class CheckpointConfig(Strict, refusal=ConfigError):
 
 
 class LogConfig(Strict, refusal=ConfigError):
-    """How often a line of metrics is written, and where else it goes."""
+    """How often a line of metrics is written, where else it goes, and a note to keep with the result."""
 
     every: Positive = 10
+    note: str | None = None
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
 
 

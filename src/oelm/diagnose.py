@@ -102,11 +102,13 @@ def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
         batch["pixel_values"] = torch.randn(_BATCH, config.num_channels, size, size, generator=rng)
     else:
         ids = torch.randint(3, config.vocab_size, (_BATCH, _LENGTH), generator=rng)
-        mask = torch.ones_like(ids)
-        mask[0, -_LENGTH // 3 :] = 0
-        if isinstance(config.eos_token_id, int) and config.eos_token_id < config.vocab_size:
-            ids[:, -1] = config.eos_token_id  # some classifiers read the state at the end-of-text token
-        batch |= {"input_ids": ids, "attention_mask": mask}
+        end_of_text = getattr(config, "eos_token_id", None)
+        if isinstance(end_of_text, int) and end_of_text < config.vocab_size:
+            ids[:, -1] = end_of_text  # some classifiers read the state at that token
+        batch["input_ids"] = ids
+        if "attention_mask" in takes:
+            batch["attention_mask"] = torch.ones_like(ids)
+            batch["attention_mask"][0, -_LENGTH // 3 :] = 0
     if getattr(config, "add_cross_attention", False):
         batch["encoder_hidden_states"] = torch.randn(_BATCH, 5, config.hidden_size, generator=rng)
     if "labels" in takes:

@@ -38,6 +38,11 @@ class CheckpointError(OelmError):
     """A folder that does not hold what its config says."""
 
 
+def first_line(error: BaseException) -> str:
+    """What another library's error says, without its advice."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a mistyped name: ' Did you mean 'x'?' or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)

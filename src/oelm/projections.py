@@ -138,11 +138,12 @@ class Replaced:
         """
         rows, width = matrix.shape
         module: nn.Module
-        if self.kind is Conv1D:
-            module = Conv1D(rows, width)
-            matrix = matrix.T
-        else:
-            module = cast(Callable[..., nn.Module], self.kind)(width, rows, bias=self.bias)
+        with torch.random.fork_rng(devices=[]):  # a constructor draws first values; an export must not move the stream
+            if self.kind is Conv1D:
+                module = Conv1D(rows, width)
+                matrix = matrix.T
+            else:
+                module = cast(Callable[..., nn.Module], self.kind)(width, rows, bias=self.bias)
         module = module.to(device=like.device, dtype=like.dtype)
         with torch.no_grad():
             cast(Tensor, module.weight).copy_(matrix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -62,6 +62,26 @@ def totals(report: FreezeReport) -> str:
         f"{report.frozen_share:.1%} of the model, {report.frozen_share_of_blocks:.1%} of its blocks. "
         f"Buffers: {report.buffers:,}."
     )
+
+
+def bench_table(rows: list[dict[str, Any]]) -> Table:
+    """A benchmark: one line per arm."""
+    table = Table(title=f"whole optimiser steps, {rows[0]['rounds']} interleaved rounds", title_justify="left")
+    table.add_column("arm")
+    for name in ("step, ms", "tokens/s", "MFU", "ratio", "FLOP bound", "trainable", "peak memory, MB"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row["arm"],
+            f"{row['step_ms']:.2f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['mfu']:.1%}" if row["mfu"] else "-",
+            f"{row['ratio']:.3f} ± {row['ratio_95']:.3f}",
+            f"{row['flop_bound']:.3f}",
+            f"{row['trainable']:,}",
+            f"{row['peak_memory'] / 1e6:,.0f}" if row["peak_memory"] else "-",
+        )
+    return table
 
 
 def _alike(rows: Iterable[Row]) -> list[list[Row]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedModel
 
-from ..checkpoint import class_of, load
-from ..errors import ModelError
+from ..checkpoint import class_of, load, require_reachable
+from ..errors import ModelError, first_line
 from .small import small_model
 
 RANDOM = "random:"
@@ -23,13 +24,16 @@ def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     """
     if name.startswith(RANDOM):
         return small_model(name.removeprefix(RANDOM), seed)
+    require_reachable(name)
     folder = Path(name)
     if folder.exists() and not (folder / "config.json").is_file():
         raise ModelError(f"{name}: no config.json there; name a model's folder, a Hub name, or {RANDOM}bert")
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{name}: neither a model's folder nor a Hub name that can be reached ({error})") from None
+        raise ModelError(
+            f"{name}: neither a model's folder nor a Hub name that can be reached ({first_line(error)})"
+        ) from None
     if getattr(config, "oelm", None) is not None:
         return load(name, **options)
     cls = class_of(config, name)
@@ -41,7 +45,7 @@ def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
             return cls(config)
     try:
         loaded = cls.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **options)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{name}: its weights cannot be loaded ({error})") from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"{name}: its weights cannot be loaded ({first_line(error)})") from None
     assert isinstance(loaded, PreTrainedModel)
     return loaded

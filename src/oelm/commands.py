@@ -1,0 +1,137 @@
+"""The commands about runs and data: train, eval, generate, bench, data prepare. Thin, and gathered by `cli`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .terminal import errors, quiet_libraries
+
+data_app = typer.Typer(help="Prepare text for training.", no_args_is_help=True)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="key=value overrides, such as train.max_steps=100 method=oelm-freeze.")
+]
+RunArgument = Annotated[Path, typer.Argument(help="A run's folder: runs/<experiment>/<method>/seed-<n>.")]
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A run's config: YAML or JSON.")],
+    overrides: Overrides = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors and the result.")] = False,
+) -> None:
+    """Train a run, or go on with one that was cut. Under torchrun: on many GPUs.
+
+    Exits with 75 when a signal stopped it after saving: the same command goes on from there.
+    """
+    with errors():
+        from .config import RunConfig
+
+        wanted = RunConfig.load(config, overrides)
+        from .train.engine import Stopped
+        from .train.engine import train as run
+
+        quiet_libraries()
+        try:
+            result = run(wanted, quiet)
+        except Stopped as stopped:
+            raise typer.Exit(stopped.code) from None
+    if result and quiet:
+        typer.echo(json.dumps({key: result[key] for key in ("val_loss", "perplexity", "steps", "tokens")}))
+
+
+def evaluate(
+    run: RunArgument,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
+    last: Annotated[bool, typer.Option("--last", help="Take the last checkpoint, not the best model.")] = False,
+) -> None:
+    """Validate a run's model again: loss, perplexity and bits per byte, as JSON."""
+    with errors():
+        from .runs import evaluate_run
+
+        quiet_libraries()
+        typer.echo(json.dumps(evaluate_run(run, batch_size, last), indent=2))
+
+
+def generate(
+    run: RunArgument,
+    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "Once upon a time",
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k likeliest tokens; 0 from all.")] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+) -> None:
+    """Let a trained model go on from a prompt."""
+    with errors():
+        from .runs import generate_text
+
+        quiet_libraries()
+        typer.echo(generate_text(run, prompt, tokens, temperature, top_k, seed))
+
+
+def bench(
+    methods: Annotated[list[str] | None, typer.Argument(help="Presets to compare.")] = None,
+    model: Annotated[str, typer.Option(help="gpt:SIZE, or another model's name.")] = "gpt:tiny",
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences per step.")] = 8,
+    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 128,
+    vocab_size: Annotated[int, typer.Option(min=2, help="Size of the vocabulary.")] = 8192,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, with the arms interleaved in each.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each arm in a round.")] = 10,
+    compile_model: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Default: on a GPU.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Time whole optimiser steps of several methods side by side, on random tokens, as ratios to the first."""
+    with errors():
+        from .bench import benchmark, summarise
+        from .config import RunConfig
+        from .tables import bench_table, render
+
+        quiet_libraries()
+        names = methods or ["baseline", "oelm-freeze", "identity-key"]
+        common: dict[str, Any] = {
+            "model": {"name": model, "fields": {"vocab_size": vocab_size}},
+            "data": {"sequence_length": sequence_length},
+            "train": {"batch_size": batch_size, "compile": "auto" if compile_model is None else compile_model},
+        }
+        arms = {name: RunConfig.load({**common, "method": name}) for name in names}
+        rows = summarise(benchmark(arms, rounds, steps), names[0])
+        typer.echo(json.dumps(rows, indent=2) if as_json else render(bench_table(rows)))
+
+
+@data_app.callback()
+def _data() -> None:
+    pass
+
+
+@data_app.command("prepare")
+def prepare_data(
+    source: Annotated[str, typer.Argument(help="A file, a folder, or tinystories, openwebtext, wikitext-103-raw.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    tokenizer: Annotated[str | None, typer.Option(help="A Hugging Face tokenizer's name or folder.")] = None,
+    train_bpe: Annotated[int | None, typer.Option(min=257, help="Train a BPE of this size instead.")] = None,
+    val: Annotated[str | None, typer.Option(help="A separate validation file.")] = None,
+    val_fraction: Annotated[float, typer.Option(help="Share of the documents to hold out without --val.")] = 0.01,
+    text_field: Annotated[str | None, typer.Option(help="The column or key of the text, if it is not found.")] = None,
+    description: Annotated[str | None, typer.Option(help="What this text is, for every record made from it.")] = None,
+) -> None:
+    """Turn text into token files: text, JSONL, CSV, Parquet, compressed or not, or a dataset of the Hub."""
+    with errors():
+        from .data.prepare import prepare
+
+        quiet_libraries()
+        data = prepare(
+            source,
+            out,
+            tokenizer=tokenizer,
+            train_bpe=train_bpe,
+            val=val,
+            val_fraction=val_fraction,
+            text_field=text_field,
+            description=description,
+            progress=True,
+        )
+        held = f", {len(data.val):,} for validation" if data.val else ""
+        typer.echo(f"wrote {out}: {len(data.train):,} tokens{held}, vocabulary {data.vocab_size:,}")

@@ -1,0 +1,71 @@
+"""The model of a language-modelling run: the project's GPT at a named size, or any causal model of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ..checkpoint import require_reachable
+from ..config import ModelConfig
+from ..errors import ConfigError, OelmError, first_line
+from .build import build_model
+from .gpt import OelmGPTForCausalLM, gpt_config
+
+GPT = "gpt:"
+
+
+def build_for_run(config: ModelConfig, vocab_size: int, length: int, seed: int) -> PreTrainedModel:
+    """The model that a run's config describes, on the CPU in float32, checked against the data's vocabulary and length.
+
+    Random weights are a function of the seed, so that the arms of an experiment share every weight they have in common.
+    """
+    if config.name.startswith(GPT):
+        fields = {"vocab_size": vocab_size, "max_position_embeddings": length, **config.fields}
+        model: Any = _seeded(seed, lambda: OelmGPTForCausalLM(gpt_config(config.name.removeprefix(GPT), **fields)))
+    elif config.from_scratch:
+        model = _from_scratch(config, seed)
+    else:
+        if config.fields:
+            raise ConfigError("model.fields: a pretrained model's config is fixed; set model.from_scratch to change it")
+        options = {} if config.revision is None else {"revision": config.revision}
+        model = build_model(config.name, seed, **options)
+    if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
+        raise ConfigError(f"model.name {config.name}: {type(model).__name__} has no language-model head")
+    _check_fit(model, config.name, vocab_size, length)
+    return model.float()
+
+
+def _from_scratch(config: ModelConfig, seed: int) -> Any:
+    require_reachable(config.name)
+    try:
+        described = AutoConfig.from_pretrained(config.name, trust_remote_code=False, revision=config.revision or "main")
+        for name, value in config.fields.items():
+            if not hasattr(described, name):
+                raise ConfigError(f"model.fields: {described.model_type} has no field {name!r}")
+            setattr(described, name, value)
+        return _seeded(seed, lambda: AutoModelForCausalLM.from_config(described))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.name {config.name}: {first_line(error)}") from None
+
+
+def _check_fit(model: Any, name: str, vocab_size: int, length: int) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    if vocab_size > rows:
+        raise ConfigError(
+            f"model.name {name}: its vocabulary has {rows} entries, the token file's has {vocab_size}. "
+            "Was the file made with another tokenizer?"
+        )
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and length > positions:
+        raise ConfigError(f"data.sequence_length {length} is more than the model's {positions} positions")
+
+
+def _seeded(seed: int, build: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return build()
+        except OelmError as error:
+            raise ConfigError(f"model: {error}") from None

@@ -1,0 +1,71 @@
+"""The documents: their Python examples run offline, and their tables name everything that there is."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oelm import families
+from oelm.method import PRESETS, Method, Projection
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(ROOT.glob("docs/*.md"))
+
+
+def python_in(document: Path) -> str:
+    """All of a document's Python, in order: later blocks go on where earlier ones ended."""
+    return "\n".join(
+        re.findall(r"^```python\n(.*?)^```$", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    )
+
+
+def test_the_readmes_example_runs_with_nothing_downloaded(tmp_path):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "empty"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", python_in(ROOT / "README.md")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "BertForSequenceClassification: oelm-freeze, seed 0" in done.stdout
+    assert "16 of 16 frozen tensors are bit for bit as sealed" in done.stdout
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert (tmp_path / "plain" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_guides_examples_run(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(families, "_FAMILIES", dict(families._FAMILIES))  # what an example registers stays in it
+    exec(compile(python_in(document), document.name, "exec"), {"__name__": document.stem})
+
+
+def test_every_preset_init_and_field_is_described():
+    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    inits = Projection.model_fields["init"].annotation.__args__
+    for name in (*PRESETS, *inits, *Method.model_fields):
+        assert f"`{name}`" in text, name
+
+
+def test_every_family_is_in_the_table():
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    table = [line for line in text.splitlines() if line.startswith("|")][2:]
+    named = {name for line in table for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
+    assert named == set(families.known_types())
+
+
+def test_links_and_modules_that_the_documents_name_exist():
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCUMENTS):
+        text = document.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (document.parent / link).exists(), f"{document.name}: {link}"
+    rows = re.findall(r"^\| ((?:`[\w./]+`(?:, )?)+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    modules = [name for row in rows for name in re.findall(r"`([^`]+)`", row) if name != "src/oelm/"]
+    assert len(modules) > 10
+    assert [name for name in modules if not (ROOT / "src" / "oelm" / name).exists()] == []
