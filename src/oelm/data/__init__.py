@@ -1,0 +1,12 @@
+"""Text corpora for language modelling: preparation, token files, batches, and a built-in synthetic corpus."""
+
+from __future__ import annotations
+
+from .batches import Windows
+from .errors import DataError
+from .prepare import prepare
+from .progress import Progress
+from .stories import builtin, stories
+from .tokens import Split, TokenDataset, in_memory
+
+__all__ = ["DataError", "Progress", "Split", "TokenDataset", "Windows", "builtin", "in_memory", "prepare", "stories"]

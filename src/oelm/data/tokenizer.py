@@ -1,0 +1,180 @@
+"""Tokenizers: loaded by name or folder, built from GPT-2's two files, or trained on the corpus; saved with the data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from .errors import DataError
+from .readers import SEPARATOR
+
+_BYTES = 256
+_SPECIAL = ("eos_token", "bos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True, eq=False)
+class TextTokenizer:
+    """A tokenizer ready for a corpus: its name for the record, the Rust object, and which token ends a document."""
+
+    name: str
+    backend: Tokenizer
+    special: dict[str, str]
+    trained: int | None = None
+
+    @cached_property
+    def eos_id(self) -> int:
+        """The id of the token that ends a document."""
+        return token_id(self.backend, self.special["eos_token"])
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id: what a model's embedding needs."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def sha256(self) -> str:
+        return fingerprint(self.backend)
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that `PreTrainedTokenizerFast.from_pretrained` reads."""
+        wrap(self.backend, dict(self.special)).save_pretrained(str(folder))
+
+
+def token_id(backend: Tokenizer, token: str) -> int:
+    """The id of a token that must be in the vocabulary."""
+    found = backend.token_to_id(token)
+    if found is None:
+        raise DataError(f"the tokenizer has no token {token!r}; name one of its vocabulary")
+    return found
+
+
+def fingerprint(backend: Tokenizer) -> str:
+    """The sha256 of a tokenizer's canonical JSON.
+
+    Only what decides how text becomes ids, and back, counts. Truncation, padding and the tokens that a
+    post-processor adds around a text play no part here, and transformers rewrites them when it loads a tokenizer.
+    """
+    content: dict[str, Any] = json.loads(backend.to_str())
+    for unused in ("truncation", "padding", "post_processor"):
+        content.pop(unused, None)
+    # transformers writes an absent affix as "", tokenizers as null.
+    for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if content.get("model", {}).get(affix) == "":
+            content["model"][affix] = None
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def wrap(backend: Tokenizer, special: dict[str, Any]) -> Any:
+    """The transformers tokenizer around a copy of a Rust one."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def load_tokenizer(name: str | Path, eos: str | None = None) -> TextTokenizer:
+    """A tokenizer by its folder or Hub name; `eos` chooses the token that ends a document."""
+    folder = Path(name)
+    if folder.is_dir():
+        label = folder.resolve().name
+        gpt2 = (folder / "vocab.json", folder / "merges.txt")
+        if (folder / "tokenizer.json").is_file():
+            backend, special = _from_transformers(str(folder))
+        elif all(path.is_file() for path in gpt2):
+            backend, special = _byte_level(*gpt2), {}
+        else:
+            raise DataError(f"{folder}: no tokenizer here; it needs tokenizer.json, or vocab.json and merges.txt")
+    elif folder.exists():
+        raise DataError(f"{folder}: a file; name the folder that holds the tokenizer")
+    elif isinstance(name, Path) or name.startswith((".", "/", "~")) or "\\" in name:
+        raise DataError(f"{name}: no such folder")
+    else:
+        label = str(name)
+        backend, special = _from_transformers(label)
+    # Some published tokenizers cut every text at the length of the model they came with, which would lose text here.
+    backend.no_truncation()
+    backend.no_padding()
+    return TextTokenizer(label, backend, special | {"eos_token": _end_of_text(backend, special, eos, label)})
+
+
+def train_bpe(texts: Iterator[str], size: int, eos: str | None = None) -> TextTokenizer:
+    """A byte-level BPE of at most `size` entries trained on `texts`: the same texts give the same tokenizer."""
+    check_bpe_size(size)
+    eos = eos or SEPARATOR
+    backend = Tokenizer(models.BPE())
+    _make_byte_level(backend)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[AddedToken(eos, special=True, normalized=False)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return TextTokenizer(f"bpe-{size}", backend, {"eos_token": eos}, trained=size)
+
+
+def check_bpe_size(size: int) -> None:
+    """Refuse a size that cannot hold every byte and the end-of-text token."""
+    if size <= _BYTES:
+        raise DataError(f"train_bpe {size}: at least {_BYTES + 1} entries are needed, for every byte and end-of-text")
+
+
+def _from_transformers(name: str) -> tuple[Tokenizer, dict[str, str]]:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    lone = Path(name) / "tokenizer.json"
+    if lone.is_file() and not any((Path(name) / file).is_file() for file in ("tokenizer_config.json", "config.json")):
+        loaded = PreTrainedTokenizerFast(tokenizer_file=str(lone))
+    else:
+        try:
+            loaded = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            reason = str(error).partition("\n")[0]
+            raise DataError(
+                f"tokenizer {name!r}: cannot be loaded ({reason}). Check the name and the network, "
+                "or give a folder with tokenizer.json, or with vocab.json and merges.txt"
+            ) from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise DataError(f"tokenizer {name!r}: not a fast tokenizer; give one that has a tokenizer.json")
+    special = {key: str(getattr(loaded, key)) for key in _SPECIAL if getattr(loaded, key, None)}
+    return Tokenizer.from_str(backend.to_str()), special
+
+
+def _byte_level(vocab: Path, merges: Path) -> Tokenizer:
+    try:
+        backend = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    # The Rust library raises plain Exception for files that it cannot parse.
+    except Exception as error:
+        raise DataError(f"{vocab.parent}: vocab.json and merges.txt are not a BPE ({error})") from error
+    _make_byte_level(backend)
+    if backend.token_to_id(SEPARATOR) is not None:
+        backend.add_special_tokens([AddedToken(SEPARATOR, special=True, normalized=False)])
+    return backend
+
+
+def _make_byte_level(backend: Tokenizer) -> None:
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+
+
+def _end_of_text(backend: Tokenizer, special: dict[str, str], wanted: str | None, name: str) -> str:
+    if wanted is not None:
+        token_id(backend, wanted)
+        return wanted
+    if "eos_token" in special:
+        return special["eos_token"]
+    if backend.token_to_id(SEPARATOR) is not None:
+        return SEPARATOR
+    known = ", ".join(repr(token.content) for token in backend.get_added_tokens_decoder().values() if token.special)
+    raise DataError(
+        f"tokenizer {name!r}: has no end-of-text token; name one as eos"
+        + (f" (its special tokens are {known})" if known else "")
+    )

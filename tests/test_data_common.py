@@ -1,0 +1,43 @@
+"""What the tests of the data layer share: a small GPT-2-like tokenizer, corpora, a folder's content as one value."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from oelm.data import stories
+from oelm.data.tokenizer import train_bpe
+
+SEPARATOR = "<|endoftext|>"
+
+
+@cache
+def _trained() -> tuple[dict[str, int], list[list[str]]]:
+    content = json.loads(train_bpe(stories(7, 200), 600).backend.to_str())
+    return content["model"]["vocab"], content["model"]["merges"]
+
+
+def gpt2_folder(folder: Path) -> Path:
+    """A folder with vocab.json and merges.txt alone, in GPT-2's format, with 600 entries."""
+    folder.mkdir(parents=True)
+    vocab, merges = _trained()
+    (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def documents(count: int, seed: int = 0) -> list[str]:
+    return list(stories(seed, count))
+
+
+def write_corpus(path: Path, texts: list[str]) -> Path:
+    """Texts in the format of TinyStories: a separator on its own line after each."""
+    path.write_text("".join(f"{text}\n{SEPARATOR}\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
