@@ -14,7 +14,6 @@ import os
 import platform
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -137,13 +136,11 @@ def environment(data: dict[str, Any], device: str, world: int) -> dict[str, Any]
             "numpy": numpy.__version__,
         },
         "git_commit": _git_commit(),
-        "host": socket.gethostname(),
         "system": platform.platform(),
         "cpu": {"count": os.cpu_count(), "machine": platform.machine(), "threads": torch.get_num_threads()},
         "gpu": gpu,
         "device": device,
         "world_size": world,
-        "command": sys.argv,
         "data": data,
     }
 

@@ -1,0 +1,1 @@
+"""Training: one engine, its optimiser and schedules, its checkpoints, its timing."""

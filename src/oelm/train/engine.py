@@ -1,0 +1,409 @@
+"""Trains one run, from its config to its records: build, resume, loop, validate, save, report.
+
+The loop is in `_train`; what one optimiser step does is in `step.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..apply import apply
+from ..audit import audit, verify
+from ..config import RunConfig
+from ..errors import CheckpointError, ConfigError, OelmError, TrainingError
+from ..evaluate import validation_loss
+from ..files import new_folder, read_json, require_space, write_json
+from ..models.language import build_for_run
+from ..records import RunFolder, environment
+from ..schedule import advance, events
+from ..sites import find_sites
+from .optim import build_optimizer, learning_rate, set_learning_rate
+from .parallel import World, joined, wrap
+from .progress import Display, perplexity
+from .signals import EXIT_REQUEUE, StopRequest, listening
+from .state import TrainState, list_checkpoints, load_checkpoint, read_state, restore_record, save_checkpoint
+from .step import Stepper
+from .task import LanguageModelling, SummedLoss
+from .timing import StepTimer
+from .trackers import Trackers
+
+
+@dataclass
+class Run:
+    """Everything that a run in progress consists of."""
+
+    config: RunConfig
+    world: World
+    folder: RunFolder
+    task: LanguageModelling
+    model: nn.Module
+    stepper: Stepper
+    state: TrainState
+    timer: StepTimer
+    display: Display
+    trackers: Trackers
+    stop: StopRequest
+
+    @property
+    def sharded(self) -> bool:
+        return self.config.train.parallel == "fsdp" and self.world.size > 1
+
+
+class Stopped(Exception):
+    """A run that was asked to stop, saved itself, and can go on. Its exit code asks a scheduler to requeue it."""
+
+    code = EXIT_REQUEUE
+
+
+def train(config: RunConfig, quiet: bool = False) -> dict[str, Any]:
+    """Train a run and return its result, which is also its record. A finished run is not trained again.
+
+    Raises `Stopped` when a signal asked it to stop: it has saved a checkpoint, and the same call goes on from there.
+    """
+    with joined(config.train.device) as world, listening() as stop:
+        _prepare_torch(config, world)
+        folder = RunFolder(config)
+        if world.main:
+            folder.claim()
+        world.barrier()
+        try:
+            if (folder / "result.json").is_file():
+                return dict(read_json(folder / "result.json"))
+            return _train_in(config, world, folder, stop, quiet)
+        except Stopped:
+            raise
+        except BaseException as error:
+            if world.main and (folder / "config.json").exists():
+                folder.log(f"failed: {error}")
+                _try_status(folder, error)
+            raise
+        finally:
+            folder.close()
+
+
+def _train_in(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest, quiet: bool) -> dict[str, Any]:
+    run = _build(config, world, folder, stop, quiet)
+    try:
+        _train(run)
+        return _finish(run)
+    finally:
+        run.trackers.close()
+        run.display.close()
+
+
+def _train(run: Run) -> None:
+    """The loop: change what is frozen, take a step, log, validate, save, listen; until there are no steps left."""
+    config, state = run.config, run.state
+    run.timer.begin()
+    started, before = time.perf_counter(), state.seconds
+    while state.step < config.train.max_steps:
+        _follow_schedule(run)
+        rate = learning_rate(config, state.step)
+        set_learning_rate(run.stepper.optimizer, rate)
+
+        run.stepper.step(state)
+        state.step += 1
+        state.tokens += run.stepper.tokens_per_step
+        state.seconds = before + time.perf_counter() - started
+        run.timer.step()
+
+        last = state.step == config.train.max_steps
+        if state.step % config.log.every == 0 or last:
+            _log(run, rate)
+        if state.step % config.eval.every == 0 or last:
+            with run.timer.apart_from_steps("validation"):
+                _validate(run)
+        stopping = _asked_to_stop(run)
+        if state.step % config.checkpoint.every == 0 or last or stopping:
+            with run.timer.apart_from_steps("checkpoint"):
+                _save(run)
+        if stopping and not last:
+            run.display.say(f"stopped by {run.stop.signal or 'another process'} at step {state.step}: saved")
+            if run.world.main:
+                run.folder.status("stopped", step=state.step, signal=run.stop.signal)
+            raise Stopped
+
+
+def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest, quiet: bool) -> Run:
+    """Data, model, method, optimiser, and the last checkpoint if there is one: all checked before the first step."""
+    display = Display(folder if world.main else None, config.train.max_steps, quiet)
+    task = LanguageModelling.open(config)
+    model = build_for_run(config.model, task.data.vocab_size, config.data.sequence_length, config.seed)
+    apply(model, config.method, config.seed)
+    if config.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    found = events(model, config.method)
+    if found and config.train.parallel == "fsdp":
+        raise ConfigError("a method whose schedule freezes or unfreezes needs train.parallel 'ddp'")
+    if found and found[-1].step >= config.train.max_steps:
+        raise ConfigError(f"method.schedule: {found[-1]} is past train.max_steps {config.train.max_steps}")
+
+    about = _about(config, world)
+    checkpoint = _find_checkpoint(config, folder, about)
+    state, step_seconds = TrainState(), None
+    if checkpoint is not None:
+        state, _, step_seconds = read_state(checkpoint)
+        restore_record(checkpoint, model)
+    model.to(world.device)
+    stepper = _stepper(config, world, task, model, state)
+    if checkpoint is not None:
+        load_checkpoint(checkpoint, model, stepper.optimizer)
+        display.say(f"resumed from step {state.step}")
+    if world.main:
+        folder.start_metrics(state.step)
+        write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))
+        write_json(folder / "audit.json", audit_of(model, world))
+        folder.status("running", step=state.step, max_steps=config.train.max_steps)
+        if checkpoint is not None:
+            for note in state.notes:
+                display.say(note)
+    timer = StepTimer(world.device, step_seconds)
+    trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say)
+    return Run(config, world, folder, task, model, stepper, state, timer, display, trackers, stop)
+
+
+def _stepper(config: RunConfig, world: World, task: LanguageModelling, model: nn.Module, state: TrainState) -> Stepper:
+    _, sites = find_sites(model)
+    blocks = [model.get_submodule(path) for path in dict.fromkeys(site.block for site in sites)]
+    module = wrap(SummedLoss(model), blocks, world, config.train.parallel)
+    optimizer = build_optimizer(model, config.optimizer, world.device)
+    stepper = Stepper(config, world, task, model, module, optimizer)
+    stepper.fit_micro_batch(state)
+    return stepper
+
+
+def _follow_schedule(run: Run) -> None:
+    """Freeze or unfreeze what is due; then the optimiser, the wrapper and the compiled code are made anew."""
+    happened = advance(run.model, run.state.step)
+    if not happened:
+        return
+    with run.timer.apart_from_steps("schedule"):
+        old = run.stepper.optimizer
+        run.stepper.settle(run.state)
+        window = run.stepper.window
+        # Without a new wrapper the ranks would go on exchanging the old set of gradients, and silently part ways.
+        run.stepper = _stepper(run.config, run.world, run.task, run.model, run.state)
+        run.stepper.window = window
+        for group in run.stepper.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in old.state:
+                    run.stepper.optimizer.state[parameter] = old.state[parameter]
+    report = audit(run.model)
+    for event in happened:
+        run.display.say(f"{event}; {report.trainable:,} parameters train now")
+        if run.world.main:
+            values = {"event": "freeze" if event.freeze else "unfreeze", "matrices": list(event.paths)}
+            run.folder.metric("event", run.state.step, trainable=report.trainable, **values)
+
+
+def _log(run: Run, rate: float) -> None:
+    state, config = run.state, run.config
+    seconds = run.timer.collect()
+    loss_sum, steps, norm = run.stepper.settle(state)
+    loss = run.world.total(loss_sum)[0] / max(1, steps * run.stepper.tokens_per_step)
+    state.window_loss, state.window_steps = 0.0, 0
+    run.stepper.reset_window()
+    per_step = sum(seconds) / len(seconds) if seconds else 0.0
+    speed = run.stepper.tokens_per_step / per_step if per_step else 0.0
+    figures = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
+    shown = {**figures, "tokens_per_second": speed}
+    eta = per_step * (config.train.max_steps - state.step)
+    run.display.step(state.step, shown, eta)
+    if run.world.main:
+        memory = torch.cuda.max_memory_allocated() if run.world.device.type == "cuda" else None
+        clock = {"seconds": state.seconds, "step_seconds": per_step}
+        run.folder.metric("train", state.step, tokens=state.tokens, **figures, time=clock)
+        live = {"loss": loss, "tokens_per_second": speed, "eta_seconds": eta, "memory": memory}
+        run.folder.status("running", step=state.step, **live)
+        run.trackers.send({f"train/{key}": value for key, value in shown.items()}, state.step)
+
+
+def _validate(run: Run) -> None:
+    state, config = run.state, run.config
+    batch_size = config.eval.batch_size or state.micro_batch_size
+    loss = validation_loss(
+        run.stepper.module, run.task, run.world, batch_size, config.eval.sequences, run.stepper.autocast
+    )
+    ppl = perplexity(loss)
+    for target in config.eval.targets:
+        if ppl <= target and str(target) not in state.reached:
+            state.reached[str(target)] = {"step": state.step, "tokens": state.tokens, "seconds": state.seconds}
+    better = state.best_loss is None or loss < state.best_loss
+    if better:
+        state.best_loss, state.best_step = loss, state.step
+    run.display.say(f"step {state.step}: validation loss {loss:.4f}, perplexity {ppl:.3f}{' (best)' if better else ''}")
+    if run.world.main:
+        run.folder.metric(
+            "val", state.step, loss=loss, perplexity=ppl, tokens=state.tokens, time={"seconds": state.seconds}
+        )
+        run.trackers.send({"val/loss": loss, "val/perplexity": ppl}, state.step)
+        run.folder.status("running", val_loss=loss, perplexity=ppl)
+    if better and config.checkpoint.best:
+        _save_model(run, run.folder / "best")
+
+
+def _save(run: Run) -> None:
+    loss_sum, steps, _ = run.stepper.settle(run.state)
+    run.state.window_loss, run.state.window_steps = run.world.total(loss_sum)[0], steps
+    save_checkpoint(
+        run.folder.checkpoints,
+        run.config.checkpoint.keep,
+        run.model,
+        run.stepper.optimizer,
+        run.state,
+        _about(run.config, run.world),
+        run.timer.steps,
+        run.world,
+        run.sharded,
+    )
+
+
+def _save_model(run: Run, path: Path) -> None:
+    """The model alone, in transformers' format with its tokenizer: what `oelm generate` and `oelm export` read."""
+    state_dict = None
+    if run.sharded:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state_dict = get_model_state_dict(run.model, options=options)
+    if run.world.main:
+        require_space(run.folder.path, sum(p.numel() * p.element_size() for p in run.model.parameters()))
+        model: Any = run.model
+        with new_folder(path) as folder:
+            model.save_pretrained(folder, state_dict=state_dict)
+            run.task.data.load_tokenizer().save_pretrained(folder)
+    run.world.barrier()
+
+
+def _finish(run: Run) -> dict[str, Any]:
+    """The figures of a finished run, written last: a run with a result.json is done."""
+    state, config = run.state, run.config
+    if config.method.schedule.kind == "static":
+        verify(run.model)
+    timing = run.timer.summary(run.stepper.tokens_per_step)
+    report = audit_of(run.model, run.world)
+    if not run.world.main:
+        return {}
+    last = _last_validation(run)
+    hours = state.seconds / 3600 * run.world.size
+    cuda = run.world.device.type == "cuda"
+    result = {
+        "status": "finished",
+        "id": config.id,
+        "val_loss": last["loss"],
+        "perplexity": last["perplexity"],
+        "bits_per_byte": last["loss"] / torch.log(torch.tensor(2.0)).item() / run.task.bytes_per_token,
+        "best_val_loss": state.best_loss,
+        "best_perplexity": perplexity(state.best_loss) if state.best_loss is not None else None,
+        "best_step": state.best_step,
+        "steps": state.step,
+        "tokens": state.tokens,
+        "epochs": run.task.windows.epoch_of(state.step * config.train.batch_size - 1) + 1,
+        "parameters": {key: report[key] for key in ("total", "trainable", "frozen", "frozen_share", "buffers")},
+        "step_seconds": timing.get("step_seconds"),
+        "tokens_per_second": timing.get("tokens_per_second"),
+        "peak_memory": torch.cuda.max_memory_allocated() if cuda else None,
+        "seconds": state.seconds,
+        "gpu_hours": hours if cuda else None,
+        "reached": state.reached,
+        "skipped_steps": state.skipped,
+        "notes": state.notes + ([config.log.note] if config.log.note else []),
+        "data": {"description": run.task.data.description, "synthetic": run.task.data.synthetic},
+    }
+    write_json(run.folder / "timing.json", {**timing, "notes": state.notes})
+    write_json(run.folder / "audit.json", report)
+    write_json(run.folder / "result.json", result)
+    run.folder.status("finished", step=state.step)
+    run.display.say(
+        f"finished: validation loss {result['val_loss']:.4f}, perplexity {result['perplexity']:.3f} "
+        f"(best {result['best_perplexity']:.3f} at step {state.best_step}); records in {run.folder.path}"
+    )
+    return result
+
+
+def _last_validation(run: Run) -> dict[str, Any]:
+    from ..records import read_metrics
+
+    return next(line for line in reversed(read_metrics(run.folder.path)) if line["kind"] == "val")
+
+
+def audit_of(model: nn.Module, world: World) -> dict[str, Any]:
+    """The audit as data. A sharded model's tensors are gathered, so every process must ask."""
+    return audit(model).to_dict() if world.main or _is_sharded(model) else {}
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+
+
+def _find_checkpoint(config: RunConfig, folder: RunFolder, about: dict[str, Any]) -> Path | None:
+    """The checkpoint to go on from, if any: of this config, and able to go on exactly unless told otherwise."""
+    there = list_checkpoints(folder.checkpoints)
+    if not there:
+        return None
+    if config.checkpoint.resume == "never":
+        raise ConfigError(f"{folder.path}: holds a checkpoint, and checkpoint.resume is 'never'")
+    _, was, _ = read_state(there[-1])
+    if was["id"] != about["id"]:
+        raise CheckpointError(f"{there[-1]}: is of another config ({was['id']}, this run's is {about['id']})")
+    differs = [f"{key} {was[key]} then, {about[key]} now" for key in about if was.get(key) != about[key]]
+    if differs and config.checkpoint.resume == "auto" and about["deterministic"]:
+        raise ConfigError(
+            f"{there[-1]}: this run cannot go on exactly: {'; '.join(differs)}. Use the same, or set "
+            "checkpoint.resume to 'inexact'"
+        )
+    return there[-1]
+
+
+def _about(config: RunConfig, world: World) -> dict[str, Any]:
+    """What must be the same for a run to go on exactly."""
+    return {
+        "id": config.id,
+        "deterministic": _deterministic(config, world),
+        "threads": torch.get_num_threads(),
+        "optimizer_kernel": "fused" if world.device.type == "cuda" else "loop",
+        "torch": torch.__version__,
+        "world_size": world.size,
+    }
+
+
+def _deterministic(config: RunConfig, world: World) -> bool:
+    wanted = config.train.deterministic
+    return world.device.type == "cpu" if wanted == "auto" else wanted
+
+
+def _prepare_torch(config: RunConfig, world: World) -> None:
+    if _deterministic(config, world):
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    if world.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _asked_to_stop(run: Run) -> bool:
+    """Whether to stop, agreed by all: a signal may reach one process a step before the others."""
+    if run.world.size == 1:
+        return bool(run.stop)
+    due = run.state.step % run.config.log.every == 0
+    return run.world.any(bool(run.stop)) if due else False
+
+
+def _untracked(config: RunConfig) -> RunConfig:
+    return config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})
+
+
+def _try_status(folder: RunFolder, error: BaseException) -> None:
+    """Say in the status why a run failed; on a full or read-only disk even that may not be possible."""
+    message = f"{type(error).__name__}: {error}" if isinstance(error, OelmError) else repr(error)
+    try:
+        folder.status("failed", message=message)
+    except TrainingError:
+        folder.log("the status could not be written")

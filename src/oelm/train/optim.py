@@ -1,0 +1,100 @@
+"""AdamW over what trains, in groups by decay, depth and role; and the learning rate of every step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..config import OptimizerConfig, RunConfig
+from ..errors import ConfigError
+from ..sites import find_sites
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What decides a parameter's learning rate: its role, and how many blocks lie above its own."""
+
+    role: str
+    above: int
+
+
+def placements(model: nn.Module) -> dict[str, Placement]:
+    """The role and depth of every parameter, by name. Embeddings lie below the first block, the head above the last."""
+    _, sites = find_sites(model)
+    blocks = list(dict.fromkeys(site.block for site in sites))
+    by_module = {path: role for site in sites for role, path in site.roles.items()}
+    by_module |= {path: role for site in sites for role, path in site.feed_forward()}
+    embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    found = {}
+    for name, parameter in model.named_parameters():
+        module, _, leaf = name.rpartition(".")
+        block = next((b for b in blocks if name.startswith(f"{b}.")), None)
+        above = len(blocks) - 1 - blocks.index(block) if block else 0
+        if leaf == "core":
+            role = "core"
+        elif module in by_module:
+            role = by_module[module]
+        elif id(parameter) in embeddings:
+            role, above = "embedding", len(blocks)
+        elif block is not None or "norm" in module.lower() or "ln_" in module:
+            role = "norm"
+        else:
+            role = "head"
+        found[name] = Placement(role, above)
+    return found
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
+    """Groups of trainable parameters that share a decay and a learning-rate multiplier, in a stable order.
+
+    Nothing one-dimensional decays: norms, biases, gains.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    places = placements(model) if config.layer_decay != 1.0 or config.multipliers else {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decay = config.weight_decay if parameter.ndim > 1 else 0.0
+        multiplier = 1.0
+        if places:
+            place = places[name]
+            multiplier = config.multipliers.get(place.role, 1.0) * config.layer_decay**place.above
+        groups.setdefault((decay, multiplier), []).append(parameter)
+    if not groups:
+        raise ConfigError("nothing in this model is trainable: the method froze everything")
+    return [
+        {"params": parameters, "weight_decay": decay, "multiplier": multiplier}
+        for (decay, multiplier), parameters in groups.items()
+    ]
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters alone: a frozen one has no gradient, no state and no decay."""
+    return torch.optim.AdamW(
+        parameter_groups(model, config),
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        fused=device.type == "cuda",
+    )
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """The learning rate of the optimiser step with this index, from 0."""
+    peak, floor = config.optimizer.learning_rate, config.optimizer.floor
+    warmup, steps = config.warmup_steps, config.train.max_steps
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if config.optimizer.schedule == "constant":
+        return peak
+    progress = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
+    shape = 0.5 * (1 + math.cos(math.pi * progress)) if config.optimizer.schedule == "cosine" else 1 - progress
+    return peak * (floor + (1 - floor) * shape)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["multiplier"]

@@ -1,0 +1,64 @@
+"""Shows a run while it goes: a live line in a terminal, plain lines elsewhere, and always the same in train.log."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from ..records import RunFolder
+
+
+class Display:
+    """Progress of one run. Only the main process shows anything; plain lines come at most every few seconds."""
+
+    def __init__(self, folder: RunFolder | None, total: int, quiet: bool = False, pause: float = 5.0) -> None:
+        self._folder, self._total, self._pause = folder, total, pause
+        self._shown = 0.0
+        self._console = Console(stderr=True, quiet=quiet or folder is None)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        if folder is not None and not quiet and sys.stderr.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task(str(folder.path), total=total, figures="")
+            self._bar.start()
+
+    def say(self, text: str) -> None:
+        """Something worth a line of its own."""
+        if self._folder is not None:
+            self._folder.log(text)
+            self._console.print(text, highlight=False, markup=False)
+
+    def step(self, step: int, figures: dict[str, float], eta: float) -> None:
+        """The figures of the last steps."""
+        if self._folder is None:
+            return
+        text = (
+            f"step {step}/{self._total}  loss {figures['loss']:.4f}  ppl {perplexity(figures['loss']):.2f}  "
+            f"lr {figures['learning_rate']:.2e}  {figures['tokens_per_second']:,.0f} tokens/s  eta {duration(eta)}"
+        )
+        self._folder.log(text)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=step, figures=text)
+        elif time.monotonic() - self._shown >= self._pause or step >= self._total:
+            self._shown = time.monotonic()
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def perplexity(loss: float) -> float:
+    """e to the loss; infinite where that overflows."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def duration(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -1,0 +1,227 @@
+"""Checkpoints: everything a run needs to go on exactly, as named tensors in safetensors files, written atomically.
+
+There is no random state to save: batches and dropout are functions of the seed, the step and the rank.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ..audit import record_of, refreeze, verify
+from ..errors import CheckpointError
+from ..files import put_in_place, read_json, require_space, sync, write_json
+from .parallel import World
+
+FORMAT = 1
+_NAME = re.compile(r"step-(\d{8,})")
+_OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
+
+
+@dataclass
+class TrainState:
+    """The counters of a run. `step` optimiser steps are done; `window_*` belong to the next line of metrics."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    window_loss: float = 0.0
+    window_steps: int = 0
+    best_loss: float | None = None
+    best_step: int | None = None
+    skipped: int = 0
+    micro_batch_size: int = 0
+    reached: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints in a folder, oldest first."""
+    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and (path / "state.json").is_file()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def save_checkpoint(
+    folder: Path,
+    keep: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: TrainState,
+    about: dict[str, Any],
+    step_seconds: list[float],
+    world: World,
+    sharded: bool,
+) -> Path:
+    """Verify the model and write a checkpoint; older ones go once it is whole. Every process calls this."""
+    if record_of(model) is not None:
+        verify(model)
+    tensors = named_tensors(model, optimizer)
+    path = folder / f"step-{state.step:08d}"
+    temporary = folder / f".step-{state.step:08d}.tmp"
+    if world.main:
+        for stale in folder.glob(".step-*.tmp"):
+            shutil.rmtree(stale, ignore_errors=True)
+        require_space(folder, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
+        _guard(lambda: temporary.mkdir(parents=True), path)
+    world.barrier()
+    if sharded:
+        _write_shards(tensors, temporary)
+    elif world.main:
+        data = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+        _guard(lambda: save_file(data, temporary / "tensors.safetensors"), path)
+    world.barrier()
+    if world.main:
+        content = {
+            "format": FORMAT,
+            "sharded": sharded,
+            "about": about,
+            "state": asdict(state),
+            "oelm": record_of(model),
+            "step_seconds": [round(value, 7) for value in step_seconds],
+        }
+        write_json(temporary / "state.json", content)
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                sync(file)
+        _guard(lambda: put_in_place(temporary, path), path)
+        for old in list_checkpoints(folder)[:-keep]:
+            _remove(old)
+    world.barrier()
+    return path
+
+
+def read_state(path: Path) -> tuple[TrainState, dict[str, Any], list[float]]:
+    """(counters, what the run was, step times) of a checkpoint."""
+    content = read_json(path / "state.json")
+    if content.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: its format is {content.get('format')!r}; this oelm reads {FORMAT}")
+    return TrainState(**content["state"]), content["about"], content["step_seconds"]
+
+
+def restore_record(path: Path, model: nn.Module) -> None:
+    """Bring back what was frozen when the checkpoint was written: a schedule may have changed it since step 0."""
+    record = read_json(path / "state.json")["oelm"]
+    config: Any = model.config
+    if record is None:
+        return
+    config.oelm = record
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    refreeze(model)
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Read weights and optimiser state back and verify the model. Every process calls this."""
+    _start_optimizer(optimizer)
+    _read(path, named_tensors(model, optimizer), whole=True)
+    if record_of(model) is not None:
+        verify(model)
+
+
+def load_model(path: Path, model: nn.Module) -> None:
+    """Read the weights alone back, and verify the model."""
+    _read(path, named_tensors(model, None), whole=False)
+    if record_of(model) is not None:
+        verify(model)
+
+
+def _read(path: Path, tensors: dict[str, Tensor], whole: bool) -> None:
+    """Fill tensors from a checkpoint. With `whole`, it must hold just these; without, it may hold more."""
+    if read_json(path / "state.json")["sharded"]:
+        _read_shards(tensors, path)
+        return
+    try:
+        stored = load_file(path / "tensors.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path / 'tensors.safetensors'}: cannot be read ({error})") from None
+    odd = sorted(set(tensors) - set(stored)) + (sorted(set(stored) - set(tensors)) if whole else [])
+    if odd:
+        raise CheckpointError(f"{path}: does not fit this run: {len(odd)} tensors differ, such as {odd[0]}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            _assign(tensor, stored[name], f"{path}: {name}")
+
+
+def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+    """Every tensor of the model and of its optimiser by a name that depends on no group, order or rank."""
+    tensors: dict[str, Tensor] = {}
+    kept = set(model.state_dict())
+    for name, parameter in model.named_parameters():
+        tensors[f"model/{name}"] = parameter
+        kept_state = {} if optimizer is None else optimizer.state.get(parameter, {})
+        for key in _OPTIMIZER_STATE if kept_state else ():
+            value = cast(Tensor, kept_state[key])
+            tensors[f"{key}/{name}"] = value.view(1) if value.ndim == 0 else value
+    for name, buffer in model.named_buffers():
+        if name in kept:
+            tensors[f"model/{name}"] = buffer
+    return tensors
+
+
+def _start_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Give every parameter the optimiser state that its first step would have made, for values to be read into."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter in optimizer.state:
+                continue
+            place = parameter.device if group.get("fused") else torch.device("cpu")
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=place),
+                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            }
+
+
+def _assign(tensor: Tensor, value: Tensor, what: str) -> None:
+    if tensor.shape != value.shape:
+        raise CheckpointError(f"{what} has shape {tuple(value.shape)}, this run's has {tuple(tensor.shape)}")
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is not None:
+        from torch.distributed.tensor import distribute_tensor
+
+        value = distribute_tensor(value.to(tensor.device), mesh, tensor.placements)  # type: ignore[attr-defined]
+    tensor.copy_(value)
+
+
+def _write_shards(tensors: dict[str, Tensor], path: Path) -> None:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = HuggingFaceStorageWriter(str(path / "shards"), save_distributed=True)
+    save({name: tensor.detach() for name, tensor in tensors.items()}, storage_writer=writer)
+
+
+def _read_shards(tensors: dict[str, Tensor], path: Path) -> None:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    wanted = {name: tensor.detach() for name, tensor in tensors.items()}
+    load(wanted, storage_reader=HuggingFaceStorageReader(str(path / "shards")))
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if tensor.data_ptr() != wanted[name].data_ptr():
+                tensor.copy_(wanted[name])
+
+
+def _guard(action: Any, path: Path) -> None:
+    """Do something to the disk; a failure names the checkpoint and leaves the earlier ones alone."""
+    try:
+        action()
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be written ({error}); the checkpoint before it is intact") from None
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint: renamed first, so that a cut removal leaves nothing that looks whole."""
+    aside = path.with_name(f".{path.name}.tmp")
+    os.replace(path, aside)
+    shutil.rmtree(aside, ignore_errors=True)

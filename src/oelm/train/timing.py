@@ -1,0 +1,103 @@
+"""Timing that cannot fool anyone: whole optimiser steps on a synchronised device, everything else apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+# Steps that are timed but kept out of the statistics, in each process: compilation, allocation, first touches.
+WARMUP_STEPS = 10
+
+
+class StepTimer:
+    """The time of every optimiser step, on the device's own clock, and of validation, checkpoints and the rest.
+
+    On a GPU a step runs from the end of the one before it to its own end, both marked by events in its stream; nothing
+    waits. A step that follows a validation or a checkpoint starts at a mark of its own.
+    """
+
+    def __init__(
+        self, device: torch.device, earlier: list[float] | None = None, warmup_steps: int = WARMUP_STEPS
+    ) -> None:
+        self._warmup_steps = warmup_steps
+        self._cuda = device.type == "cuda"
+        self._open: tuple[Any, bool] | None = None
+        self._pending: list[tuple[Any, Any]] = []
+        self.steps: list[float] = list(earlier or [])
+        self.warmup: list[float] = []
+        self.apart: dict[str, float] = {}
+        self.started = time.perf_counter()
+
+    def begin(self) -> None:
+        """Mark the start of a run of steps."""
+        self._open = (self._mark(), True)
+
+    def step(self) -> None:
+        """Mark the end of an optimiser step."""
+        assert self._open is not None, "begin comes first"
+        now = self._mark()
+        self._pending.append((self._open[0], now))
+        self._open = (now, False)
+
+    def collect(self) -> list[float]:
+        """Wait for the device, and turn the marks since the last call into seconds."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        fresh = [self._between(*pair) for pair in self._pending]
+        self._pending.clear()
+        room = max(0, self._warmup_steps - len(self.warmup))
+        self.warmup += fresh[:room]
+        self.steps += fresh[room:]
+        return fresh
+
+    @contextmanager
+    def apart_from_steps(self, what: str) -> Iterator[None]:
+        """Time something that is no optimiser step, and start the next run of steps after it."""
+        self.collect()
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._cuda:
+                torch.cuda.synchronize()
+            self.apart[what] = self.apart.get(what, 0.0) + time.perf_counter() - start
+            self.begin()
+
+    def summary(self, tokens_per_step: int) -> dict[str, Any]:
+        """Median, mean, 90th percentile and the rest, for timing.json."""
+        self.collect()
+        measured = np.array(self.steps or self.warmup, dtype=np.float64)
+        if not len(measured):
+            return {"steps": 0}
+        mean = float(measured.mean())
+        return {
+            "steps": len(measured),
+            "warmup_steps": len(self.warmup),
+            "warmup_seconds": sum(self.warmup),
+            "only_warmup": not self.steps,
+            "step_seconds": {
+                "median": float(np.median(measured)),
+                "mean": mean,
+                "p90": float(np.percentile(measured, 90)),
+                "p10": float(np.percentile(measured, 10)),
+                "std": float(measured.std()),
+            },
+            "tokens_per_second": tokens_per_step / float(np.median(measured)),
+            "train_seconds": float(measured.sum()) + (sum(self.warmup) if self.steps else 0.0),
+            "seconds_apart": dict(self.apart),
+        }
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _between(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1000 if self._cuda else float(end - start)

@@ -1,0 +1,83 @@
+"""Sends metrics to TensorBoard, W&B, MLflow or trackio. One that fails warns once and never stops a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..config import RunConfig
+
+Send = Callable[[dict[str, float], int], None]
+
+
+class Trackers:
+    """The trackers of a run. `warn` is told, once for each, when one cannot be used or stops working."""
+
+    def __init__(self, config: RunConfig, folder: Path, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._senders: dict[str, Send] = {}
+        self._closers: dict[str, Callable[[], None]] = {}
+        for name in config.log.trackers:
+            self._guard(name, lambda name=name: self._start(name, config, folder))  # type: ignore[misc]
+
+    def send(self, values: dict[str, float], step: int) -> None:
+        for name, sender in list(self._senders.items()):
+            self._guard(name, lambda sender=sender: sender(values, step))  # type: ignore[misc]
+
+    def close(self) -> None:
+        for name, closer in self._closers.items():
+            self._guard(name, closer)
+        self._senders.clear()
+        self._closers.clear()
+
+    def _start(self, name: str, config: RunConfig, folder: Path) -> None:
+        self._senders[name], self._closers[name] = _STARTERS[name](config, folder)
+
+    def _guard(self, name: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - whatever a tracker does, training goes on, and it is said
+            self._senders.pop(name, None)
+            self._warn(f"tracker {name} is off: {type(error).__name__}: {error}")
+
+
+def _tensorboard(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], None]]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(folder / "tensorboard"))
+
+    def send(values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            writer.add_scalar(key, value, step)
+
+    return send, writer.close
+
+
+def _wandb(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], None]]:
+    import wandb
+
+    run: Any = wandb.init(
+        project="oelm", group=config.experiment, name=str(config.folder), id=config.id, resume="allow", dir=str(folder),
+        config=config.to_dict(),
+    )  # fmt: skip
+    return lambda values, step: run.log(values, step=step), run.finish
+
+
+def _mlflow(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], None]]:
+    import mlflow
+
+    mlflow.set_experiment(config.experiment)
+    mlflow.start_run(run_name=f"{config.method.name}-seed-{config.seed}")
+    mlflow.log_params({"method": config.method.name, "seed": config.seed, "id": config.id})
+    return lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run
+
+
+def _trackio(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], None]]:
+    import trackio
+
+    run: Any = trackio.init(project="oelm", name=f"{config.experiment}-{config.id}", config=config.to_dict())
+    return lambda values, step: run.log(values, step=step), run.finish
+
+
+_STARTERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
