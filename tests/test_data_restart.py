@@ -96,7 +96,20 @@ def test_many_interruptions_change_no_bit(tmp_path, gpt2, monkeypatch, kind):
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("moved", range(5))
+def test_a_process_that_died_after_the_last_move_leaves_a_dataset(tmp_path, gpt2, monkeypatch):
+    corpus = write_corpus(tmp_path / "a.txt", documents(60))
+    prepare(corpus, tmp_path / "whole", gpt2, val_fraction=0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr("oelm.data.workspace.shutil.rmtree", lambda path: (_ for _ in ()).throw(Stop))
+        with pytest.raises(Stop):
+            prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
+    assert (tmp_path / "out" / ".preparing").is_dir()
+    TokenDataset.open(tmp_path / "out").verify()
+    prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("moved", range(4))
 def test_an_interruption_while_files_are_moved_is_repaired(tmp_path, gpt2, monkeypatch, moved):
     corpus = write_corpus(tmp_path / "a.txt", documents(60))
     prepare(corpus, tmp_path / "whole", gpt2, val_fraction=0.2)

@@ -147,6 +147,15 @@ def test_train_and_validation_share_no_story():
     assert builtin(seed=1, documents=20, val_documents=2).sha256 != builtin(documents=20, val_documents=2).sha256
 
 
+def test_a_story_that_repeats_by_chance_stays_out_of_validation(monkeypatch):
+    # The function of that name hides the module from an ordinary import.
+    monkeypatch.setattr(sys.modules["oelm.data.stories"], "stories", lambda seed, count: stories(seed // 2, count))
+    data = builtin(documents=10, val_documents=5)
+    tokenizer = data.load_tokenizer()
+    val = tokenizer.decode(data.val.tokens.tolist()).split("<|endoftext|>")[:-1]
+    assert val == list(stories(0, 15))[10:]
+
+
 def test_the_tokenizer_is_exact_and_can_be_saved(tmp_path):
     from transformers import AutoTokenizer
 

@@ -1,6 +1,8 @@
 """Opening token files: whatever does not match the header is refused, with the name of the file that is wrong."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -149,3 +151,9 @@ def test_the_dtype_holds_the_vocabulary():
         dtype_for(70_000, "uint16")
     with pytest.raises(DataError, match="dtype 'int8'"):
         dtype_for(5, "int8")
+
+
+def test_importing_the_data_layer_loads_neither_torch_nor_transformers():
+    code = "import sys, oelm.data; oelm.data.builtin(documents=5, val_documents=1); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "datasets", "pyarrow", "rich"} & set(done.stdout.split())

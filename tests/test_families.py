@@ -55,7 +55,7 @@ def test_family(name, check, tmp_path):
 def test_every_structure_is_saved_loaded_and_exported(name, preset, tmp_path):
     model = operated(name, preset, steps=1)
     assert_loads_back(model, tmp_path / "saved")
-    assert_exports(model, tmp_path / "plain", name)
+    assert_exports(model, tmp_path / "plain")
 
 
 @families
@@ -276,7 +276,7 @@ def test_t5_scores_keep_their_size():
 def test_methods_beyond_the_presets_are_saved_loaded_and_exported(name, method, tmp_path):
     model = operated(name, method, steps=1)
     assert_loads_back(model, tmp_path / "saved")
-    assert_exports(model, tmp_path / "plain", name)
+    assert_exports(model, tmp_path / "plain")
 
 
 def test_lively_is_a_function_of_its_seed():

@@ -14,6 +14,7 @@ import oelm
 from oelm import FeedForward, Method, MethodError, Projection
 from oelm.init import orthogonality_error
 from oelm.method import ABOUT, KEEPING, ORTHONORMAL, PRESETS
+from oelm.models.gpt import OelmGPTForCausalLM, gpt_config
 from oelm.models.small import small_model
 from oelm.projections import CoreProjection, IdentityProjection
 from oelm.sites import find_sites
@@ -391,6 +392,19 @@ def test_the_studied_shares(medium):
     """Q/K and all of FFN-in miss one half by little, since norms and some biases train: that counts as half."""
     shares = {ratio: by_share(medium, ratio)[1].frozen_share_of_blocks for ratio in ("qk", 0.25, 0.50)}
     assert {ratio: round(share, 3) for ratio, share in shares.items()} == {"qk": 0.167, 0.25: 0.278, 0.50: 0.499}
+
+
+def test_the_reference_counts_of_the_gpt():
+    """medium-512 with GPT-2's vocabulary: the exact numbers that the studies should have had."""
+    model = OelmGPTForCausalLM(gpt_config("medium-512"))
+    report = oelm.apply(model, "oelm-freeze")
+    assert (report.total, report.frozen, report.trainable) == (44_896_768, 3_145_728, 41_751_040)
+    assert f"{report.frozen_share:.1%}" == "7.0%"
+    assert f"{report.frozen_share_of_blocks:.1%}" == "16.6%"
+    half = OelmGPTForCausalLM(gpt_config("medium-512"))
+    report = oelm.apply(half, {"preset": "oelm-qk-ffn", "freeze_ratio": 0.5})
+    assert f"{report.frozen_share_of_blocks:.1%}" == "49.9%"
+    assert {row.role for row in report.rows if row.frozen} == {"q", "k", "ffn_in"}
 
 
 def test_a_share_that_reaches_into_ffn_out(medium):

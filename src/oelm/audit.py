@@ -105,6 +105,8 @@ class Verification:
     casts: dict[str, int]
 
     def __str__(self) -> str:
+        if not self.tensors:
+            return "no tensor is frozen"
         said = f"{self.exact} of {self.tensors} frozen tensors are bit for bit as sealed"
         for dtype, count in self.casts.items():
             said += f"; {count} are exactly what casting to {dtype} makes of them"

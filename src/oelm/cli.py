@@ -52,7 +52,11 @@ def _root(
 @app.command()
 def diagnose(
     model: Annotated[
-        str, typer.Argument(help="A model's folder, a Hub name, or random:NAME for a small random one (random:bert).")
+        str,
+        typer.Argument(
+            help="A model's folder, a Hub name, random:NAME for a small random one (random:bert), a run's config file "
+            "or a run's folder."
+        ),
     ],
     method: Annotated[
         str | None,
@@ -69,10 +73,11 @@ def diagnose(
     with errors():
         chosen = None if method is None else _method(method)
         from .diagnose import diagnose as run
-        from .models.build import build_model
+        from .runs import find_model
 
         quiet_libraries()
-        result = run(build_model(model, seed), chosen, seed, steps)
+        found, own = find_model(model, seed)
+        result = run(found, chosen or own, seed, steps)
         if as_json:
             typer.echo(json.dumps(result.to_dict(), indent=2))
         else:
@@ -104,7 +109,7 @@ def families() -> None:
 
 @app.command()
 def export(
-    source: Annotated[str, typer.Argument(help="A folder that save_pretrained wrote after oelm.apply.")],
+    source: Annotated[str, typer.Argument(help="A run's folder, or one that save_pretrained wrote after oelm.apply.")],
     out: Annotated[Path, typer.Argument(help="The folder to write the plain transformers checkpoint to.")],
 ) -> None:
     """Write a plain transformers checkpoint with the same outputs, which loads without oelm."""
@@ -115,9 +120,11 @@ def export(
             raise CheckpointError(f"{out} exists and is not empty: nothing was written")
         from .checkpoint import export as write
         from .checkpoint import load
+        from .runs import is_run, load_run
 
         quiet_libraries()
-        typer.echo(f"wrote {write(load(source), out)}")
+        model = load_run(Path(source)) if is_run(Path(source)) else load(source)
+        typer.echo(f"wrote {write(model, out)}")
 
 
 def _method(value: str) -> Any:

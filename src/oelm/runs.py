@@ -14,6 +14,8 @@ from .config import RunConfig
 from .errors import CheckpointError, ConfigError
 from .evaluate import validation_loss
 from .files import read_json
+from .method import Method
+from .models.build import build_model
 from .models.language import build_for_run
 from .train.parallel import World
 from .train.state import list_checkpoints, load_model, restore_record
@@ -50,6 +52,23 @@ def load_run(run: Path, last: bool = False) -> PreTrainedModel:
     restore_record(checkpoints[-1], model)
     load_model(checkpoints[-1], model)
     return model.eval()
+
+
+def find_model(name: str, seed: int = 0) -> tuple[PreTrainedModel, Method | None]:
+    """A model, and the method that is still to be applied to it if what was named says so.
+
+    `name` is a run's config file (its model, untrained, and its method), a run's folder (its model as trained), or
+    anything that `build_model` takes.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        config = RunConfig.load(path)
+        task = LanguageModelling.open(config)
+        model = build_for_run(config.model, task.data.vocab_size, config.data.sequence_length, config.seed)
+        return model, config.method
+    if path.is_dir() and is_run(path):
+        return load_run(path), None
+    return build_model(name, seed), None
 
 
 def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[str, Any]:

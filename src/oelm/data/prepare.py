@@ -32,7 +32,7 @@ from .tokens import (
     dtype_for,
     read_header,
 )
-from .workspace import TOKENIZER_FILE, Workspace, check_free, workspace, write_json
+from .workspace import TOKENIZER_FILE, Workspace, check_free, discard, workspace, write_json
 
 # Text that a BPE is trained on at most: more changes few merges and costs memory with every new word.
 BPE_BYTES = 256 << 20
@@ -252,9 +252,11 @@ def _reuse(out: Path, recipe: dict[str, Any]) -> TokenDataset | None:
     found = read_header(out).recipe
     if found == recipe:
         try:
-            return TokenDataset.open(out)
+            dataset = TokenDataset.open(out)
         except DataError as error:
             raise DataError(f"{error} (delete {out} first)") from None
+        discard(out)
+        return dataset
     differing = [key for key in sorted({*recipe, *found}) if recipe.get(key) != found.get(key)]
     details = "; ".join(f"{key}: {_short(found.get(key))} there, {_short(recipe.get(key))} now" for key in differing)
     raise DataError(

@@ -39,7 +39,7 @@ def reporter(progress: bool | Callback) -> Iterator[Callback]:
 
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=16),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
@@ -51,7 +51,7 @@ def reporter(progress: bool | Callback) -> Iterator[Callback]:
         def show(now: Progress) -> None:
             if now.stage not in tasks:
                 tasks[now.stage] = bars.add_task(now.stage, total=now.total, note="")
-            note = f"{now.documents:,} documents, {now.tokens:,} tokens" if now.tokens else ""
+            note = f"{now.tokens / 1e6:,.1f} M tokens" if now.tokens else ""
             bars.update(tasks[now.stage], completed=now.bytes, note=note)
 
         yield show

@@ -158,6 +158,13 @@ def check_free(out: Path) -> None:
         raise DataError(f"{out}: holds other files ({', '.join(names[:3])}); choose an empty or new folder")
 
 
+def discard(out: Path) -> None:
+    """Remove the work folder of a finished dataset: left when a process died between its last move and its end."""
+    if (out / WORK).exists():
+        with writing(out):
+            shutil.rmtree(out / WORK)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file at once or not at all."""
     temporary = path.with_name(f"{path.name}.tmp")

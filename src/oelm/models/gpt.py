@@ -25,6 +25,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from ..errors import OelmError, nearest
+from ..projections import IdentityProjection
 
 D_HEAD = 64
 # name -> (width, layers); heads have 64 dimensions and the feed-forward layer is four times as wide.
@@ -69,7 +70,11 @@ class OelmGPTConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 class OelmGPTAttention(nn.Module):
-    """Causal self-attention through torch's scaled-dot-product kernels."""
+    """Causal self-attention through torch's scaled-dot-product kernels.
+
+    Where the key is the identity (`identity-key`, learned positions), keys and values are both functions of the same
+    hidden state, so the cache holds that state once instead of a key and a value: half the memory.
+    """
 
     def __init__(self, config: OelmGPTConfig, layer_idx: int) -> None:
         super().__init__()
@@ -91,6 +96,8 @@ class OelmGPTAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        if past_key_values is not None and rotation is None and self._key_is_state():
+            return self._attend_to_states(hidden, mask, past_key_values, **kwargs)
         shape = (*hidden.shape[:-1], -1, self.head_dim)
         query, key, value = (
             projection(hidden).view(shape).transpose(1, 2) for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -99,9 +106,40 @@ class OelmGPTAttention(nn.Module):
             query, key = _rotate(query, rotation), _rotate(key, rotation)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
+        out, weights = self._attend(query, key, value, mask, **kwargs)
+        return self.o_proj(out.reshape(*hidden.shape[:-1], -1)), weights
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager_attention)
         dropout = self.config.dropout if self.training else 0.0
         out, weights = attend(self, query, key, value, mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        return out, weights
+
+    def _key_is_state(self) -> bool:
+        """Whether every head's key is its own slice of the whole hidden state, up to a factor."""
+        return isinstance(self.k_proj, IdentityProjection) and self.k_proj.rows == self.config.hidden_size
+
+    def _attend_to_states(
+        self, hidden: Tensor, mask: Tensor | None, past_key_values: Cache, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention with a cache of hidden states: the key's factor goes to the query, values are made from states."""
+        shape = (*hidden.shape[:-1], -1, self.head_dim)
+        query = (self.q_proj(hidden) * self.k_proj.factor).view(shape).transpose(1, 2)
+        key = hidden.view(shape).transpose(1, 2)
+        key, _ = past_key_values.update(key, key[..., :0], self.layer_idx)
+        states = key.transpose(1, 2).flatten(-2)
+        if hidden.shape[1] > 1:
+            value = self.v_proj(states).view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
+            out, weights = self._attend(query, key, value, mask, **kwargs)
+        else:
+            # One new token: mix the states first and project the mixture, so that no old token's value is made again.
+            scores = _masked(query @ key.mT * self.scaling, mask)
+            weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+            mixed = weights.squeeze(2) @ states
+            per_head = self.v_proj.weight.view(-1, self.head_dim, states.shape[-1])
+            out = torch.einsum("bhd,hed->bhe", mixed, per_head)[:, None]
         return self.o_proj(out.reshape(*hidden.shape[:-1], -1)), weights
 
 
@@ -335,6 +373,14 @@ def _causal_bias(length: int, like: Tensor) -> Tensor:
     return bias.triu(1)[None, None]
 
 
+def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Scores with a mask laid over them: boolean (true where to attend) or additive."""
+    if mask is None:
+        return scores
+    mask = mask[..., : scores.shape[-1]]
+    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+
+
 def _eager_attention(
     module: nn.Module,
     query: Tensor,
@@ -347,8 +393,7 @@ def _eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention written out, for when its weights are wanted."""
     scores = query @ key.mT * scaling
-    if mask is not None:
-        scores = scores + mask[..., : key.shape[-2]]
+    scores = _masked(scores, mask)
     weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = F.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights

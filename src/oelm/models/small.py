@@ -14,6 +14,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from ..errors import OelmError, nearest
+from . import gpt
 
 _VOCABULARY = 96
 _BERT = {
@@ -40,6 +41,16 @@ _GPT2 = {
     "n_layer": 3,
     "n_head": 4,
     "n_positions": 64,
+    "vocab_size": _VOCABULARY,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+_OELM_GPT = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
     "vocab_size": _VOCABULARY,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -108,6 +119,8 @@ SMALL: MappingProxyType[str, tuple[str, str, dict[str, Any]]] = MappingProxyType
         ),
         "gpt2": ("GPT2LMHeadModel", "GPT2Config", _GPT2),
         "gpt2-cross": ("GPT2LMHeadModel", "GPT2Config", {**_GPT2, "add_cross_attention": True}),
+        "oelm-gpt": ("OelmGPTForCausalLM", "OelmGPTConfig", _OELM_GPT),
+        "oelm-gpt-rotary": ("OelmGPTForCausalLM", "OelmGPTConfig", {**_OELM_GPT, "positions": "rotary"}),
         "opt": (
             "OPTForCausalLM",
             "OPTConfig",
@@ -196,9 +209,10 @@ def small_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     if name not in SMALL:
         raise OelmError(f"no small model {name!r}.{nearest(name, SMALL)} There are: {', '.join(SMALL)}")
     model_class, config_class, fields = SMALL[name]
-    config = getattr(transformers, config_class)(**{**fields, **changes})
+    home = gpt if hasattr(gpt, config_class) else transformers
+    config = getattr(home, config_class)(**{**fields, **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = getattr(transformers, model_class)(config)
+        model = getattr(home, model_class)(config)
     assert isinstance(model, PreTrainedModel)
     return model

@@ -1,0 +1,73 @@
+"""With an identity key the decoder's cache holds each hidden state once: half the memory, the same text."""
+
+import pytest
+import torch
+from transformers.cache_utils import StaticCache
+
+import oelm
+
+from .helpers import lively_model
+
+
+def cache_bytes(cache) -> int:
+    return sum(t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values))
+
+
+def padded_batch() -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 96, (2, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+
+
+@pytest.fixture
+def model():
+    model = lively_model("oelm-gpt")
+    oelm.apply(model, "identity-key")
+    return model
+
+
+def test_the_cache_is_half_as_large(model):
+    batch = padded_batch()
+    with torch.no_grad():
+        usual = lively_model("oelm-gpt")(**batch, use_cache=True).past_key_values
+        halved = model(**batch, use_cache=True).past_key_values
+    assert cache_bytes(usual) == 2 * cache_bytes(halved)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_token_by_token_gives_what_the_whole_text_gives(model, attention):
+    model.set_attn_implementation(attention)
+    batch = padded_batch()
+    with torch.no_grad():
+        whole = model(**batch, use_cache=False).logits
+        cache, parts = None, []
+        # A prompt, a chunk of several tokens on top of the cache, then single tokens.
+        for start, end in ((0, 5), (5, 8), (8, 9), (9, 10), (10, 12)):
+            here = {"input_ids": batch["input_ids"][:, start:end], "attention_mask": batch["attention_mask"][:, :end]}
+            here["position_ids"] = batch["position_ids"][:, start:end]
+            out = model(**here, past_key_values=cache, use_cache=True)
+            cache, parts = out.past_key_values, [*parts, out.logits]
+    real = batch["attention_mask"].bool()
+    assert (torch.cat(parts, 1) - whole)[real].abs().max() < 1e-4
+
+
+def test_generation_is_the_same_with_and_without_a_cache(model):
+    batch = {key: value for key, value in padded_batch().items() if key != "position_ids"}
+    how = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    assert torch.equal(model.generate(**batch, **how), model.generate(**batch, **how, use_cache=False))
+
+
+def test_a_static_cache_works_too(model):
+    batch = {"input_ids": padded_batch()["input_ids"]}
+    how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    cache = StaticCache(config=model.config, max_cache_len=32)
+    assert torch.equal(model.generate(**batch, **how, past_key_values=cache), model.generate(**batch, **how))
+
+
+def test_rotary_positions_keep_the_usual_cache():
+    model = lively_model("oelm-gpt-rotary")
+    oelm.apply(model, "identity-key")
+    with torch.no_grad():
+        cache = model(**padded_batch(), use_cache=True).past_key_values
+    assert cache.layers[0].values.shape == cache.layers[0].keys.shape
