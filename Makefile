@@ -23,10 +23,10 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 pytest: $(STAMP)
-	$(BIN)/pytest -q -n 2
+	$(BIN)/pytest -q -n 2 --dist loadgroup
 
 slow: $(STAMP)  ## the tests that take minutes
-	$(BIN)/pytest -q -n 2 -m slow
+	$(BIN)/pytest -q -n 2 --dist loadgroup -m slow
 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .

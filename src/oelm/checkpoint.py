@@ -37,14 +37,16 @@ def load(
             raise CheckpointError(f"oelm.load always has {name}={only}")
     config = _read_config(path, AutoConfig if model_class is None else model_class.config_class, options)
     method = _recorded_method(config, path)
-    cls = _operated_class(model_class or class_of(config, path), method)
+    wanted = model_class or class_of(config, path)
+    builds_itself = issubclass(wanted, gpt.OelmGPTPreTrainedModel)
+    cls = wanted if builds_itself else _operated_class(wanted, method)
     # Tensors of another shape are let through here for _require_complete to name.
     how = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     try:
         model, info = cls.from_pretrained(path, config=config, **how, **options)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{_broken_file(path, options) or path}: its weights cannot be read ({error})") from None
-    model.__class__ = type(model).__mro__[1]
+    model.__class__ = wanted
     _require_complete(path, info)
     refreeze(model)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +28,10 @@ _ORTHO_METHODS = {
     "normal": "oelm-random",
     "random": "oelm-random",
 }
+
+
+# The numbers that YAML 1.1 takes for words. Others that Python would read, such as "nan", are meant as words.
+_SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 class ModelConfig(Strict, refusal=ConfigError):
@@ -177,7 +182,10 @@ class RunConfig(Strict, refusal=ConfigError):
         """A config from a YAML or JSON file or a dict, with `key=value` overrides such as `train.max_steps=100`."""
         fields = dict(source) if isinstance(source, dict) else read_mapping(source)
         for override in overrides or []:
-            fields = merge(fields, _parse_override(override))
+            change = _parse_override(override)
+            if isinstance(fields.get("method"), str) and isinstance(change.get("method"), dict):
+                fields["method"] = {"preset": fields["method"]}  # method.layers=... changes the method that is named
+            fields = merge(fields, change)
         where = "config" if isinstance(source, dict) else str(source)
         try:
             return cls.model_validate(fields)
@@ -225,7 +233,7 @@ def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML or JSON ({error})") from None
+        raise ConfigError(f"{path}: not YAML or JSON ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: a config is a mapping of keys to values")
     return content
@@ -251,10 +259,7 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 def _number(text: str) -> str | float:
     """YAML reads 3e-4 as a string; a learning rate is a number."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    return float(text) if _SCIENTIFIC.fullmatch(text) else text
 
 
 def _study_method(model_type: str = "oelm", freeze_qk: bool | None = None, ortho_method: str | None = None) -> Method:

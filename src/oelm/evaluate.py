@@ -37,4 +37,4 @@ def validation_loss(
         with autocast or nullcontext():
             total += module(inputs.to(world.device), targets.to(world.device))
     module.train(training)
-    return world.total(float(total))[0] / (count * task.length)
+    return world.total(float(total)) / (count * task.length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,9 +17,14 @@ from .errors import TrainingError
 _HEADROOM = 64 * 1024**2
 
 
+def to_json(content: Any, **options: Any) -> str:
+    """JSON text. A number that is not finite becomes null, since JSON has no word for it."""
+    return json.dumps(_finite(content), allow_nan=False, **options)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically."""
-    write_text(path, json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    write_text(path, to_json(content, indent=2, sort_keys=True) + "\n")
 
 
 def write_text(path: Path, content: str) -> None:
@@ -90,6 +96,15 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a process that was killed while it wrote left in a folder that is now ours alone."""
+    for path in folder.glob(".*.tmp"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def require_space(folder: Path, needed: int) -> None:
     """Raise before writing when the disk has too little room."""
     free = shutil.disk_usage(folder).free
@@ -98,3 +113,11 @@ def require_space(folder: Path, needed: int) -> None:
             f"{folder}: {needed / 1e6:,.0f} MB are to be written and the disk has {free / 1e6:,.0f} MB free; "
             "make room and start the run again: it goes on from its last checkpoint"
         )
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -15,13 +15,14 @@ import platform
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from . import __version__
 from .config import RunConfig
 from .errors import ConfigError, TrainingError
-from .files import read_json, recover_folder, write_json, write_text
+from .files import read_json, recover_folder, remove_leftovers, to_json, write_json, write_text
 
 FORMAT = 1
 # States of a run. "stopped" is a run that was asked to stop and can go on; "failed" says why in its message.
@@ -45,29 +46,44 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def claimed(self) -> bool:
+        """Whether this process may write here."""
+        return self._log is not None
+
     def claim(self) -> None:
         """Make the folder this process's: raises if a live process has it, or if it holds another run."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / "lock", "a+", encoding="utf-8")
+            self._lock_it(self._lock)
+            recover_folder(self.path / "best")
+            remove_leftovers(self.path)
+            self._check_config()
+            write_json(self / "config.json", {"format": FORMAT, "id": self.config.id, **self.config.to_dict()})
+            self._log = open(self / "train.log", "a", encoding="utf-8", buffering=1)
         except OSError as error:
+            self.close()
             raise TrainingError(f"{self.path}: cannot be written ({error.strerror})") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock_it(self, lock: TextIO) -> None:
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._lock.seek(0)
-            raise TrainingError(f"{self.path}: in use by {self._lock.read().strip() or 'another process'}") from None
-        self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        self._lock.flush()
-        recover_folder(self.path / "best")
-        self._check_config()
-        write_json(self / "config.json", {"format": FORMAT, "id": self.config.id, **self.config.to_dict()})
-        self._log = open(self / "train.log", "a", encoding="utf-8", buffering=1)
+            lock.seek(0)
+            raise TrainingError(f"{self.path}: in use by {lock.read().strip() or 'another process'}") from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
 
     def _check_config(self) -> None:
+        """Raise if the folder holds another run's work. One that was refused before its first step left none."""
         there = self / "config.json"
-        if not there.exists():
+        begun = (self / "metrics.jsonl").exists() or (self / "result.json").exists() or any(self.checkpoints.iterdir())
+        if not there.exists() or not begun:
             return
         old = read_json(there)
         if old.get("id") != self.config.id:
@@ -78,9 +94,12 @@ class RunFolder:
             )
 
     def start_metrics(self, step: int) -> None:
-        """Open the metrics for appending; lines after `step` are dropped, since those steps will be taken again."""
+        """Open the metrics for appending, without the lines of what will be done again after `step` steps.
+
+        An event happens at the start of its step: after the checkpoint that has as many steps done.
+        """
         path = self / "metrics.jsonl"
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        kept = [line for line in _whole_lines(path) if _done_by(json.loads(line), step)]
         write_text(path, "".join(f"{line}\n" for line in kept))
         self._metrics = open(path, "a", encoding="utf-8", buffering=1)
 
@@ -88,12 +107,12 @@ class RunFolder:
         """Append one line of metrics."""
         assert self._metrics is not None, "start_metrics comes first"
         line = {"kind": kind, "step": step, **values}
-        self._metrics.write(json.dumps(line, allow_nan=False) + "\n")
+        _append(self._metrics, to_json(line))
         return line
 
     def log(self, text: str) -> None:
         if self._log is not None:
-            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            _append(self._log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def status(self, state: str, **values: Any) -> None:
         """Rewrite status.json: what a live table shows."""
@@ -105,7 +124,8 @@ class RunFolder:
     def close(self) -> None:
         for file in (self._metrics, self._log, self._lock):
             if file is not None:
-                file.close()
+                with suppress(OSError):  # a line that a full disk refused is tried once more; it was told already
+                    file.close()
         self._metrics = self._log = self._lock = None
 
 
@@ -157,6 +177,17 @@ def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> l
         elif a != b:
             names.append(f"{prefix}{key}")
     return names
+
+
+def _done_by(line: dict[str, Any], step: int) -> bool:
+    return bool(line["step"] < step or (line["step"] == step and line["kind"] != "event"))
+
+
+def _append(file: TextIO, line: str) -> None:
+    try:
+        file.write(line + "\n")
+    except OSError as error:
+        raise TrainingError(f"{file.name}: cannot be written ({error.strerror})") from None
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -6,7 +6,18 @@ from .batches import Windows
 from .errors import DataError
 from .prepare import prepare
 from .progress import Progress
-from .stories import builtin, stories
+from .stories import annotated_stories, builtin, stories
 from .tokens import Split, TokenDataset, in_memory
 
-__all__ = ["DataError", "Progress", "Split", "TokenDataset", "Windows", "builtin", "in_memory", "prepare", "stories"]
+__all__ = [
+    "DataError",
+    "Progress",
+    "Split",
+    "TokenDataset",
+    "Windows",
+    "annotated_stories",
+    "builtin",
+    "in_memory",
+    "prepare",
+    "stories",
+]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,25 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
+from ..apply import install
+from ..audit import read_record
 from ..errors import OelmError, nearest
+from ..method import Method
 from ..projections import IdentityProjection
 
 D_HEAD = 64
 # name -> (width, layers); heads have 64 dimensions and the feed-forward layer is four times as wide.
 SIZES: MappingProxyType[str, tuple[int, int]] = MappingProxyType(
     {"tiny": (256, 4), "small": (384, 6), "medium-512": (512, 6), "medium": (768, 12), "large": (1024, 24)}
+)
+
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
 )
 
 
@@ -60,6 +72,7 @@ class OelmGPTConfig(PreTrainedConfig):  # type: ignore[misc]
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
+        self._check_numbers()
         if self.hidden_size % self.num_attention_heads:
             raise OelmError(f"hidden_size {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
         if self.positions not in ("learned", "rotary"):
@@ -67,6 +80,18 @@ class OelmGPTConfig(PreTrainedConfig):  # type: ignore[misc]
         if self.positions == "rotary" and self.hidden_size // self.num_attention_heads % 2:
             raise OelmError("rotary positions need an even head dimension")
         super().__post_init__(**kwargs)
+
+    def _check_numbers(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise OelmError(f"{name} {value!r}: must be a whole number above 0")
+        for name in ("rope_theta", "layer_norm_eps", "initializer_range"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise OelmError(f"{name} {value!r}: must be a number above 0")
+        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise OelmError(f"dropout {self.dropout!r}: must be a number from 0 to below 1")
 
 
 class OelmGPTAttention(nn.Module):
@@ -86,7 +111,7 @@ class OelmGPTAttention(nn.Module):
         self.q_proj = nn.Linear(width, width, bias=False)
         self.k_proj = nn.Linear(width, width, bias=False)
         self.v_proj = nn.Linear(width, width, bias=False)
-        self.o_proj = nn.Linear(width, width, bias=False)
+        self.o_proj = _ending(nn.Linear(width, width, bias=False))
 
     def forward(
         self,
@@ -148,7 +173,7 @@ class OelmGPTFeedForward(nn.Module):
         super().__init__()
         assert config.intermediate_size is not None
         self.fc_in = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc_out = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.fc_out = _ending(nn.Linear(config.intermediate_size, config.hidden_size))
 
     def forward(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.fc_out(F.gelu(self.fc_in(hidden)))
@@ -216,11 +241,10 @@ class OelmGPTPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        shrunk = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
-        if isinstance(module, OelmGPTAttention):
-            hf_init.normal_(module.o_proj.weight, std=shrunk)
-        elif isinstance(module, OelmGPTFeedForward):
-            hf_init.normal_(module.fc_out.weight, std=shrunk)
+        # By the Linear itself: transformers asks this of no module outside its own package that holds only modules.
+        if getattr(module, "ends_branch", False):
+            shrunk = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
+            hf_init.normal_(module.weight, std=shrunk)
         elif isinstance(module, OelmGPTRotary):
             hf_init.copy_(module.frequencies, module.compute())
 
@@ -238,6 +262,11 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
         self.h = nn.ModuleList([OelmGPTBlock(config, layer) for layer in range(config.num_hidden_layers)])
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
+        record = read_record(config)
+        if record is not None:
+            # Cores and identities are there before weights are loaded, so that pipelines and harnesses, which know
+            # nothing of oelm, read a saved model whole. Frozen again and verified it is only by oelm.load.
+            install(self, Method.load(record["method"]))
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -360,6 +389,12 @@ def gpt_config(size: str, **changes: Any) -> OelmGPTConfig:
         if name not in known:
             raise OelmError(f"GPT config: unknown field {name!r}.{nearest(name, known)}")
     return OelmGPTConfig(**fields)
+
+
+def _ending(linear: Any) -> nn.Linear:
+    """The Linear, marked as the last of its residual branch, for its first value."""
+    linear.ends_branch = True
+    return cast(nn.Linear, linear)
 
 
 def _rotate(states: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -5,34 +5,40 @@ The loop is in `_train`; what one optimiser step does is in `step.py`.
 
 from __future__ import annotations
 
-import os
+import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from ..apply import apply
 from ..audit import audit, verify
 from ..config import RunConfig
-from ..errors import CheckpointError, ConfigError, OelmError, TrainingError
+from ..errors import ConfigError, OelmError, TrainingError
 from ..evaluate import validation_loss
 from ..files import new_folder, read_json, require_space, write_json
 from ..models.language import build_for_run
-from ..records import RunFolder, environment
+from ..records import RunFolder, environment, read_metrics
 from ..schedule import advance, events
 from ..sites import find_sites
 from .optim import build_optimizer, learning_rate, set_learning_rate
-from .parallel import World, joined, wrap
+from .parallel import World, joined, reshard, wrap
 from .progress import Display, perplexity
+from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening
-from .state import TrainState, list_checkpoints, load_checkpoint, read_state, restore_record, save_checkpoint
-from .step import Stepper
+from .state import TrainState, load_checkpoint, read_state, restore_record, save_checkpoint
+from .step import Stepper, share_of
 from .task import LanguageModelling, SummedLoss
 from .timing import StepTimer
 from .trackers import Trackers
+
+# How long a signal that comes again is the same one, passed on by a launcher: in seconds.
+_SAME_SIGNAL = 2.0
 
 
 @dataclass
@@ -65,41 +71,50 @@ class Stopped(Exception):
 def train(config: RunConfig, quiet: bool = False) -> dict[str, Any]:
     """Train a run and return its result, which is also its record. A finished run is not trained again.
 
+    Under a launcher every process calls this, and the first one alone writes records and returns the result.
     Raises `Stopped` when a signal asked it to stop: it has saved a checkpoint, and the same call goes on from there.
     """
-    with joined(config.train.device) as world, listening() as stop:
-        _prepare_torch(config, world)
+    with listening() as stop, joined(config.train.device) as world, torch_for(config, world):
+        stop.patience = 0.0 if world.size == 1 else _SAME_SIGNAL
         folder = RunFolder(config)
-        if world.main:
-            folder.claim()
-        world.barrier()
         try:
-            if (folder / "result.json").is_file():
-                return dict(read_json(folder / "result.json"))
-            return _train_in(config, world, folder, stop, quiet)
-        except Stopped:
-            raise
+            with world.failing_together():
+                result = _train_in(config, world, folder, stop, quiet)
         except BaseException as error:
-            if world.main and (folder / "config.json").exists():
-                folder.log(f"failed: {error}")
-                _try_status(folder, error)
+            if world.main and folder.claimed:
+                _try_to_say(folder, error)
             raise
         finally:
             folder.close()
+    if result is None:
+        raise Stopped
+    return result
 
 
-def _train_in(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest, quiet: bool) -> dict[str, Any]:
+def _train_in(
+    config: RunConfig, world: World, folder: RunFolder, stop: StopRequest, quiet: bool
+) -> dict[str, Any] | None:
+    """The result, or none if the run was asked to stop. Nothing outlives this call that holds on to the group."""
+    if world.main:
+        folder.claim()
+    if world.any(world.main and (folder / "result.json").is_file()):
+        display = Display(folder if world.main else None, config.train.max_steps, quiet)
+        display.say(f"{folder.path}: finished already; its records are there")
+        display.close()
+        return dict(read_json(folder / "result.json")) if world.main else {}
     run = _build(config, world, folder, stop, quiet)
     try:
-        _train(run)
-        return _finish(run)
+        return _finish(run) if _train(run) else None
     finally:
         run.trackers.close()
         run.display.close()
 
 
-def _train(run: Run) -> None:
-    """The loop: change what is frozen, take a step, log, validate, save, listen; until there are no steps left."""
+def _train(run: Run) -> bool:
+    """The loop: change what is frozen, take a step, log, validate, save, listen; until there are no steps left.
+
+    Whether it came to its end; it did not if it was asked to stop.
+    """
     config, state = run.config, run.state
     run.timer.begin()
     started, before = time.perf_counter(), state.seconds
@@ -120,7 +135,8 @@ def _train(run: Run) -> None:
         if state.step % config.eval.every == 0 or last:
             with run.timer.apart_from_steps("validation"):
                 _validate(run)
-        stopping = _asked_to_stop(run)
+        # All agree: a signal may reach one process a step before the others, or only one.
+        stopping = run.world.any(bool(run.stop))
         if state.step % config.checkpoint.every == 0 or last or stopping:
             with run.timer.apart_from_steps("checkpoint"):
                 _save(run)
@@ -128,38 +144,44 @@ def _train(run: Run) -> None:
             run.display.say(f"stopped by {run.stop.signal or 'another process'} at step {state.step}: saved")
             if run.world.main:
                 run.folder.status("stopped", step=state.step, signal=run.stop.signal)
-            raise Stopped
+            return False
+    return True
 
 
 def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest, quiet: bool) -> Run:
     """Data, model, method, optimiser, and the last checkpoint if there is one: all checked before the first step."""
+    share_of(config, world)
     display = Display(folder if world.main else None, config.train.max_steps, quiet)
     task = LanguageModelling.open(config)
     model = build_for_run(config.model, task.data.vocab_size, config.data.sequence_length, config.seed)
     apply(model, config.method, config.seed)
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    found = events(model, config.method)
-    if found and config.train.parallel == "fsdp":
+    planned = events(model, config.method)
+    if planned and config.train.parallel == "fsdp":
         raise ConfigError("a method whose schedule freezes or unfreezes needs train.parallel 'ddp'")
-    if found and found[-1].step >= config.train.max_steps:
-        raise ConfigError(f"method.schedule: {found[-1]} is past train.max_steps {config.train.max_steps}")
+    if planned and planned[-1].step >= config.train.max_steps:
+        raise ConfigError(f"method.schedule: {planned[-1]} is past train.max_steps {config.train.max_steps}")
 
-    about = _about(config, world)
-    checkpoint = _find_checkpoint(config, folder, about)
+    checkpoint, differs = find_checkpoint(config, folder, about(config, world, task))
     state, step_seconds = TrainState(), None
     if checkpoint is not None:
         state, _, step_seconds = read_state(checkpoint)
         restore_record(checkpoint, model)
+        if differs:
+            state.notes.append(f"step {state.step}: went on inexactly: {differs}")
+    found = checkpoint.name if checkpoint else "none"
+    require_the_same(world, config=config.id, torch=torch.__version__, data=task.data.sha256, checkpoint=found)
     model.to(world.device)
     stepper = _stepper(config, world, task, model, state)
     if checkpoint is not None:
         load_checkpoint(checkpoint, model, stepper.optimizer)
         display.say(f"resumed from step {state.step}")
+    report = audit_of(model, world)
     if world.main:
         folder.start_metrics(state.step)
         write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))
-        write_json(folder / "audit.json", audit_of(model, world))
+        write_json(folder / "audit.json", report)
         folder.status("running", step=state.step, max_steps=config.train.max_steps)
         if checkpoint is not None:
             for note in state.notes:
@@ -188,6 +210,7 @@ def _follow_schedule(run: Run) -> None:
         old = run.stepper.optimizer
         run.stepper.settle(run.state)
         window = run.stepper.window
+        old.zero_grad(set_to_none=True)  # what was frozen just now would keep its last gradient
         # Without a new wrapper the ranks would go on exchanging the old set of gradients, and silently part ways.
         run.stepper = _stepper(run.config, run.world, run.task, run.model, run.state)
         run.stepper.window = window
@@ -207,8 +230,9 @@ def _log(run: Run, rate: float) -> None:
     state, config = run.state, run.config
     seconds = run.timer.collect()
     loss_sum, steps, norm = run.stepper.settle(state)
-    loss = run.world.total(loss_sum)[0] / max(1, steps * run.stepper.tokens_per_step)
-    state.window_loss, state.window_steps = 0.0, 0
+    total = run.world.total(loss_sum)
+    loss = total / (steps * run.stepper.tokens_per_step) if steps else math.nan  # all of them were skipped
+    state.window_losses, state.window_steps = [], 0
     run.stepper.reset_window()
     per_step = sum(seconds) / len(seconds) if seconds else 0.0
     speed = run.stepper.tokens_per_step / per_step if per_step else 0.0
@@ -231,11 +255,12 @@ def _validate(run: Run) -> None:
     loss = validation_loss(
         run.stepper.module, run.task, run.world, batch_size, config.eval.sequences, run.stepper.autocast
     )
+    reshard(run.stepper.module)
     ppl = perplexity(loss)
     for target in config.eval.targets:
         if ppl <= target and str(target) not in state.reached:
             state.reached[str(target)] = {"step": state.step, "tokens": state.tokens, "seconds": state.seconds}
-    better = state.best_loss is None or loss < state.best_loss
+    better = math.isfinite(loss) and (state.best_loss is None or loss < state.best_loss)
     if better:
         state.best_loss, state.best_step = loss, state.step
     run.display.say(f"step {state.step}: validation loss {loss:.4f}, perplexity {ppl:.3f}{' (best)' if better else ''}")
@@ -251,14 +276,14 @@ def _validate(run: Run) -> None:
 
 def _save(run: Run) -> None:
     loss_sum, steps, _ = run.stepper.settle(run.state)
-    run.state.window_loss, run.state.window_steps = run.world.total(loss_sum)[0], steps
+    run.state.window_losses, run.state.window_steps = run.world.gather(loss_sum), steps
     save_checkpoint(
         run.folder.checkpoints,
         run.config.checkpoint.keep,
         run.model,
         run.stepper.optimizer,
         run.state,
-        _about(run.config, run.world),
+        about(run.config, run.world, run.task),
         run.timer.steps,
         run.world,
         run.sharded,
@@ -276,9 +301,12 @@ def _save_model(run: Run, path: Path) -> None:
     if run.world.main:
         require_space(run.folder.path, sum(p.numel() * p.element_size() for p in run.model.parameters()))
         model: Any = run.model
-        with new_folder(path) as folder:
-            model.save_pretrained(folder, state_dict=state_dict)
-            run.task.data.load_tokenizer().save_pretrained(folder)
+        try:
+            with new_folder(path) as folder:
+                model.save_pretrained(folder, state_dict=state_dict)
+                run.task.data.load_tokenizer().save_pretrained(folder)
+        except SafetensorError as error:
+            raise TrainingError(f"{path}: cannot be written ({error}); the last checkpoint is intact") from None
     run.world.barrier()
 
 
@@ -291,17 +319,18 @@ def _finish(run: Run) -> dict[str, Any]:
     report = audit_of(run.model, run.world)
     if not run.world.main:
         return {}
-    last = _last_validation(run)
+    loss = _last_validation(run)
+    best = math.nan if state.best_loss is None else state.best_loss
     hours = state.seconds / 3600 * run.world.size
     cuda = run.world.device.type == "cuda"
     result = {
         "status": "finished",
         "id": config.id,
-        "val_loss": last["loss"],
-        "perplexity": last["perplexity"],
-        "bits_per_byte": last["loss"] / torch.log(torch.tensor(2.0)).item() / run.task.bytes_per_token,
-        "best_val_loss": state.best_loss,
-        "best_perplexity": perplexity(state.best_loss) if state.best_loss is not None else None,
+        "val_loss": loss,
+        "perplexity": perplexity(loss),
+        "bits_per_byte": loss / math.log(2) / run.task.bytes_per_token,
+        "best_val_loss": best,
+        "best_perplexity": perplexity(best),
         "best_step": state.best_step,
         "steps": state.step,
         "tokens": state.tokens,
@@ -322,16 +351,16 @@ def _finish(run: Run) -> dict[str, Any]:
     write_json(run.folder / "result.json", result)
     run.folder.status("finished", step=state.step)
     run.display.say(
-        f"finished: validation loss {result['val_loss']:.4f}, perplexity {result['perplexity']:.3f} "
-        f"(best {result['best_perplexity']:.3f} at step {state.best_step}); records in {run.folder.path}"
+        f"finished: validation loss {loss:.4f}, perplexity {perplexity(loss):.3f} "
+        f"(best {perplexity(best):.3f} at step {state.best_step}); records in {run.folder.path}"
     )
-    return result
+    return dict(read_json(run.folder / "result.json"))
 
 
-def _last_validation(run: Run) -> dict[str, Any]:
-    from ..records import read_metrics
-
-    return next(line for line in reversed(read_metrics(run.folder.path)) if line["kind"] == "val")
+def _last_validation(run: Run) -> float:
+    """The last validation loss; not a number where the record says null."""
+    loss = next(line["loss"] for line in reversed(read_metrics(run.folder.path)) if line["kind"] == "val")
+    return math.nan if loss is None else float(loss)
 
 
 def audit_of(model: nn.Module, world: World) -> dict[str, Any]:
@@ -343,67 +372,14 @@ def _is_sharded(model: nn.Module) -> bool:
     return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
-def _find_checkpoint(config: RunConfig, folder: RunFolder, about: dict[str, Any]) -> Path | None:
-    """The checkpoint to go on from, if any: of this config, and able to go on exactly unless told otherwise."""
-    there = list_checkpoints(folder.checkpoints)
-    if not there:
-        return None
-    if config.checkpoint.resume == "never":
-        raise ConfigError(f"{folder.path}: holds a checkpoint, and checkpoint.resume is 'never'")
-    _, was, _ = read_state(there[-1])
-    if was["id"] != about["id"]:
-        raise CheckpointError(f"{there[-1]}: is of another config ({was['id']}, this run's is {about['id']})")
-    differs = [f"{key} {was[key]} then, {about[key]} now" for key in about if was.get(key) != about[key]]
-    if differs and config.checkpoint.resume == "auto" and about["deterministic"]:
-        raise ConfigError(
-            f"{there[-1]}: this run cannot go on exactly: {'; '.join(differs)}. Use the same, or set "
-            "checkpoint.resume to 'inexact'"
-        )
-    return there[-1]
-
-
-def _about(config: RunConfig, world: World) -> dict[str, Any]:
-    """What must be the same for a run to go on exactly."""
-    return {
-        "id": config.id,
-        "deterministic": _deterministic(config, world),
-        "threads": torch.get_num_threads(),
-        "optimizer_kernel": "fused" if world.device.type == "cuda" else "loop",
-        "torch": torch.__version__,
-        "world_size": world.size,
-    }
-
-
-def _deterministic(config: RunConfig, world: World) -> bool:
-    wanted = config.train.deterministic
-    return world.device.type == "cpu" if wanted == "auto" else wanted
-
-
-def _prepare_torch(config: RunConfig, world: World) -> None:
-    if _deterministic(config, world):
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    if world.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-        torch.cuda.reset_peak_memory_stats()
-
-
-def _asked_to_stop(run: Run) -> bool:
-    """Whether to stop, agreed by all: a signal may reach one process a step before the others."""
-    if run.world.size == 1:
-        return bool(run.stop)
-    due = run.state.step % run.config.log.every == 0
-    return run.world.any(bool(run.stop)) if due else False
-
-
 def _untracked(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})
 
 
-def _try_status(folder: RunFolder, error: BaseException) -> None:
-    """Say in the status why a run failed; on a full or read-only disk even that may not be possible."""
+def _try_to_say(folder: RunFolder, error: BaseException) -> None:
+    """Record why a run failed; on a full or read-only disk that may not be possible, and the error itself says why."""
     message = f"{type(error).__name__}: {error}" if isinstance(error, OelmError) else repr(error)
-    try:
+    with suppress(TrainingError):
+        folder.log(f"failed: {error}")
+    with suppress(TrainingError):
         folder.status("failed", message=message)
-    except TrainingError:
-        folder.log("the status could not be written")

@@ -15,7 +15,7 @@ from ..sites import find_sites
 
 @dataclass(frozen=True)
 class Placement:
-    """What decides a parameter's learning rate: its role, and how many blocks lie above its own."""
+    """What decides a parameter's learning rate: its role (q+k+v if those are fused), and how many blocks lie above."""
 
     role: str
     above: int
@@ -27,6 +27,7 @@ def placements(model: nn.Module) -> dict[str, Placement]:
     blocks = list(dict.fromkeys(site.block for site in sites))
     by_module = {path: role for site in sites for role, path in site.roles.items()}
     by_module |= {path: role for site in sites for role, path in site.feed_forward()}
+    by_module |= {site.fused_path: "+".join(site.fused.roles) for site in sites if site.fused is not None}
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     found = {}
     for name, parameter in model.named_parameters():
@@ -61,7 +62,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         multiplier = 1.0
         if places:
             place = places[name]
-            multiplier = config.multipliers.get(place.role, 1.0) * config.layer_decay**place.above
+            multiplier = _multiplier(name, place.role, config.multipliers) * config.layer_decay**place.above
         groups.setdefault((decay, multiplier), []).append(parameter)
     if not groups:
         raise ConfigError("nothing in this model is trainable: the method froze everything")
@@ -69,6 +70,17 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         {"params": parameters, "weight_decay": decay, "multiplier": multiplier}
         for (decay, multiplier), parameters in groups.items()
     ]
+
+
+def _multiplier(name: str, role: str, multipliers: dict[str, float]) -> float:
+    """The multiplier of a role, or of all roles of a fused projection, which is one parameter and has one rate."""
+    found = {multipliers.get(part, 1.0) for part in role.split("+")}
+    if len(found) > 1:
+        raise ConfigError(
+            f"optimizer.multipliers: {name} is the model's {role.replace('+', ', ')} in one tensor; give those the "
+            "same multiplier, or use a method that takes them apart"
+        )
+    return found.pop()
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:

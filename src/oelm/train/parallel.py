@@ -1,75 +1,174 @@
-"""One process or many: joining the group, wrapping the model, agreeing on numbers, leaving in order."""
+"""One process or many: joining the group, wrapping the model, agreeing on numbers, failing and leaving together."""
 
 from __future__ import annotations
 
 import gc
 import os
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, OelmError, TrainingError, first_line
+
+_PATIENCE = timedelta(minutes=30)
+_REASON = "failure"
+_NO_REASON = "lost contact with another process; if it gave no reason, it was killed or its machine failed ({})"
+_joins = count()
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among all: its rank, how many there are, its device."""
+    """This process's place among all: its rank, how many there are, its device.
+
+    What the processes agree on travels through the CPU, so nothing here waits for a GPU.
+    """
 
     rank: int
     size: int
     device: torch.device
+    board: Any = None  # where a process leaves the reason of its failure for the others
 
     @property
     def main(self) -> bool:
         return self.rank == 0
 
-    def total(self, *values: float) -> list[float]:
-        """Each value summed over all processes, in float64."""
-        tensor = torch.tensor(values, dtype=torch.float64, device=self._exchange)
-        if self.size > 1:
-            dist.all_reduce(tensor)
-        return [float(value) for value in tensor.tolist()]
+    def total(self, value: float) -> float:
+        """The value summed over all processes, in float64."""
+        return sum(self.gather(value))
+
+    def gather(self, value: float) -> list[float]:
+        """The value of every process, in float64, by rank."""
+        mine = torch.tensor([value], dtype=torch.float64)
+        if self.size == 1:
+            return [float(mine)]
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyone, mine)
+        return [float(one) for one in everyone]
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any process."""
-        return self.total(float(flag))[0] > 0
+        return self.total(float(flag)) > 0
 
     def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
+        self.gather(0.0)
 
-    @property
-    def _exchange(self) -> torch.device:
-        """Where tensors to exchange live: the GPU for NCCL, the CPU for gloo."""
-        return self.device if self.size > 1 and dist.get_backend() == "nccl" else torch.device("cpu")
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Leave the reason of a failure for the others; a process that fails for want of another gives that one's."""
+        try:
+            yield
+        except Exception as error:
+            if self.board is None:
+                raise
+            if not _lost_contact(error):
+                said = str(error) if isinstance(error, OelmError) else repr(error)
+                _post(self.board, f"process {self.rank} failed: {said}")
+                raise
+            raise TrainingError(_read(self.board) or _NO_REASON.format(first_line(error))) from None
 
 
 @contextmanager
 def joined(device: Literal["auto", "cpu", "cuda"]) -> Iterator[World]:
-    """Join the group that torchrun started, or be alone; leave it in order when the block ends."""
+    """Join the group that a launcher started, or be alone; leave it in order when the block ends."""
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     where = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if size == 1:
         yield World(0, 1, where)
         return
-    backend = "nccl" if where.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(minutes=30))
+    _import_what_would_keep_the_group()
+    # A process may join again and again: each time has names of its own in the store, which outlives them all.
+    store = dist.distributed_c10d.PrefixStore(f"oelm/{next(_joins)}", _meeting_point())
+    backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+    world = World(rank, size, where, store)
     try:
-        yield World(rank, size, where)
-    except BaseException:
-        # The others may never reach a barrier after a failure here: leave at once, and torchrun ends them.
-        dist.destroy_process_group()
+        yield world
+    except BaseException as error:
+        # The others may never reach a barrier now. Leaving at once closes the connections that they wait on.
+        _let_go(error)
+        _leave(at_once=True)
         raise
     # Gloo aborts at exit when something still holds the group: let go of everything, meet once more, then leave.
     gc.collect()
-    dist.barrier()
-    dist.destroy_process_group()
+    with suppress(RuntimeError):  # all is done and written: that another process has gone already does no harm
+        world.barrier()
+    _leave()
+
+
+def _import_what_would_keep_the_group() -> None:
+    """Import, while there is no group, the modules of torch whose functions have the group of that time as a default.
+
+    Imported later, as DDP and FSDP do, they would keep its threads alive until the interpreter ends, and abort it.
+    """
+    if dist.is_available():
+        import torch.distributed.fsdp
+        import torch.distributed.nn
+        import torch.distributed.optim  # noqa: F401
+
+
+def _leave(at_once: bool = False) -> None:
+    """Destroy the group. At once: without waiting for exchanges on a GPU that the others will not take part in."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    for thing in gc.get_objects():
+        if type(thing) is DeviceMesh:  # torch's caches of sharded operations keep it, and it keeps the group
+            getattr(thing, "_pg_registry", {}).clear()
+    if at_once and "nccl" in str(dist.get_backend_config()):
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Empty the frames of an error that are done: they hold the model, and so the group. Its traceback stays."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        if error.__suppress_context__:  # a frame's closure is not emptied, so what nobody will see goes altogether
+            error.__context__ = None
+        error = error.__cause__ or error.__context__
+    gc.collect()
+
+
+@cache
+def _meeting_point() -> Any:
+    """The store through which the launcher lets the processes find each other."""
+    lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK") if not os.environ.get(name)]
+    if lacking:
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(lacking)} is not set: start with torchrun, or "
+            "set MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK and LOCAL_RANK for every process"
+        )
+    from torch.distributed.rendezvous import rendezvous
+
+    store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
+    return store
+
+
+def _lost_contact(error: Exception) -> bool:
+    """Whether an error says no more than that another process has gone."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def _post(board: Any, reason: str) -> None:
+    """Leave a reason, if none is there yet."""
+    with suppress(RuntimeError):  # the store lives in another process, which may be gone
+        board.compare_set(_REASON, "", reason)
+
+
+def _read(board: Any) -> str | None:
+    with suppress(RuntimeError):
+        if board.check([_REASON]):
+            return str(board.get(_REASON), "utf-8")
+    return None
 
 
 def wrap(module: nn.Module, blocks: list[nn.Module], world: World, how: Literal["ddp", "fsdp"]) -> nn.Module:
@@ -80,6 +179,10 @@ def wrap(module: nn.Module, blocks: list[nn.Module], world: World, how: Literal[
         from torch.nn.parallel import DistributedDataParallel
 
         ids = [world.device.index] if world.device.type == "cuda" else None
+        # Buffers hold constants here: exchanging them would make a forward pass wait for the other processes.
+        constants = [name for name, _ in module.named_buffers()]
+        ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(module, constants)  # type: ignore[no-untyped-call]
         return DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -105,6 +208,15 @@ def without_sync(module: nn.Module, last: bool) -> Iterator[None]:
     if isinstance(inner, FSDPModule):
         inner.set_requires_gradient_sync(last)
     yield
+
+
+def reshard(module: nn.Module) -> None:
+    """Bring back the shards of a sharded module after a forward pass that no backward pass followed."""
+    from torch.distributed.fsdp import FSDPModule
+
+    inner = getattr(module, "_orig_mod", module)
+    if isinstance(inner, FSDPModule):
+        inner.reshard()
 
 
 def _device(wanted: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.device:

@@ -31,7 +31,7 @@ class Display:
         """Something worth a line of its own."""
         if self._folder is not None:
             self._folder.log(text)
-            self._console.print(text, highlight=False, markup=False)
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def step(self, step: int, figures: dict[str, float], eta: float) -> None:
         """The figures of the last steps."""
@@ -55,7 +55,7 @@ class Display:
 
 def perplexity(loss: float) -> float:
     """e to the loss; infinite where that overflows."""
-    return math.exp(loss) if loss < 700 else math.inf
+    return math.inf if loss > 700 else math.exp(loss)
 
 
 def duration(seconds: float) -> str:

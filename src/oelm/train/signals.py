@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,18 +15,23 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class StopRequest:
-    """Whether a signal asked this process to stop, and which."""
+    """Whether a signal asked this process to stop, and which.
+
+    A launcher passes a signal on to processes that may have had it already: for `patience` seconds it counts as one.
+    """
 
     def __init__(self) -> None:
         self.signal: str | None = None
+        self.patience, self._since = 0.0, 0.0
 
     def __bool__(self) -> bool:
         return self.signal is not None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+        if self.signal is None:
+            self.signal, self._since = signal.Signals(number).name, time.monotonic()
+        elif time.monotonic() - self._since >= self.patience:
             os._exit(128 + number)
-        self.signal = signal.Signals(number).name
 
 
 @contextmanager

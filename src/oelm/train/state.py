@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..audit import record_of, refreeze, verify
-from ..errors import CheckpointError
+from ..errors import CheckpointError, TrainingError, first_line
 from ..files import put_in_place, read_json, require_space, sync, write_json
 from .parallel import World
 
@@ -29,12 +30,15 @@ _OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass
 class TrainState:
-    """The counters of a run. `step` optimiser steps are done; `window_*` belong to the next line of metrics."""
+    """The counters of a run. `step` optimiser steps are done; `window_*` belong to the next line of metrics.
+
+    `window_losses` has one for each process: adding them up here would cost the sum its last bits on resumption.
+    """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    window_loss: float = 0.0
+    window_losses: list[float] = field(default_factory=list)
     window_steps: int = 0
     best_loss: float | None = None
     best_step: int | None = None
@@ -82,13 +86,13 @@ def save_checkpoint(
     if world.main:
         content = {
             "format": FORMAT,
-            "sharded": sharded,
+            "shards": _sizes(temporary / "shards") if sharded else None,
             "about": about,
             "state": asdict(state),
             "oelm": record_of(model),
             "step_seconds": [round(value, 7) for value in step_seconds],
         }
-        write_json(temporary / "state.json", content)
+        _guard(lambda: write_json(temporary / "state.json", content), path)
         for file in temporary.rglob("*"):
             if file.is_file():
                 sync(file)
@@ -136,19 +140,24 @@ def load_model(path: Path, model: nn.Module) -> None:
 
 def _read(path: Path, tensors: dict[str, Tensor], whole: bool) -> None:
     """Fill tensors from a checkpoint. With `whole`, it must hold just these; without, it may hold more."""
-    if read_json(path / "state.json")["sharded"]:
-        _read_shards(tensors, path)
+    shards = read_json(path / "state.json")["shards"]
+    if shards is not None:
+        _read_shards(path, shards, tensors, whole)
         return
     try:
         stored = load_file(path / "tensors.safetensors")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path / 'tensors.safetensors'}: cannot be read ({error})") from None
-    odd = sorted(set(tensors) - set(stored)) + (sorted(set(stored) - set(tensors)) if whole else [])
-    if odd:
-        raise CheckpointError(f"{path}: does not fit this run: {len(odd)} tensors differ, such as {odd[0]}")
+    _require_names(path, set(stored), set(tensors), whole)
     with torch.no_grad():
         for name, tensor in tensors.items():
             _assign(tensor, stored[name], f"{path}: {name}")
+
+
+def _require_names(path: Path, stored: set[str], wanted: set[str], whole: bool) -> None:
+    odd = sorted(wanted - stored) + (sorted(stored - wanted) if whole else [])
+    if odd:
+        raise CheckpointError(f"{path}: does not fit this run: {len(odd)} tensors differ, such as {odd[0]}")
 
 
 def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
@@ -193,30 +202,57 @@ def _assign(tensor: Tensor, value: Tensor, what: str) -> None:
 
 
 def _write_shards(tensors: dict[str, Tensor], path: Path) -> None:
+    """Every process writes what it holds into files of its own."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     writer = HuggingFaceStorageWriter(str(path / "shards"), save_distributed=True)
-    save({name: tensor.detach() for name, tensor in tensors.items()}, storage_writer=writer)
+    try:
+        save({name: tensor.detach() for name, tensor in tensors.items()}, storage_writer=writer)
+    except CheckpointException as error:
+        raise CheckpointError(f"{path}: cannot be written ({_reasons(error)}); the one before it is intact") from None
 
 
-def _read_shards(tensors: dict[str, Tensor], path: Path) -> None:
+def _read_shards(path: Path, shards: dict[str, int], tensors: dict[str, Tensor], whole: bool) -> None:
+    """Every process reads what it needs, from the files of however many wrote them, into the tensors themselves."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    wanted = {name: tensor.detach() for name, tensor in tensors.items()}
-    load(wanted, storage_reader=HuggingFaceStorageReader(str(path / "shards")))
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            if tensor.data_ptr() != wanted[name].data_ptr():
-                tensor.copy_(wanted[name])
+    there = _sizes(path / "shards")
+    odd = sorted(name for name in shards | there if shards.get(name) != there.get(name))
+    if odd:  # a missing file would not be noticed below: its part of each tensor would stay as it is
+        raise CheckpointError(f"{path / 'shards' / odd[0]}: missing, cut or not of this checkpoint")
+    reader = HuggingFaceStorageReader(str(path / "shards"))
+    try:
+        _require_names(path, set(reader.read_metadata().state_dict_metadata), set(tensors), whole)
+        wanted = {name: tensor.detach() for name, tensor in tensors.items()}
+        with warnings.catch_warnings():  # that one process alone reads them is meant so
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load(wanted, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    except CheckpointException as error:
+        raise CheckpointError(f"{path}: cannot be read ({_reasons(error)})") from None
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from None
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The files of a folder and how long they are."""
+    return {file.name: file.stat().st_size for file in sorted(folder.glob("*.safetensors"))}
+
+
+def _reasons(error: Any) -> str:
+    """What torch's checkpointing says went wrong, by process."""
+    return "; ".join(f"process {rank}: {first_line(reason)}" for rank, (reason, _) in sorted(error.failures.items()))
 
 
 def _guard(action: Any, path: Path) -> None:
     """Do something to the disk; a failure names the checkpoint and leaves the earlier ones alone."""
     try:
         action()
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TrainingError) as error:
+        shutil.rmtree(path.with_name(f".{path.name}.tmp"), ignore_errors=True)  # a full disk needs the room
         raise CheckpointError(f"{path}: cannot be written ({error}); the checkpoint before it is intact") from None
 
 

@@ -16,6 +16,11 @@ from .parallel import World, without_sync
 from .state import TrainState
 from .task import LanguageModelling
 
+_TOO_LARGE = (
+    "one sequence at a time does not fit into the device's memory; use a smaller model or sequence length, or "
+    "train.gradient_checkpointing"
+)
+
 
 class Stepper:
     """Takes optimiser steps. The window holds the summed loss and number of steps since the last line of metrics.
@@ -38,11 +43,8 @@ class Stepper:
         self.config, self.world, self.task, self.model = config, world, task, model
         self.module, self.optimizer = module, optimizer
         self._cuda = world.device.type == "cuda"
-        batch = config.train.batch_size
-        if batch % world.size:
-            raise ConfigError(f"train.batch_size {batch} cannot be shared equally by {world.size} processes")
-        self.share = batch // world.size
-        self.tokens_per_step = batch * config.data.sequence_length
+        self.share = share_of(config, world)
+        self.tokens_per_step = config.train.batch_size * config.data.sequence_length
         wanted = config.train.precision
         bf16 = wanted == "bfloat16" or (wanted == "auto" and self._cuda and torch.cuda.is_bf16_supported())
         self.autocast = torch.autocast(world.device.type, torch.bfloat16) if bf16 else nullcontext()
@@ -65,9 +67,16 @@ class Stepper:
             raise ConfigError(
                 f"train.micro_batch_size {state.micro_batch_size} does not divide a process's {self.share} sequences"
             )
-        if self._cuda and self.world.size > 1:
-            self._probe_memory(state)
-        self.window = (self.window[0] + (state.window_loss if self.world.main else 0.0), state.window_steps)
+        if self.world.size > 1 and self.config.train.parallel == "ddp":
+            if self._cuda:
+                self._probe_memory(state)
+            self._rehearse(state)
+        losses = state.window_losses
+        if len(losses) == self.world.size:
+            loss = losses[self.world.rank]
+        else:  # another number of processes saved it
+            loss = sum(losses) if self.world.main else 0.0
+        self.window = (self.window[0] + loss, state.window_steps)
 
     def step(self, state: TrainState) -> None:
         """Take the step with index `state.step`; halve the micro-batch and take it again if memory runs out."""
@@ -75,9 +84,14 @@ class Stepper:
             try:
                 self._step(state)
                 return
-            except torch.OutOfMemoryError:
-                if self.world.size > 1 or state.micro_batch_size == 1:
-                    raise  # the other processes wait in an exchange that will never come
+            except torch.OutOfMemoryError as error:
+                if state.micro_batch_size == 1:
+                    raise TrainingError(f"step {state.step}: {_TOO_LARGE}") from error
+                if self.world.size > 1:  # the other processes wait in an exchange that will never come
+                    raise TrainingError(
+                        f"step {state.step}: out of memory on process {self.world.rank} with micro-batches of "
+                        f"{state.micro_batch_size}; start a new run with a smaller train.micro_batch_size"
+                    ) from error
                 self._halve(state)
 
     def settle(self, state: TrainState) -> tuple[float, int, float]:
@@ -143,6 +157,7 @@ class Stepper:
     def _refuse(self, state: TrainState, step: int) -> None:
         """A non-finite gradient: the weights were not touched. Count it if that is allowed, else stop and name it."""
         state.skipped += 1
+        self.window = (self.window[0], self.window[1] - 1)  # its loss is in no mean
         names = [
             name
             for name, parameter in self.model.named_parameters()
@@ -186,7 +201,10 @@ class Stepper:
         )
 
     def _probe_memory(self, state: TrainState) -> None:
-        """Try one backward pass before training, and halve the micro-batch on all processes until it fits on all."""
+        """Try one backward pass before training, and halve the micro-batch on all processes until it fits on all.
+
+        Not for a sharded model: its passes exchange weights, so one process without memory leaves the others waiting.
+        """
         while True:
             failed = False
             try:
@@ -199,8 +217,17 @@ class Stepper:
             if not self.world.any(failed):
                 return
             if state.micro_batch_size == 1:
-                raise TrainingError("one sequence at a time does not fit into the device's memory")
+                raise TrainingError(_TOO_LARGE)
             self._halve(state)
+
+    def _rehearse(self, state: TrainState) -> None:
+        """One pass whose gradients are exchanged and thrown away.
+
+        DDP lays out its buckets anew after its first pass, and over three or more processes the order in which a sum is
+        taken depends on that. From here on a run that was cut and one that was not have the same layout.
+        """
+        with self._scratch(), self.autocast:
+            torch.autograd.backward(self.module(*self._batch(0, state.micro_batch_size)))
 
     @contextmanager
     def _scratch(self) -> Iterator[None]:
@@ -208,6 +235,16 @@ class Stepper:
             yield
         finally:
             self.optimizer.zero_grad(set_to_none=True)
+
+
+def share_of(config: RunConfig, world: World) -> int:
+    """How many sequences of each global batch are this process's."""
+    batch = config.train.batch_size
+    if batch % world.size:
+        raise ConfigError(
+            f"train.batch_size {batch} cannot be shared equally by {world.size} processes: use a multiple of that"
+        )
+    return batch // world.size
 
 
 def stream(seed: int, step: int, rank: int) -> int:

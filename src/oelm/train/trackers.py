@@ -16,6 +16,7 @@ class Trackers:
 
     def __init__(self, config: RunConfig, folder: Path, warn: Callable[[str], None]) -> None:
         self._warn = warn
+        self._off: set[str] = set()
         self._senders: dict[str, Send] = {}
         self._closers: dict[str, Callable[[], None]] = {}
         for name in config.log.trackers:
@@ -39,7 +40,9 @@ class Trackers:
             action()
         except Exception as error:  # noqa: BLE001 - whatever a tracker does, training goes on, and it is said
             self._senders.pop(name, None)
-            self._warn(f"tracker {name} is off: {type(error).__name__}: {error}")
+            if name not in self._off:  # one that cannot send often cannot close either
+                self._warn(f"tracker {name} is off: {type(error).__name__}: {error}")
+            self._off.add(name)
 
 
 def _tensorboard(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], None]]:
