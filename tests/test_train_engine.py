@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -507,17 +508,28 @@ def test_timing_keeps_steps_apart_from_the_rest(tmp_path):
     assert timing["tokens_per_second"] == pytest.approx(8 * 32 / timing["step_seconds"]["median"])
 
 
-def test_a_slow_validation_is_not_in_the_step_times(tmp_path, monkeypatch):
-    import time
+def test_only_steps_are_in_the_step_times(tmp_path, monkeypatch):
+    """By a clock that moves 1 in a step, 100 in a validation and 1,000 in a checkpoint."""
+    from oelm.train import engine, timing
 
-    from oelm.train import engine
+    now = [0.0]
 
-    validate = engine.validation_loss
-    monkeypatch.setattr(engine, "validation_loss", lambda *arguments: time.sleep(0.5) or validate(*arguments))
-    run_here(tmp_path, train={"max_steps": 24}, eval={"every": 6})
-    timing = read(config(tmp_path).folder / "timing.json")
-    assert timing["seconds_apart"]["validation"] > 2.0
-    assert timing["step_seconds"]["mean"] < 0.4
+    def taking(seconds, function):
+        def clocked(*arguments):
+            now[0] += seconds
+            return function(*arguments)
+
+        return clocked
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Stepper, "step", taking(1, Stepper.step))
+    monkeypatch.setattr(engine, "validation_loss", taking(100, engine.validation_loss))
+    monkeypatch.setattr(engine, "save_checkpoint", taking(1000, engine.save_checkpoint))
+    run_here(tmp_path, train={"max_steps": 24}, eval={"every": 6}, checkpoint={"every": 5})
+    found = read(config(tmp_path).folder / "timing.json")
+    assert found["step_seconds"] == {"median": 1.0, "mean": 1.0, "p90": 1.0, "p10": 1.0, "std": 0.0}
+    assert found["seconds_apart"] == {"validation": 4 * 100.0, "checkpoint": 5 * 1000.0}
+    assert (found["warmup_seconds"], found["train_seconds"]) == (10.0, 24.0)
 
 
 def test_a_short_run_says_that_it_only_warmed_up(tmp_path):

@@ -331,10 +331,13 @@ def test_a_run_never_overshoots(tmp_path):
     run = folder_of(tmp_path / "runs")
     before, kept = final_tensors(run), outcome(run)
     (run / "result.json").unlink()
+    os.replace(run / "best", run / ".best.old")  # as a kill between its two names leaves it
     finished("train", written(tmp_path / "run.yaml", tiny(tmp_path / "runs")), sabotage=Noted(tmp_path / "steps"))
     assert not (tmp_path / "steps").exists()
     assert final_tensors(run) == before
     assert outcome(run) == kept
+    assert load_run(run).config.oelm["seed"] == 0
+    assert (run / "best").is_dir()
 
 
 def test_another_number_of_threads_is_refused_unless_allowed(tmp_path):

@@ -84,12 +84,7 @@ def joined(device: Literal["auto", "cpu", "cuda"]) -> Iterator[World]:
     if size == 1:
         yield World(0, 1, where)
         return
-    _import_what_would_keep_the_group()
-    # A process may join again and again: each time has names of its own in the store, which outlives them all.
-    store = dist.distributed_c10d.PrefixStore(f"oelm/{next(_joins)}", _meeting_point())
-    backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
-    world = World(rank, size, where, store)
+    world = World(rank, size, where, _join(rank, size, where))
     try:
         yield world
     except BaseException as error:
@@ -104,15 +99,30 @@ def joined(device: Literal["auto", "cpu", "cuda"]) -> Iterator[World]:
     _leave()
 
 
+def _join(rank: int, size: int, device: torch.device) -> Any:
+    """Make the group; the store that its processes share."""
+    _import_what_would_keep_the_group()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        # A process may join again and again: each time has names of its own in the store, which outlives them all.
+        store = dist.distributed_c10d.PrefixStore(f"oelm/{next(_joins)}", _meeting_point())
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+    except RuntimeError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise TrainingError(
+            f"process {rank} of {size} did not find the others at {where}: {first_line(error)}"
+        ) from None
+    return store
+
+
 def _import_what_would_keep_the_group() -> None:
     """Import, while there is no group, the modules of torch whose functions have the group of that time as a default.
 
     Imported later, as DDP and FSDP do, they would keep its threads alive until the interpreter ends, and abort it.
     """
-    if dist.is_available():
-        import torch.distributed.fsdp
-        import torch.distributed.nn
-        import torch.distributed.optim  # noqa: F401
+    import torch.distributed.fsdp
+    import torch.distributed.nn
+    import torch.distributed.optim  # noqa: F401
 
 
 def _leave(at_once: bool = False) -> None:
