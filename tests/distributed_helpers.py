@@ -27,9 +27,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from oelm.audit import content_hash
+from oelm.proof import content_hash
 from oelm.schema import merge
-from oelm.train.state import list_checkpoints
+from oelm.training.state import list_checkpoints
 
 from .train_helpers import Process, die, read, start, tiny, written
 
@@ -204,8 +204,8 @@ class Watch:
     def __call__(self) -> None:
         import torch.distributed as dist
 
-        from oelm.train import engine, state
-        from oelm.train.step import Stepper
+        from oelm.training import engine, state
+        from oelm.training.step import Stepper
 
         self.folder.mkdir(parents=True, exist_ok=True)
         self.now: list[int] = []
@@ -278,7 +278,7 @@ class At:
         self.step, self.what, self.slowly = step, what, slowly
 
     def __call__(self) -> None:
-        from oelm.train.step import Stepper
+        from oelm.training.step import Stepper
 
         take = Stepper.step
 
@@ -301,7 +301,7 @@ def terminate() -> None:
 
 def poison() -> None:
     """From now on the loss of this process is not a number."""
-    from oelm.train.task import SummedLoss
+    from oelm.training.task import SummedLoss
 
     forward = SummedLoss.forward
     SummedLoss.forward = lambda *arguments: forward(*arguments) * float("nan")  # type: ignore[method-assign]
@@ -309,7 +309,7 @@ def poison() -> None:
 
 def never_wrap_anew() -> None:
     """Go on with the first wrapper when the schedule changes what trains."""
-    from oelm.train import engine
+    from oelm.training import engine
 
     wrap, made = engine.wrap, []
 
@@ -322,14 +322,14 @@ def never_wrap_anew() -> None:
 
 def blind() -> None:
     """See no checkpoint."""
-    from oelm.train import resume
+    from oelm.training import resume
 
     resume.list_checkpoints = lambda folder: []
 
 
 def _several(files: list[str]) -> None:
     from oelm.config import RunConfig
-    from oelm.train.engine import train
+    from oelm.training.engine import train
 
     for file in files:
         train(RunConfig.load(file), quiet=True)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import oelm
-from oelm.audit import content_hash
 from oelm.diagnose import diagnose, sample_batch, train_steps
 from oelm.models.small import small_model
+from oelm.proof import content_hash
 from oelm.sites import find_sites, weight_matrix
 
 

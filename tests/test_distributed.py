@@ -17,9 +17,9 @@ from oelm.config import RunConfig
 from oelm.models.language import build_for_run
 from oelm.records import read_metrics
 from oelm.runs import evaluate_run
-from oelm.train.engine import train
-from oelm.train.state import list_checkpoints
-from oelm.train.task import open_dataset
+from oelm.training.engine import train
+from oelm.training.state import list_checkpoints
+from oelm.training.task import open_dataset
 
 from .distributed_helpers import (
     At,

@@ -413,7 +413,7 @@ def test_a_run_with_another_model_than_the_gpt(tmp_path):
     assert built.config.num_hidden_layers == 1
     with pytest.raises(ConfigError, match="llama has no field 'n_layer'"):
         build_for_run(type(run.model)(**{**described, "fields": {"n_layer": 1}}), 400, 32, 0)
-    from oelm.train.engine import train
+    from oelm.training.engine import train
 
     as_it_is = type(run.model)(name=str(tmp_path / "model"))
     result = train(run.model_copy(update={"model": as_it_is, "method": oelm.Method.load("oelm-exact")}), quiet=True)

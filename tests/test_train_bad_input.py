@@ -20,7 +20,7 @@ from .train_helpers import config, oelm, tiny, token_folder, written
 @pytest.fixture
 def refused(tmp_path, monkeypatch):
     """`oelm train` on a tiny run with changes, in this process: its error line. No step may be taken."""
-    from oelm.train.step import Stepper
+    from oelm.training.step import Stepper
 
     def never(*_):
         raise AssertionError("a step was taken")

@@ -16,9 +16,9 @@ from oelm.errors import CheckpointError, ConfigError, TrainingError
 from oelm.files import new_folder, put_in_place, read_json, recover_folder, write_json
 from oelm.records import RunFolder, differing, read_metrics
 from oelm.runs import load_run
-from oelm.train import state
-from oelm.train.engine import train
-from oelm.train.state import list_checkpoints
+from oelm.training import state
+from oelm.training.engine import train
+from oelm.training.state import list_checkpoints
 
 from .train_helpers import (
     Slow,
@@ -47,7 +47,7 @@ class Stop(Exception):
 
 def cut_at(monkeypatch, step: int) -> None:
     """End runs in this process at the start of a step, as a bug would."""
-    from oelm.train.step import Stepper
+    from oelm.training.step import Stepper
 
     take = Stepper.step
 
@@ -203,7 +203,7 @@ class NoQuestions:
 
     def __call__(self):
         from oelm import files
-        from oelm.train import engine
+        from oelm.training import engine
 
         files.require_space = state.require_space = engine.require_space = lambda folder, needed: None
 
@@ -336,7 +336,7 @@ def test_a_folder_in_use_by_a_live_process_is_refused(tmp_path):
 
 class DieInAStep:
     def __call__(self):
-        from oelm.train.step import Stepper
+        from oelm.training.step import Stepper
 
         Stepper.step = lambda stepper, counters: die()
 

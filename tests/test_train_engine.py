@@ -17,10 +17,10 @@ from oelm.models.language import build_for_run
 from oelm.models.small import small_model
 from oelm.records import read_metrics
 from oelm.runs import load_run
-from oelm.train.optim import build_optimizer, learning_rate, parameter_groups, placements, set_learning_rate
-from oelm.train.state import list_checkpoints, read_state
-from oelm.train.step import Stepper
-from oelm.train.task import SummedLoss
+from oelm.training.optim import build_optimizer, learning_rate, parameter_groups, placements, set_learning_rate
+from oelm.training.state import list_checkpoints, read_state
+from oelm.training.step import Stepper
+from oelm.training.task import SummedLoss
 
 from .train_helpers import (
     checkpoint_tensors,
@@ -77,7 +77,7 @@ def test_the_loss_is_the_mean_over_all_tokens_of_the_window(tmp_path):
     changes = {"model": NO_DROPOUT, "optimizer": {"learning_rate": 1e-30}, "train": {"micro_batch_size": 2}}
     run_here(tmp_path, **changes)
     run = config(tmp_path, **changes)
-    from oelm.train.task import LanguageModelling
+    from oelm.training.task import LanguageModelling
 
     task = LanguageModelling.open(run)
     model = tiny_model(tmp_path, model=NO_DROPOUT).eval()
@@ -405,7 +405,7 @@ def test_one_more_than_allowed_stops(tmp_path, monkeypatch):
 @pytest.mark.parametrize("loss", [1000.0, math.inf, math.nan])
 def test_a_loss_beyond_all_perplexities_is_no_crash(loss, tmp_path, monkeypatch):
     """The records say null where JSON has no number, and such a model is never the best one."""
-    from oelm.train import engine
+    from oelm.training import engine
 
     validate, seen = engine.validation_loss, []
 
@@ -510,7 +510,7 @@ def test_timing_keeps_steps_apart_from_the_rest(tmp_path):
 
 def test_only_steps_are_in_the_step_times(tmp_path, monkeypatch):
     """By a clock that moves 1 in a step, 100 in a validation and 1,000 in a checkpoint."""
-    from oelm.train import engine, timing
+    from oelm.training import engine, timing
 
     now = [0.0]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from oelm.config import RunConfig
-from oelm.train.engine import train
+from oelm.training.engine import train
 
 # Scores of 1e-14: every token looks at all earlier ones alike, and nothing can be looked up.
 UNIFORM = {side: {"init": "gaussian", "std": 1e-8, "frozen": True} for side in ("q", "k")}

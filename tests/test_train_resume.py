@@ -13,7 +13,7 @@ import pytest
 from oelm.files import read_json
 from oelm.records import read_metrics
 from oelm.runs import load_run
-from oelm.train.state import list_checkpoints
+from oelm.training.state import list_checkpoints
 
 from .train_helpers import (
     Death,
@@ -101,7 +101,7 @@ class HalfATensorFile:
     """Dies with the second checkpoint's tensors half written."""
 
     def __call__(self):
-        from oelm.train import state
+        from oelm.training import state
 
         save, saved = state.save_file, []
 
@@ -159,7 +159,7 @@ class AfterAnEvent:
     """Dies in the step after the schedule's change, with the change recorded and no checkpoint since."""
 
     def __call__(self):
-        from oelm.train.step import Stepper
+        from oelm.training.step import Stepper
 
         step = Stepper.step
 
@@ -262,7 +262,7 @@ class SlowSave:
         self.place = place
 
     def __call__(self):
-        from oelm.train import state
+        from oelm.training import state
 
         save, saved = state.save_file, []
 
@@ -293,7 +293,7 @@ def test_a_second_signal_ends_at_once(tmp_path, uncut):
 
 class SignalAtTheLastStep:
     def __call__(self):
-        from oelm.train.step import Stepper
+        from oelm.training.step import Stepper
 
         step = Stepper.step
 

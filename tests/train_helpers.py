@@ -24,16 +24,16 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from oelm.audit import content_hash
 from oelm.config import RunConfig
 from oelm.data import prepare, stories
+from oelm.proof import content_hash
 from oelm.records import read_metrics
 from oelm.schema import merge
-from oelm.train.engine import train
-from oelm.train.state import list_checkpoints
+from oelm.training.engine import train
+from oelm.training.state import list_checkpoints
 
 _servers = multiprocessing.get_context("forkserver")
-_servers.set_forkserver_preload(["oelm.cli", "oelm.runs", "oelm.train.engine", "oelm.data", "yaml"])
+_servers.set_forkserver_preload(["oelm.cli", "oelm.runs", "oelm.training.engine", "oelm.data", "yaml"])
 _made: list[tempfile.TemporaryDirectory[str]] = []
 
 
@@ -214,8 +214,8 @@ class Death:
         import shutil
 
         from oelm.records import RunFolder
-        from oelm.train import state
-        from oelm.train.step import Stepper
+        from oelm.training import state
+        from oelm.training.step import Stepper
 
         for owner, name in (
             (os, "replace"),
@@ -250,7 +250,7 @@ class Slow:
         self.seconds = seconds
 
     def __call__(self) -> None:
-        from oelm.train.step import Stepper
+        from oelm.training.step import Stepper
 
         step = Stepper.step
 
@@ -268,7 +268,7 @@ class Noted:
         self.file, self.then = file, then
 
     def __call__(self) -> None:
-        from oelm.train.step import Stepper
+        from oelm.training.step import Stepper
 
         step, batch = Stepper._step, Stepper._batch
 

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .apply import apply
-    from .audit import FreezeReport, Verification, audit, verify
     from .checkpoint import export, load
-    from .errors import CheckpointError, FamilyError, FreezeError, MethodError, ModelError, OelmError
+    from .config import RunConfig
+    from .data.errors import DataError
+    from .errors import (
+        CheckpointError,
+        ConfigError,
+        FamilyError,
+        FreezeError,
+        MethodError,
+        ModelError,
+        OelmError,
+        TrainingError,
+    )
     from .families import Family, Fused, Stack, register_family
-    from .method import FeedForward, Method, Projection
+    from .method import FeedForward, Method, Projection, Schedule
+    from .modules import OrthogonalLinear, OrthogonalMultiHeadAttention
+    from .operate import apply
+    from .proof import FreezeReport, Verification, audit, verify
+    from .training.engine import Stopped, train
 
 # Loaded on first use: torch and transformers take seconds to import, and `oelm --help` needs neither.
 _HOME = {
-    "apply": "apply",
-    "FreezeReport": "audit",
-    "Verification": "audit",
-    "audit": "audit",
-    "verify": "audit",
     "export": "checkpoint",
     "load": "checkpoint",
+    "RunConfig": "config",
+    "DataError": "data.errors",
     "CheckpointError": "errors",
+    "ConfigError": "errors",
     "FamilyError": "errors",
     "FreezeError": "errors",
     "MethodError": "errors",
     "ModelError": "errors",
     "OelmError": "errors",
+    "TrainingError": "errors",
     "Family": "families",
     "Fused": "families",
     "Stack": "families",
@@ -39,10 +49,22 @@ _HOME = {
     "FeedForward": "method",
     "Method": "method",
     "Projection": "method",
+    "Schedule": "method",
+    "OrthogonalLinear": "modules",
+    "OrthogonalMultiHeadAttention": "modules",
+    "apply": "operate",
+    "FreezeReport": "proof",
+    "Verification": "proof",
+    "audit": "proof",
+    "verify": "proof",
+    "Stopped": "training.engine",
+    "train": "training.engine",
 }
 
 __all__ = [
     "CheckpointError",
+    "ConfigError",
+    "DataError",
     "Family",
     "FamilyError",
     "FeedForward",
@@ -53,8 +75,14 @@ __all__ = [
     "MethodError",
     "ModelError",
     "OelmError",
+    "OrthogonalLinear",
+    "OrthogonalMultiHeadAttention",
     "Projection",
+    "RunConfig",
+    "Schedule",
     "Stack",
+    "Stopped",
+    "TrainingError",
     "Verification",
     "__version__",
     "apply",
@@ -62,6 +90,7 @@ __all__ = [
     "export",
     "load",
     "register_family",
+    "train",
     "verify",
 ]
 
@@ -76,14 +105,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """Keeps `oelm.apply` a function: importing the submodule of that name would put the module in its place."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

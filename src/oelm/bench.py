@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from .apply import apply
 from .config import RunConfig
 from .data.batches import Windows
 from .data.tokens import in_memory
 from .models.language import build_for_run
+from .operate import apply
 from .sites import find_sites
-from .train.optim import build_optimizer, set_learning_rate
-from .train.parallel import World
-from .train.state import TrainState
-from .train.step import Stepper
-from .train.task import LanguageModelling, SummedLoss
+from .training.optim import build_optimizer, set_learning_rate
+from .training.parallel import World
+from .training.state import TrainState
+from .training.step import Stepper
+from .training.task import LanguageModelling, SummedLoss
 
 # Dense bf16 peak of a device in FLOP/s by the vendor's datasheet, by a part of its name; for MFU.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX A5000": 111e12, "4090": 165e12}
@@ -149,7 +149,7 @@ def _step(stepper: Stepper, state: TrainState) -> None:
 
 
 def _timed(stepper: Stepper, state: TrainState, steps: int, device: torch.device) -> list[float]:
-    from .train.timing import StepTimer
+    from .training.timing import StepTimer
 
     timer = StepTimer(device, warmup_steps=0)
     timer.begin()

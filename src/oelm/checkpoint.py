@@ -12,13 +12,13 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from .apply import check_operable, install
-from .audit import read_record, record_of, refreeze, verify
 from .errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
 from .method import Method
 from .models import gpt
 from .models.convert import to_transformers
+from .operate import check_operable, install
 from .projections import CoreProjection, IdentityProjection, SplitProjection
+from .proof import read_record, record_of, refreeze, verify
 from .sites import find_sites
 from .surgery import fuse
 

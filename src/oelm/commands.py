@@ -31,8 +31,8 @@ def train(
         from .config import RunConfig
 
         wanted = RunConfig.load(config, overrides)
-        from .train.engine import Stopped
-        from .train.engine import train as run
+        from .training.engine import Stopped
+        from .training.engine import train as run
 
         quiet_libraries()
         try:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .apply import apply
-from .audit import FreezeReport, audit, content_hash, record_of, verify
 from .errors import OelmError
 from .method import Method
+from .operate import apply
+from .proof import FreezeReport, audit, content_hash, record_of, verify
 
 _BATCH, _LENGTH = 4, 12
 

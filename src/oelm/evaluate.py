@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from .train.parallel import World
-    from .train.task import LanguageModelling
+    from .training.parallel import World
+    from .training.task import LanguageModelling
 
 
 @torch.no_grad()

@@ -17,9 +17,9 @@ from .files import read_json
 from .method import Method
 from .models.build import build_model
 from .models.language import build_for_run
-from .train.parallel import World
-from .train.state import list_checkpoints, load_model, restore_record
-from .train.task import LanguageModelling, SummedLoss
+from .training.parallel import World
+from .training.state import list_checkpoints, load_model, restore_record
+from .training.task import LanguageModelling, SummedLoss
 
 
 def is_run(path: Path) -> bool:
@@ -44,7 +44,7 @@ def load_run(run: Path, last: bool = False) -> PreTrainedModel:
     checkpoints = list_checkpoints(run / "checkpoints")
     if not checkpoints:
         raise CheckpointError(f"{run}: holds neither a best model nor a checkpoint; has it been trained?")
-    from .apply import apply
+    from .operate import apply
 
     task = LanguageModelling.open(config)
     model = build_for_run(config.model, task.data.vocab_size, config.data.sequence_length, config.seed)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .audit import record_of, reseal
 from .errors import ModelError
 from .method import Method
 from .plan import plan
+from .proof import record_of, reseal
 from .sites import find_sites
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from .audit import FreezeReport, Row
+    from .proof import FreezeReport, Row
 
 
 def render(table: Table, width: int = 118) -> str:

@@ -24,11 +24,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from ..apply import install
-from ..audit import read_record
 from ..errors import OelmError, nearest
 from ..method import Method
+from ..operate import install
 from ..projections import IdentityProjection
+from ..proof import read_record
 
 D_HEAD = 64
 # name -> (width, layers); heads have 64 dimensions and the feed-forward layer is four times as wide.

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from . import init
-from .audit import DTYPES, FreezeReport, audit, record_of, seal, verify
 from .errors import FreezeError, MethodError, ModelError
 from .families import Family
 from .method import FRESH, KEEPING, Method, Projection
 from .plan import Target, core_sides, plan
 from .projections import CoreProjection, IdentityProjection, Replaced, SplitProjection
+from .proof import DTYPES, FreezeReport, audit, record_of, seal, verify
 from .sites import Site, find_sites, is_projection, not_plain, weight_matrix
 from .surgery import unfuse
 

@@ -10,9 +10,9 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 import oelm
-from oelm.audit import DTYPES, content_hash
 from oelm.diagnose import sample_batch
 from oelm.models.small import small_model
+from oelm.proof import DTYPES, content_hash
 from oelm.sites import find_sites
 
 from .helpers import flip_bit, freeze_error, hashes, lively_model, logits, operated

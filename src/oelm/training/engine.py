@@ -16,13 +16,13 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from ..apply import apply
-from ..audit import audit, verify
 from ..config import RunConfig
 from ..errors import ConfigError, OelmError, TrainingError
 from ..evaluate import validation_loss
 from ..files import new_folder, read_json, require_space, write_json
 from ..models.language import build_for_run
+from ..operate import apply
+from ..proof import audit, verify
 from ..records import RunFolder, environment, read_metrics
 from ..schedule import advance, events
 from ..sites import find_sites

@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..audit import record_of, refreeze, verify
 from ..errors import CheckpointError, TrainingError, first_line
 from ..files import put_in_place, read_json, require_space, sync, write_json
+from ..proof import record_of, refreeze, verify
 from .parallel import World
 
 FORMAT = 1
