@@ -31,7 +31,19 @@ from oelm.proof import content_hash
 from oelm.schema import merge
 from oelm.training.state import list_checkpoints
 
-from .train_helpers import Process, die, read, start, tiny, written
+from .train_helpers import PRELOADED, SERVERS, Process, die, read, start, tiny, written
+
+# What a process of a group imports when it joins, in the server that all of them are forked from.
+SERVERS.set_forkserver_preload(
+    [
+        *PRELOADED,
+        "torch.distributed.checkpoint.hf_storage",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+        "torch.distributed.nn",
+        "torch.distributed.optim",
+    ]
+)
 
 # Whatever happens to one process, the others must have ended by then. Far more than it takes, on a busy machine too.
 BOUND = 60.0
@@ -124,13 +136,13 @@ class Torchrun:
     A sabotage is one of those that running this file as a program does.
     """
 
-    def __init__(self, config: dict[str, Any], *arguments: str, sabotage: str | None = None) -> None:
+    def __init__(self, config: dict[str, Any], *options: str, sabotage: str | None = None) -> None:
         file = written(Path(config["output"]) / "run.yaml", config)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-        command += ["oelm"] if sabotage is None else [__name__, sabotage]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+        command += ["-m", "oelm"] if sabotage is None else ["-m", __name__, sabotage]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [*command, "train", str(file), *arguments],
+            [*command, "train", str(file)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -291,6 +303,19 @@ class At:
         Stepper.step = sabotaged  # type: ignore[method-assign]
 
 
+class Before:
+    """Trains another run first, in the same process."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def __call__(self) -> None:
+        from oelm.config import RunConfig
+        from oelm.training.engine import train
+
+        train(RunConfig.load(self.config), quiet=True)
+
+
 def fail() -> None:
     raise ValueError("this window cannot be read")
 
@@ -327,19 +352,8 @@ def blind() -> None:
     resume.list_checkpoints = lambda folder: []
 
 
-def _several(files: list[str]) -> None:
-    from oelm.config import RunConfig
-    from oelm.training.engine import train
-
-    for file in files:
-        train(RunConfig.load(file), quiet=True)
-
-
 if __name__ == "__main__":
     what = sys.argv.pop(1)
-    if what == "several":
-        _several(sys.argv[2:])
-        sys.exit()
     if what == "slow":
         At(99, die, slowly=0.1)()
     elif what == "fail" and os.environ["RANK"] == "1":

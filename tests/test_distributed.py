@@ -23,6 +23,7 @@ from oelm.training.task import open_dataset
 
 from .distributed_helpers import (
     At,
+    Before,
     Torchrun,
     Watch,
     blind,
@@ -38,7 +39,7 @@ from .distributed_helpers import (
     tensors,
     wait_until,
 )
-from .train_helpers import die, outcome, read, timeless, written
+from .train_helpers import die, outcome, read, timeless
 
 pytestmark = [
     pytest.mark.xdist_group("distributed"),  # the runs below are shared by the tests
@@ -165,6 +166,13 @@ def test_the_best_model_loads_on_one_process(two: Path) -> None:
     best = read(two / "result.json")["best_val_loss"]
     assert evaluate_run(two, batch_size=5)["val_loss"] == pytest.approx(best, rel=1e-6)
     assert evaluate_run(two, last=True)["val_loss"] == pytest.approx(read(two / "result.json")["val_loss"], rel=1e-6)
+
+
+def test_processes_can_train_one_run_after_the_other(two_ddp: Path, two_fsdp: Path, tmp_path: Path) -> None:
+    first, second = (fields(tmp_path / parallel, parallel) for parallel in BOTH)
+    finish(second, sabotage=Before(first))
+    assert_identical(folder_of(tmp_path / "ddp"), two_ddp)
+    assert_identical(folder_of(tmp_path / "fsdp"), two_fsdp)
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -383,19 +391,12 @@ def test_torchrun_that_is_told_to_stop_stops_all(two_ddp: Path, tmp_path: Path) 
     assert_identical(folder_of(tmp_path), two_ddp)
 
 
-def test_torchrun_ends_when_a_process_fails(two_fsdp: Path, tmp_path: Path) -> None:
+def test_torchrun_that_starts_a_failed_run_again_ends_when_it_fails_again(two_fsdp: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, "fsdp")
-    code, said = Torchrun(config, sabotage="fail").wait()
+    code, said = Torchrun(config, "--max-restarts", "1", sabotage="fail").wait()
     assert code == 1
-    assert "ValueError: this window cannot be read" in said
+    assert said.count("ValueError: this window cannot be read") == 2, said
+    assert said.count("resumed from step 5") == 1
     status = read(folder_of(tmp_path) / "status.json")
     assert (status["state"], status["step"]) == ("failed", 6)
     assert_goes_on(config, two_fsdp)
-
-
-def test_processes_can_train_one_run_after_the_other(two_ddp: Path, two_fsdp: Path, tmp_path: Path) -> None:
-    configs = {name: fields(tmp_path / name, name) for name in BOTH}
-    code, said = Torchrun(configs["ddp"], str(written(tmp_path / "2.yaml", configs["fsdp"])), sabotage="several").wait()
-    assert code == 0, said
-    assert_identical(folder_of(tmp_path / "ddp"), two_ddp)
-    assert_identical(folder_of(tmp_path / "fsdp"), two_fsdp)

@@ -32,8 +32,9 @@ from oelm.schema import merge
 from oelm.training.engine import train
 from oelm.training.state import list_checkpoints
 
-_servers = multiprocessing.get_context("forkserver")
-_servers.set_forkserver_preload(["oelm.cli", "oelm.runs", "oelm.training.engine", "oelm.data", "yaml"])
+SERVERS = multiprocessing.get_context("forkserver")
+PRELOADED = ["oelm.cli", "oelm.runs", "oelm.training.engine", "oelm.data", "yaml"]
+SERVERS.set_forkserver_preload(PRELOADED)
 _made: list[tempfile.TemporaryDirectory[str]] = []
 
 
@@ -90,7 +91,7 @@ class Process:
 
     def __init__(self, arguments: list[str], sabotage: Callable[[], None] | None, threads: int) -> None:
         self._log = tempfile.NamedTemporaryFile(mode="r", suffix=".log")
-        self._process = _servers.Process(target=_main, args=(arguments, sabotage, threads, self._log.name))
+        self._process = SERVERS.Process(target=_main, args=(arguments, sabotage, threads, self._log.name))
         self._process.start()
 
     def wait(self, seconds: float = 60) -> int:

@@ -104,8 +104,10 @@ def _join(rank: int, size: int, device: torch.device) -> Any:
     _import_what_would_keep_the_group()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        # A process may join again and again: each time has names of its own in the store, which outlives them all.
-        store = dist.distributed_c10d.PrefixStore(f"oelm/{next(_joins)}", _meeting_point())
+        # A process may join again and again, and torchrun may start it anew: each time has names of its own in the
+        # store, which outlives them all.
+        attempt = f"oelm/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_joins)}"
+        store = dist.distributed_c10d.PrefixStore(attempt, _meeting_point())
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
     except RuntimeError as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
