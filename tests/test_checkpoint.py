@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, Trainer, Trainin
 
 import oelm
 from oelm.diagnose import sample_batch, train_steps
+from oelm.proof import content_hash
 
-from .helpers import assert_same_model, distance, hashes, lively_model, logits, operated
+from .helpers import assert_same_model, distance, flip_bit, freeze_error, hashes, lively_model, logits, operated
 
 CORE = "transformer.h.1.attn.c_attn.q.core"
 BASIS = "transformer.h.1.attn.c_attn.q.weight"
@@ -162,6 +163,28 @@ def test_damaged_record_is_an_error(saved, change, message):
     with pytest.raises(oelm.OelmError, match=message) as caught:
         oelm.load(saved[1])
     assert str(saved[1]) in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_records_of_the_first_format_are_still_read(saved, dtype):
+    """Whole hashes in a dict by dtype, and a method from before adapters and what trains beside them."""
+    model, folder = saved
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    record = config["oelm"]
+    record["format"] = 1
+    for field in ("adapter", "rest"):
+        del record["method"][field]
+    for name in record["frozen"]:
+        tensor = model.get_parameter(name).detach()
+        whole = {d: content_hash(tensor.to(getattr(torch, d))) for d in ("float32", "float16", "bfloat16")}
+        record["frozen"][name] = {"dtype": "float32", "sha256": whole}
+    file.write_text(json.dumps(config))
+    loaded = oelm.load(folder, dtype=dtype)
+    if dtype is torch.float32:
+        assert_same_model(loaded, model)
+    flip_bit(loaded.get_parameter(BASIS))
+    assert f"{BASIS}: its content changed" in freeze_error(loaded)
 
 
 def test_folder_of_an_untouched_model_is_sent_to_transformers(tmp_path):

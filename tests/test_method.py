@@ -135,7 +135,8 @@ def test_layers_outside_the_choice_stay_as_they_were():
 # What each preset does, on a model with biases and separate projections
 
 
-@pytest.mark.parametrize("name", PRESETS)
+# Those that train another part of the model as it is are in test_adapters.py.
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.rest == "trained"])
 def test_a_preset_does_what_it_says(name):
     method, model, plain = PRESETS[name], small_model("bert"), small_model("bert")
     report = oelm.apply(model, name)
@@ -178,6 +179,17 @@ def test_qr_keeps_each_heads_subspace():
     ):
         # What lies in the old rows' span is kept by projecting onto the new, orthonormal ones.
         torch.testing.assert_close(before @ after.T @ after, before, atol=1e-6, rtol=0)
+
+
+def test_polar_gives_the_nearest_orthonormal_rows():
+    """Nearer to the loaded rows than QR's, which keep the first row's direction and bend the others to it."""
+    apart = {}
+    for name in ("oelm-polar", "oelm-freeze"):
+        model, plain = small_model("bert"), small_model("bert")
+        report = oelm.apply(model, name)
+        assert report.frozen == 3 * 2 * (WIDTH * WIDTH + WIDTH)
+        apart[name] = float((attention(model, 0).query.weight - attention(plain, 0).query.weight).detach().norm())
+    assert apart["oelm-polar"] < apart["oelm-freeze"]
 
 
 def test_random_presets_have_the_row_lengths_they_promise():

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import oelm
 from oelm.diagnose import sample_batch
 from oelm.models.small import small_model
-from oelm.proof import DTYPES, content_hash
+from oelm.proof import DTYPES, fingerprint
 from oelm.sites import find_sites
 
 from .helpers import flip_bit, freeze_error, hashes, lively_model, logits, operated
@@ -115,8 +115,7 @@ def _seal_again_over_another_matrix(model):
     """A record whose hashes agree with the matrix, which is not the orthonormal one that it is said to be."""
     with torch.no_grad():
         _weight(model)[0] *= 1.001
-    sealed = model.config.oelm["frozen"][NAME]
-    sealed["sha256"] = {dtype: content_hash(_weight(model).to(DTYPES[dtype])) for dtype in sealed["sha256"]}
+    model.config.oelm["frozen"][NAME] = fingerprint(_weight(model))
     return "lost its orthogonality"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from .families import Family, Fused, Stack, register_family
-    from .method import FeedForward, Method, Projection, Schedule
+    from .method import Adapter, FeedForward, Method, Projection, Schedule
     from .modules import OrthogonalLinear, OrthogonalMultiHeadAttention
     from .operate import apply
     from .proof import FreezeReport, Verification, audit, verify
@@ -49,6 +49,7 @@ _HOME = {
     "FeedForward": "method",
     "Method": "method",
     "Projection": "method",
+    "Adapter": "method",
     "Schedule": "method",
     "OrthogonalLinear": "modules",
     "OrthogonalMultiHeadAttention": "modules",
@@ -62,6 +63,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Adapter",
     "CheckpointError",
     "ConfigError",
     "DataError",

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
+from .adapters import merge_adapters
 from .errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
 from .method import Method
 from .models import gpt
@@ -59,9 +60,9 @@ def load(
 def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
     """Write the model as a plain transformers checkpoint with the same outputs, loadable without oelm.
 
-    Cores are folded into the matrices, identities written out, fused projections fused again; the project's own GPT
-    becomes a GPT-2 or, with rotary positions, a GPT-NeoX. `options` go to `save_pretrained`. The model itself is not
-    changed.
+    Cores and adapters are folded into the matrices, identities written out, fused projections fused again; the
+    project's own GPT becomes a GPT-2 or, with rotary positions, a GPT-NeoX. `options` go to `save_pretrained`. The
+    model itself is not changed.
     """
     check_operable(model)
     if not isinstance(model, PreTrainedModel):
@@ -83,6 +84,7 @@ def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
 
 def restore(model: nn.Module) -> None:
     """Turn an operated model, in place, into a plain one with the same function, everything trainable, no record."""
+    merge_adapters(model)
     _, sites = find_sites(model)
     for site in sites:
         value = model.get_submodule(site.roles["v"]) if site.fused is None else model.get_submodule(site.fused_path)

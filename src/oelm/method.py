@@ -1,4 +1,4 @@
-"""What is done to a model's Query, Key and feed-forward matrices: the `Method`, and the named presets.
+"""What is set, frozen, added and trained in a model: the `Method`, and the named presets.
 
 A method is data: strict, hashable, JSON in and out. It knows nothing of any model; `apply` brings the two together.
 """
@@ -18,6 +18,7 @@ from .schema import Strict, explain, merge
 Init = Literal["default", "orthogonal", "gaussian", "identity", "hadamard", "pretrained", "qr", "polar"]
 FfnInit = Literal["default", "orthogonal", "gaussian", "pretrained", "qr", "polar"]
 Kind = Literal["encoder", "decoder", "cross"]
+Role = Literal["q", "k", "v", "o", "ffn_in", "ffn_out"]
 
 # Inits that leave the weights as they are, and those after which they have orthonormal rows.
 KEEPING: frozenset[str] = frozenset({"default", "pretrained"})
@@ -28,6 +29,9 @@ FRESH: frozenset[str] = frozenset({"orthogonal", "gaussian", "hadamard"})
 FACTORED: frozenset[str] = frozenset({"qr", "polar"})
 
 _LAYERS = re.compile(r"(first|last|except-first|except-last):([1-9][0-9]*)")
+_REST = re.compile(r"trained|biases|head|last:[1-9][0-9]*")
+# What an adapter is where nothing else is said: peft's rank and block size, and the usual scale of 2.
+LORA_RANK, LORA_ALPHA, OFT_BLOCK = 8, 16.0, 32
 
 
 class _Matrix(Strict, refusal=MethodError):
@@ -101,12 +105,46 @@ class Schedule(Strict, refusal=MethodError):
         return self
 
 
+class Adapter(Strict, refusal=MethodError):
+    """What is added to frozen matrices and trained instead of them, as `peft` builds it.
+
+    lora    a product of two thin matrices beside each target, times `alpha`/`rank`; zero at step 0. Rank 8, alpha 16
+    oft     a rotation of each target's input, in blocks of `rank` coordinates; the identity at step 0. Without a rank:
+            blocks of 32, or of the largest smaller size that divides the target's width
+
+    `dropout` is on LoRA's input, and on OFT the share of blocks that a step leaves unrotated. `targets` are roles.
+    """
+
+    kind: Literal["none", "lora", "oft"] = "none"
+    rank: Annotated[int, Field(gt=0)] | None = None
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    targets: tuple[Role, ...] = ("q", "v")
+
+    @model_validator(mode="after")
+    def _fields_go_with_the_kind(self) -> Adapter:
+        if self.kind == "none":
+            changed = [name for name in sorted(self.model_fields_set) if getattr(self, name) != _default(self, name)]
+            if changed:
+                raise ValueError(f"{', '.join(changed)}: without an adapter; set kind to 'lora' or 'oft'")
+        if self.kind == "oft" and self.alpha is not None:
+            raise ValueError(f"alpha {self.alpha:g} belongs to 'lora'; a rotation has no scale")
+        if self.kind == "oft" and self.rank == 1:
+            raise ValueError("rank 1 is a rotation in one dimension, which moves nothing: use blocks of 2 or more")
+        if not self.targets or len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets {list(self.targets)}: name at least one role, each once")
+        return self
+
+
 class Method(Strict, refusal=MethodError):
-    """One way to set and freeze a Transformer's attention.
+    """One way to set and freeze a Transformer's attention, or to train another part of it instead.
 
     q, k, ffn      how those matrices are made, and whether they are frozen
     core           what is trained between frozen Q and K: nothing, a gain per head, or a d_head x d_head matrix
     biases         whether the biases of frozen Q and K are frozen with them (the reference counts do) or trained
+    adapter        what is added to frozen matrices and trained in their place
+    rest           what happens to every other parameter: trained, or all frozen but the biases, the last N blocks
+                   (last:N) or nothing of the body (head); a task's own head always trains
     attention      which attentions: all, or some of encoder, decoder and cross
     layers         all, first:N, last:N, except-first:N, except-last:N, or a list of indices from 0
     freeze_ratio   freeze a share of the blocks' parameters instead: Q/K, then FFN-in, then FFN-out, each from the
@@ -119,6 +157,8 @@ class Method(Strict, refusal=MethodError):
     ffn: FeedForward = FeedForward()
     core: Literal["none", "gain", "matrix"] = "none"
     biases: Literal["frozen", "trained"] = "frozen"
+    adapter: Adapter = Adapter()
+    rest: str = "trained"
     attention: Literal["all"] | tuple[Kind, ...] = "all"
     layers: str | tuple[Annotated[int, Field(ge=0)], ...] = "all"
     freeze_ratio: Annotated[float, Field(gt=0, lt=1)] | Literal["qk"] | None = None
@@ -135,10 +175,11 @@ class Method(Strict, refusal=MethodError):
             raise ValueError(f"layers {list(self.layers)}: name at least one layer, each once")
         if self.attention != "all" and (not self.attention or len(set(self.attention)) < len(self.attention)):
             raise ValueError(f"attention {list(self.attention)}: name at least one kind, each once")
-        if self.untouched and (self.layers != "all" or self.attention != "all"):
+        self._rest_is_coherent()
+        if self.sets_nothing and (self.layers != "all" or self.attention != "all"):
             raise ValueError(
-                "layers and attention choose where q, k and ffn apply, but none of those is set: the method would "
-                "change nothing. Set one, or use the preset 'baseline' as it is"
+                "layers and attention choose where q, k, ffn and adapter apply, but none of those is set: the method "
+                "would change nothing. Set one, or use the preset 'baseline' as it is"
             )
         if self.core != "none" and not (self.q.frozen and self.k.frozen):
             raise ValueError(
@@ -162,6 +203,27 @@ class Method(Strict, refusal=MethodError):
             if self.core != "none" or "identity" in (self.q.init, self.k.init):
                 raise ValueError("freeze_ratio counts frozen weights; it does not go with a core or an identity")
         return self
+
+    def _rest_is_coherent(self) -> None:
+        if not _REST.fullmatch(self.rest):
+            raise ValueError(f"rest {self.rest!r}: use 'trained', 'biases', 'head' or 'last:N' (N from 1)")
+        adapter = self.adapter.kind
+        if adapter != "none" and self.rest not in ("head", "biases"):
+            raise ValueError(
+                f"adapter {adapter!r} stands in for a body that is frozen, and rest is {self.rest!r}: set rest to "
+                f"'head' (or 'biases'), or start from the preset {adapter!r}"
+            )
+        if self.rest == "trained":
+            return
+        said = f"rest {self.rest!r}" if adapter == "none" else f"adapter {adapter!r}"
+        if adapter == "none" and (self.layers != "all" or self.attention != "all"):
+            raise ValueError(f"{said} is about the whole model: leave layers and attention at 'all'")
+        if not (self.q.untouched and self.k.untouched and self.ffn.untouched):
+            raise ValueError(f"{said} trains parts of the model as it is: leave q, k and ffn as they are")
+        if self.freeze_ratio is not None or self.schedule.kind != "static":
+            raise ValueError(f"{said} says itself what is frozen: it goes with neither freeze_ratio nor a schedule")
+        if self.biases != "frozen":
+            raise ValueError(f"biases 'trained' is about frozen q and k; beside {said} use rest 'biases'")
 
     @classmethod
     def load(cls, value: Method | str | dict[str, Any]) -> Method:
@@ -187,8 +249,9 @@ class Method(Strict, refusal=MethodError):
         return next((name for name, preset in PRESETS.items() if preset == self), "custom")
 
     @property
-    def untouched(self) -> bool:
-        return self.q.untouched and self.k.untouched and self.ffn.untouched
+    def sets_nothing(self) -> bool:
+        """Whether no matrix is set, frozen by role or given an adapter."""
+        return self.q.untouched and self.k.untouched and self.ffn.untouched and self.adapter.kind == "none"
 
     def to_json(self) -> str:
         """Canonical JSON: two equal methods give the same bytes."""
@@ -216,6 +279,10 @@ class Method(Strict, refusal=MethodError):
         }[where]
 
 
+def _default(model: Strict, field: str) -> object:
+    return type(model).model_fields[field].default
+
+
 def _both(spec: Projection, core: Literal["none", "gain", "matrix"] = "none") -> Method:
     return Method(q=spec, k=spec, core=core)
 
@@ -230,6 +297,7 @@ PRESETS: MappingProxyType[str, Method] = MappingProxyType(
         "baseline": Method(),
         "oelm-freeze": _both(_QR),
         "oelm-random-orthogonal": _both(_FRESH),
+        "oelm-polar": _both(Projection(init="polar", frozen=True)),
         "oelm-nofreeze": _both(Projection(init="qr")),
         "oelm-random": _both(Projection(init="gaussian", std=0.02, frozen=True)),
         "oelm-random-matched": _both(Projection(init="gaussian", std="matched", frozen=True)),
@@ -242,6 +310,11 @@ PRESETS: MappingProxyType[str, Method] = MappingProxyType(
         "oelm-core": _both(_FRESH, core="matrix"),
         "identity-query": Method(q=_IDENTITY),
         "identity-key": Method(k=_IDENTITY),
+        "lora": Method(rest="head", adapter=Adapter(kind="lora")),
+        "oft": Method(rest="head", adapter=Adapter(kind="oft")),
+        "bitfit": Method(rest="biases"),
+        "last-layers": Method(rest="last:2"),
+        "head-only": Method(rest="head"),
     }
 )
 
@@ -250,6 +323,7 @@ ABOUT: MappingProxyType[str, str] = MappingProxyType(
         "baseline": "nothing changed",
         "oelm-freeze": "Q and K orthonormal per head (QR of the weights as they are), frozen",
         "oelm-random-orthogonal": "fresh random orthogonal Q and K, frozen, whatever was loaded",
+        "oelm-polar": "Q and K replaced by the nearest matrices with orthonormal rows per head, frozen",
         "oelm-nofreeze": "as oelm-freeze, trainable",
         "oelm-random": "Gaussian Q and K with std 0.02, frozen",
         "oelm-random-matched": "Gaussian Q and K with rows as long as orthonormal ones, frozen: the fair control",
@@ -262,5 +336,10 @@ ABOUT: MappingProxyType[str, str] = MappingProxyType(
         "oelm-core": "from scratch: random orthogonal bases frozen, a core per head trained",
         "identity-query": "each head's query is its slice of the hidden state, times 2; Key trained",
         "identity-key": "each head's key is its slice of the hidden state, times 2; Query trained",
+        "lora": "LoRA of rank 8 on Q and V, and the task's head; all else frozen (needs peft)",
+        "oft": "OFT: rotations in blocks of 32 before Q and V, and the task's head; all else frozen (needs peft)",
+        "bitfit": "BitFit: biases and the task's head; all else frozen",
+        "last-layers": "the last 2 blocks and the head; all else frozen",
+        "head-only": "the head alone; all else frozen",
     }
 )

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from . import init
+from .adapters import adapter_targets, check_target, require_peft, with_adapter
 from .errors import FreezeError, MethodError, ModelError
 from .families import Family
 from .method import FRESH, KEEPING, Method, Projection
-from .plan import Target, core_sides, plan
+from .plan import Target, choose_sites, core_sides, plan
 from .projections import CoreProjection, IdentityProjection, Replaced, SplitProjection
 from .proof import DTYPES, FreezeReport, audit, record_of, seal, verify
+from .rest import frozen_by_rest
 from .sites import Site, find_sites, is_projection, not_plain, weight_matrix
 from .surgery import unfuse
 
@@ -56,11 +58,13 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
         return _already_operated(model, method, seed)
     family, sites = find_sites(model)
     targets = plan(model, family, sites, method)
-    changes = [change for site in sites for change in _changes(model, family, site, targets, method, seed)]
-    for change in changes:
+    for name in frozen_by_rest(model, family, sites, method):
+        _require_sealable(model.get_parameter(name), name)
+    for change in _all_changes(model, family, sites, targets, method, seed):
         change.commit()
     _own_config(model)
-    seal(model, method, seed, targets, {t.path: _freezing(model, t, method, family) for t in targets})
+    tensors = {target.path: _freezing(model, target, method, family) for target in targets}
+    seal(model, method, seed, targets, tensors, frozen_by_rest(model, family, sites, method))
     verify(model)
     return audit(model)
 
@@ -69,9 +73,8 @@ def install(model: nn.Module, method: Method) -> None:
     """Give a freshly built model a method's structure, with values still to be loaded: the first half of `load`."""
     family, sites = find_sites(model)
     targets = plan(model, family, sites, method)
-    for site in sites:
-        for change in _changes(model, family, site, targets, method, seed=None):
-            change.commit()
+    for change in _all_changes(model, family, sites, targets, method, seed=None):
+        change.commit()
 
 
 def check_operable(model: nn.Module) -> None:
@@ -90,7 +93,10 @@ def check_operable(model: nn.Module) -> None:
     if type(model).__name__ == "OptimizedModule":
         raise ModelError("the model is compiled: apply the method first, then torch.compile it")
     if hasattr(model, "peft_config"):
-        raise ModelError("the model carries peft adapters: apply the method first, then add adapters")
+        raise ModelError(
+            "the model carries peft adapters: apply the method first, then add adapters; or let oelm add them, "
+            "with the preset 'lora' or 'oft'"
+        )
     if getattr(model, "hf_quantizer", None) is not None:
         raise ModelError(
             "the model is quantised: load it without a quantization_config, apply the method, then quantise"
@@ -119,6 +125,32 @@ def _already_operated(model: nn.Module, method: Method, seed: int) -> FreezeRepo
     return audit(model)
 
 
+def _all_changes(
+    model: nn.Module, family: Family, sites: list[Site], targets: list[Target], method: Method, seed: int | None
+) -> list[Change]:
+    changes = [change for site in sites for change in _changes(model, family, site, targets, method, seed)]
+    return changes + _adapter_changes(model, choose_sites(family, sites, method), method, seed)
+
+
+def _adapter_changes(model: nn.Module, sites: list[Site], method: Method, seed: int | None) -> list[Change]:
+    """The changes that put adapters in place. A fused projection is taken apart, so that a role is a matrix."""
+    if method.adapter.kind == "none":
+        return []
+    require_peft(method.adapter)
+    changes: list[Change] = []
+    splits: dict[str, SplitProjection] = {}
+    for site, role, path in adapter_targets(sites, method.adapter):
+        fused = site.fused is not None and role in site.fused.roles
+        if fused and site.fused_path not in splits:
+            splits[site.fused_path] = _unfused(model, site)
+        owner, name = (splits[site.fused_path], role) if fused else _owner(model, path)
+        module = owner.get_submodule(name)
+        _require_plain(module, path)
+        check_target(module, path, method.adapter)
+        changes.append(Change(owner, name, module=with_adapter(module, path, method.adapter, seed)))
+    return changes + [Change(*_owner(model, path), module=split) for path, split in splits.items()]
+
+
 def _changes(
     model: nn.Module, family: Family, site: Site, targets: list[Target], method: Method, seed: int | None
 ) -> list[Change]:
@@ -128,11 +160,7 @@ def _changes(
     changes = [_set(model, target, seed) for target in mine.values() if target.role.startswith("ffn")]
     if q is None and k is None:
         return changes
-    split = None
-    if site.fused is not None:
-        holder = model.get_submodule(site.fused_path)
-        _require_plain(holder, site.fused_path)
-        split = unfuse(holder, site.fused, site.heads, site.kv_heads)
+    split = None if site.fused is None else _unfused(model, site)
     changes += _attention_changes(model, family, site, q, k, split, method, seed)
     if split is not None:
         changes.append(Change(*_owner(model, site.fused_path), module=split))
@@ -187,6 +215,14 @@ def _attention_changes(
                 new_bias = torch.zeros_like(new_bias)
             changes.append(Change(owner, name, weight=matrices[role], bias=new_bias))
     return changes
+
+
+def _unfused(model: nn.Module, site: Site) -> SplitProjection:
+    """The site's fused projection taken apart; the model still has it as it was."""
+    assert site.fused is not None
+    holder = model.get_submodule(site.fused_path)
+    _require_plain(holder, site.fused_path)
+    return unfuse(holder, site.fused, site.heads, site.kv_heads)
 
 
 def _set(model: nn.Module, target: Target, seed: int | None) -> Change:
@@ -303,9 +339,12 @@ def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
 def _require_plain(module: nn.Module, path: str) -> None:
     if not is_projection(module):
         raise ModelError(not_plain(module, path))
-    weight = cast(Tensor, module.weight)
-    if weight.dtype not in DTYPES.values():
+    _require_sealable(cast(Tensor, module.weight), f"{path}.weight")
+
+
+def _require_sealable(tensor: Tensor, name: str) -> None:
+    if tensor.dtype not in DTYPES.values():
         raise ModelError(
-            f"{path}.weight has dtype {weight.dtype}, not one of {', '.join(DTYPES)}: is it quantised? "
+            f"{name} has dtype {tensor.dtype}, not one of {', '.join(DTYPES)}: is it quantised? "
             "Apply the method before quantising"
         )

@@ -1,4 +1,4 @@
-"""Which matrices of a model a method touches: chosen, ordered and checked before anything is changed."""
+"""Which matrices of a model a method touches, and what trains beside them: chosen and checked before any change."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Target:
 
 def plan(model: nn.Module, family: Family, sites: list[Site], method: Method) -> list[Target]:
     """Every matrix that the method touches. Raises when the method does not fit the model or would touch nothing."""
-    chosen = _choose_sites(family, sites, method)
+    chosen = choose_sites(family, sites, method)
     targets = [target for site in chosen for target in _targets(model, family, site, method)]
     if not method.ffn.untouched and not any(target.role.startswith("ffn") for target in targets):
         raise MethodError("the method sets the feed-forward matrices, but the chosen attentions' blocks name none")
@@ -60,7 +60,8 @@ def block_parameters(model: nn.Module, sites: Iterable[Site]) -> dict[int, nn.Pa
     return {id(p): p for block in blocks for p in model.get_submodule(block).parameters()}
 
 
-def _choose_sites(family: Family, sites: list[Site], method: Method) -> list[Site]:
+def choose_sites(family: Family, sites: list[Site], method: Method) -> list[Site]:
+    """The attentions that the method's `layers` and `attention` choose."""
     if family.shared and method.layers != "all":
         raise MethodError(
             f"layers {method.layers!r}: this model has one attention module for all its layers, so none can be chosen"

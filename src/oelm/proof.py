@@ -1,6 +1,6 @@
 """Proof of what is frozen: the record sealed into the model's config, the report of the model as it is, the check.
 
-A record holds, for each frozen tensor, the SHA-256 of its bytes in its own dtype and in the others it may be cast to.
+A record holds, for each frozen tensor, a SHA-256 of its bytes in its own dtype and in the others it may be cast to.
 A cast is deterministic, so a model moved to bfloat16 on purpose still proves itself exactly, and a single flipped bit
 does not hide behind rounding.
 """
@@ -16,14 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from . import __version__
+from .adapters import describe
 from .errors import FreezeError, MethodError, OelmError
 from .init import orthogonality_error
 from .method import ORTHONORMAL, Method
 from .plan import Target, block_parameters
 from .projections import CoreProjection, IdentityProjection
-from .sites import Site, find_sites, weight_matrix
+from .rest import adapter_parameters, head_of
+from .sites import Site, find_sites, weight_matrix, without_adapter
 
-FORMAT = 1
+FORMAT = 2
+# Format 1 had whole hashes, in a dict by dtype; it is still read.
+_READABLE = (1, 2)
+# 128 bits of each hash: this guards against mistakes, and hundreds of tensors go into one config.json.
+_DIGITS = 32
 # How far from orthonormal a matrix may be after rounding to a dtype; the widest rows here are a few thousand long.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # The dtypes that a frozen tensor may have.
@@ -57,7 +63,10 @@ class Row:
 
 @dataclass(frozen=True)
 class FreezeReport:
-    """What is frozen in a model and what trains, counted from the model: tied weights once, buffers apart."""
+    """What is frozen in a model and what trains, counted from the model: tied weights once, buffers apart.
+
+    `rest` is the method's; `adapter` is its adapter in words, if any. The rows count adapters with their matrices.
+    """
 
     model: str
     method: str
@@ -68,6 +77,11 @@ class FreezeReport:
     buffers: int
     blocks: int
     frozen_in_blocks: int
+    rest: str
+    adapter: str
+    adapter_trainable: int
+    head: int
+    head_trainable: int
 
     @property
     def frozen(self) -> int:
@@ -124,18 +138,25 @@ def read_record(config: Any) -> dict[str, Any] | None:
     if record is None:
         return None
     found = record.get("format") if isinstance(record, dict) else record
-    if found != FORMAT or not isinstance(record, dict):
-        raise OelmError(f"config.oelm has format {found!r}; this oelm reads format {FORMAT}")
+    if found not in _READABLE or not isinstance(record, dict):
+        raise OelmError(f"config.oelm has format {found!r}; this oelm reads formats {_READABLE}")
     lacking = [key for key in ("method", "seed", "events", "matrices", "frozen") if key not in record]
     if lacking:
         raise OelmError(f"config.oelm has no {', '.join(lacking)}: it was changed after oelm.apply wrote it")
     return record
 
 
-def seal(model: nn.Module, method: Method, seed: int, targets: Iterable[Target], tensors: dict[str, list[str]]) -> None:
+def seal(
+    model: nn.Module,
+    method: Method,
+    seed: int,
+    targets: Iterable[Target],
+    tensors: dict[str, list[str]],
+    rest: Iterable[str] = (),
+) -> None:
     """Freeze, and write the method and every frozen tensor's hashes into the config, where save_pretrained keeps them.
 
-    `tensors` names, for each matrix's path, the parameters that are frozen with it.
+    `tensors` names, for each matrix's path, the parameters that are frozen with it; `rest` all others to freeze.
     """
     targets = list(targets)
     config: Any = model.config
@@ -159,6 +180,10 @@ def seal(model: nn.Module, method: Method, seed: int, targets: Iterable[Target],
     }
     if method.schedule.kind != "freeze":
         _set_frozen(model, [target.path for target in targets if target.spec.frozen], True)
+    for name in rest:
+        parameter = model.get_parameter(name)
+        parameter.requires_grad_(False)
+        config.oelm["frozen"][name] = fingerprint(parameter)
 
 
 def reseal(model: nn.Module, paths: Iterable[str], freeze: bool) -> None:
@@ -191,9 +216,11 @@ def audit(model: nn.Module) -> FreezeReport:
         rows += _rows(model, site, matrices)
     parameters = {id(p): p for p in model.parameters()}
     blocks = block_parameters(model, sites)
+    method = Method.load(record["method"] if record else "baseline")
+    head = head_of(model).parameters.values()
     return FreezeReport(
         model=type(model).__name__,
-        method=Method.load(record["method"]).name if record else "baseline",
+        method=method.name,
         seed=record["seed"] if record else None,
         rows=tuple(rows),
         total=_size(parameters.values()),
@@ -201,6 +228,11 @@ def audit(model: nn.Module) -> FreezeReport:
         buffers=_size({id(b): b for b in model.buffers()}.values()),
         blocks=_size(blocks.values()),
         frozen_in_blocks=_size(p for p in blocks.values() if not p.requires_grad),
+        rest=method.rest,
+        adapter=describe(model, method.adapter),
+        adapter_trainable=_size(p for p in adapter_parameters(model).values() if p.requires_grad),
+        head=_size(head),
+        head_trainable=_size(p for p in head if p.requires_grad),
     )
 
 
@@ -252,7 +284,7 @@ def _set_frozen(model: nn.Module, paths: Iterable[str], freeze: bool) -> None:
         for name in matrix["tensors"]:
             parameters[name].requires_grad_(not freeze)
             if freeze:
-                record["frozen"][name] = _fingerprint(parameters[name])
+                record["frozen"][name] = fingerprint(parameters[name])
             else:
                 del record["frozen"][name]
 
@@ -269,29 +301,39 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.detach() if gather is None else cast(Tensor, gather()).detach()
 
 
-def _fingerprint(tensor: Tensor) -> dict[str, Any]:
+def fingerprint(tensor: Tensor) -> str:
+    """What a record keeps of a tensor: 'float32:3a7b... float16:... bfloat16:...', its own dtype first."""
     own = str(tensor.dtype).removeprefix("torch.")
     if own not in DTYPES:
         raise MethodError(f"cannot seal a tensor of dtype {own}: use one of {', '.join(DTYPES)}")
     # A wider dtype holds every value as it is, so a cast to it needs no hash. float16 and bfloat16 do not hold each
     # other's values.
-    lossy = [name for name, dtype in DTYPES.items() if dtype.itemsize <= tensor.dtype.itemsize]
-    return {"dtype": own, "sha256": {name: content_hash(tensor.detach().to(DTYPES[name])) for name in lossy}}
+    narrower = [name for name, dtype in DTYPES.items() if dtype.itemsize <= tensor.dtype.itemsize and name != own]
+    content = whole(tensor)
+    return " ".join(f"{name}:{content_hash(content.to(DTYPES[name]))[:_DIGITS]}" for name in (own, *narrower))
 
 
-def _match(tensor: Tensor, sealed: dict[str, Any]) -> str | None:
+def _read_fingerprint(sealed: Any) -> tuple[str, dict[str, str]]:
+    """(own dtype, the start of the hash in every dtype) of what a record keeps of a tensor."""
+    if isinstance(sealed, dict):
+        return sealed["dtype"], sealed["sha256"]
+    hashes = dict(part.split(":", 1) for part in sealed.split())
+    return next(iter(hashes)), hashes
+
+
+def _match(tensor: Tensor, sealed: Any) -> str | None:
     """None if the tensor is as sealed, the dtype's name if it is exactly a cast of it; raises if it is neither."""
     tensor = whole(tensor)
-    hashes, own = sealed["sha256"], str(tensor.dtype).removeprefix("torch.")
-    if own == sealed["dtype"] and content_hash(tensor) == hashes[own]:
+    (sealed_as, hashes), own = _read_fingerprint(sealed), str(tensor.dtype).removeprefix("torch.")
+    if own == sealed_as and content_hash(tensor).startswith(hashes[own]):
         return None
     for name, digest in hashes.items():
-        there = tensor.detach().to(DTYPES[name])
-        if own == sealed["dtype"] == name or not torch.equal(there.to(tensor.dtype), tensor.detach()):
+        there = tensor.to(DTYPES[name])
+        if own == sealed_as == name or not torch.equal(there.to(tensor.dtype), tensor):
             continue  # not a value of that dtype, so no cast to it made this tensor
-        if content_hash(there) == digest:
-            return own if own != sealed["dtype"] else name
-    raise FreezeError(f"its content changed (sealed as {sealed['dtype']}, {hashes[sealed['dtype']][:12]}...)")
+        if content_hash(there).startswith(digest):
+            return own if own != sealed_as else name
+    raise FreezeError(f"its content changed (sealed as {sealed_as}, {hashes[sealed_as][:12]}...)")
 
 
 def _matrix_problems(model: nn.Module, path: str, matrix: dict[str, Any]) -> list[str]:
@@ -343,7 +385,7 @@ def _rows(model: nn.Module, site: Site, matrices: dict[str, Any]) -> list[Row]:
 def _row(site: Site, role: str, path: str, module: nn.Module, matrix: dict[str, Any], counted: set[int]) -> Row:
     parameters = {id(p): p for p in module.parameters() if id(p) not in counted}
     counted |= set(parameters)
-    weight = getattr(module, "weight", None)
+    weight = getattr(without_adapter(module), "weight", None)
     has_matrix = isinstance(weight, Tensor) and weight.numel() > 0
     orthonormal = has_matrix and matrix.get("orthonormal_blocks") is not None
     return Row(

@@ -58,7 +58,7 @@ def find_sites(model: nn.Module) -> tuple[Family, list[Site]]:
     if not model_type:
         raise FamilyError(f"{type(model).__name__} has no config.model_type: oelm works on Hugging Face models")
     family = family_of(model_type)
-    prefix = _base_prefix(model)
+    prefix = base_prefix(model)
     sites: list[Site] = []
     for stack in family.stacks:
         if stack.present(config):
@@ -72,8 +72,21 @@ def find_sites(model: nn.Module) -> tuple[Family, list[Site]]:
     return family, sites
 
 
+def is_adapter(module: nn.Module) -> bool:
+    """Whether the module is one of peft's layers around a projection. Told by name, so that peft need not be there."""
+    return type(module).__module__.partition(".")[0] == "peft" and hasattr(module, "base_layer")
+
+
+def without_adapter(module: nn.Module) -> nn.Module:
+    """The projection itself, where an adapter's layer stands around it."""
+    while is_adapter(module):
+        module = module.get_submodule("base_layer")
+    return module
+
+
 def weight_matrix(module: nn.Module) -> Tensor:
     """A projection's weight as (rows out, width in), whichever way round its module stores it. A view, not a copy."""
+    module = without_adapter(module)
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.T if isinstance(module, Conv1D) else weight
@@ -94,7 +107,7 @@ def not_plain(module: nn.Module, path: str) -> str:
     )
 
 
-def _base_prefix(model: nn.Module) -> str:
+def base_prefix(model: nn.Module) -> str:
     """The path of the base model within the model, with its dot; empty where the model is its own base model."""
     name = getattr(model, "base_model_prefix", "")
     return f"{name}." if name and isinstance(getattr(model, name, None), nn.Module) else ""
@@ -183,7 +196,7 @@ def _query_shape(
                 f"{fused_path}: {rows} rows cannot be cut into {heads} query and 2 x {kv_heads} key-value heads"
             )
         return per_head * heads, width
-    module = _module(model, path)
+    module = without_adapter(_module(model, path))
     if isinstance(module, CoreProjection) and module.identity is not None:
         module = module.identity
     if isinstance(module, IdentityProjection):

@@ -51,17 +51,26 @@ def report_table(report: FreezeReport) -> Table:
     listed_frozen = sum(row.frozen for row in report.rows)
     listed_trainable = sum(row.trainable for row in report.rows)
     rest_frozen, rest_trainable = report.frozen - listed_frozen, report.trainable - listed_trainable
+    if report.rest != "trained" and report.head:
+        head_frozen = report.head - report.head_trainable
+        table.add_row("", "", "head", "", "", "", f"{head_frozen:,}", f"{report.head_trainable:,}", "-")
+        rest_frozen, rest_trainable = rest_frozen - head_frozen, rest_trainable - report.head_trainable
     table.add_row("", "", "the rest", "", "", "", f"{rest_frozen:,}", f"{rest_trainable:,}", "-", end_section=True)
     table.add_row("total", "", "", "", "", "", f"{report.frozen:,}", f"{report.trainable:,}", "")
     return table
 
 
 def totals(report: FreezeReport) -> str:
-    return (
+    said = (
         f"{report.total:,} parameters, {report.trainable:,} trainable; {report.frozen:,} frozen: "
         f"{report.frozen_share:.1%} of the model, {report.frozen_share_of_blocks:.1%} of its blocks. "
         f"Buffers: {report.buffers:,}."
     )
+    if report.rest == "trained":
+        return said
+    adapters = f"{report.adapter_trainable:,} in adapters ({report.adapter}), " if report.adapter else ""
+    elsewhere = report.trainable - report.adapter_trainable - report.head_trainable
+    return f"{said}\nWhat trains: {adapters}{report.head_trainable:,} in the head, {elsewhere:,} elsewhere."
 
 
 def bench_table(rows: list[dict[str, Any]]) -> Table:
