@@ -150,7 +150,7 @@ def test_damaged_files_are_named(tmp_path):
     with pytest.raises(DataError, match=r"latin.txt: not UTF-8 text"):
         texts(tmp_path / "latin.txt")
     (tmp_path / "cut.csv").write_text('text\n"never closed\n')
-    with pytest.raises(DataError, match=r"cut.csv, line 1: not valid CSV"):
+    with pytest.raises(DataError, match=r"cut.csv, line 2: not valid CSV"):
         texts(tmp_path / "cut.csv")
 
 

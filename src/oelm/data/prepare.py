@@ -15,7 +15,8 @@ from .. import __version__
 from .encode import Arrays, Feeder, FeederState, encode_all
 from .errors import DataError
 from .progress import Callback, Progress, reporter
-from .readers import SEPARATOR, Meter, Reading
+from .readers import SEPARATOR, Reading
+from .rows import Meter
 from .sources import Source, SplitName, resolve
 from .tokenizer import TextTokenizer, check_bpe_size, load_tokenizer
 from .tokenizer import train_bpe as train_tokenizer

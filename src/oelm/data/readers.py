@@ -5,22 +5,13 @@ Nothing is read whole: text comes in blocks, rows one by one, so that memory doe
 
 from __future__ import annotations
 
-import bz2
-import csv
-import gzip
-import io
-import json
-import lzma
 import re
-import sys
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
 
-from .errors import DataError, optional
+from .errors import DataError
+from .rows import Meter, Row, format_of, open_text, read_rows, text_of
 
 SEPARATOR = "<|endoftext|>"
 
@@ -55,127 +46,24 @@ class Reading:
     separator: str = SEPARATOR
 
 
-class Meter:
-    """Counts the bytes that were read from the disk, for progress."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-
-class _Metered(io.RawIOBase):
-    """A raw file that reports to a meter what is read from it."""
-
-    def __init__(self, file: io.FileIO, meter: Meter) -> None:
-        self._file, self._meter = file, meter
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer) or 0
-        self._meter.bytes += count
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-class _Zst(io.RawIOBase):
-    """Zstandard frames one after the other. The package's own reader takes a file that is cut off for a whole one."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._package = optional("zstandard", "reading .zst files")
-        self._raw = raw
-        self._ready = b""  # decompressed, not yet handed on
-        self._left = b""  # compressed, after the end of a frame
-        self._frame: Any = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            block = self._left or self._raw.read(1 << 16)
-            self._left = b""
-            if not block:
-                if self._frame is not None:
-                    raise EOFError("the last frame is not complete")
-                return 0
-            if self._frame is None:
-                self._frame = self._package.ZstdDecompressor().decompressobj()
-            try:
-                self._ready = self._frame.decompress(block)
-            except self._package.ZstdError as error:
-                raise EOFError(str(error)) from None
-            if self._frame.eof:
-                self._left, self._frame = self._frame.unused_data, None
-        count = min(len(buffer), len(self._ready))
-        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
-        return count
-
-
-COMPRESSIONS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
-    ".gz": lambda raw: cast(IO[bytes], gzip.GzipFile(fileobj=raw)),
-    ".xz": lambda raw: cast(IO[bytes], lzma.LZMAFile(raw)),
-    ".bz2": lambda raw: cast(IO[bytes], bz2.BZ2File(raw)),
-    ".zst": lambda raw: cast(IO[bytes], io.BufferedReader(_Zst(raw), buffer_size=1 << 18)),
-}
-FORMATS = {
-    ".txt": "text",
-    ".text": "text",
-    ".raw": "text",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-}
-
-
-def format_of(path: Path) -> tuple[str, str]:
-    """A file's format and compression suffix by its name, or an empty format where it has none that is known."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
-    name = FORMATS.get(suffixes[-1], "") if suffixes else ""
-    return ("", compression) if name == "parquet" and compression else (name, compression)
-
-
-def known_names() -> str:
-    """The file names that can be read, for messages."""
-    return f"{', '.join(FORMATS)}; all but .parquet also with {', '.join(COMPRESSIONS)}"
-
-
 def read_units(path: Path, reading: Reading, meter: Meter) -> Iterator[Unit]:
     """The text units of one file, in order. Units of whitespace alone are left out, blocks of a stream apart."""
-    name, compression = format_of(path)
-    try:
-        if name == "parquet":
-            yield from (Unit(text) for text in _parquet(path, reading, meter) if text.strip())
-            return
-        with _open_text(path, compression, meter, newline="" if name in ("csv", "tsv") else None) as stream:
-            if name == "text":
-                yield from text_units(stream.read, reading.separator)
-            else:
-                rows = _json_rows(stream, path, reading) if name == "json" else _csv_rows(stream, path, reading, name)
-                yield from (Unit(text) for text in rows if text.strip())
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: not UTF-8 text ({error.reason}, near byte {meter.bytes:,} of the file): convert it first"
-        ) from None
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"{path}: the {compression} file is damaged or cut off ({error}); fetch it again") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if format_of(path)[0] == "text":
+        with open_text(path, meter, newline=None) as stream:
+            yield from text_units(stream.read, reading.separator)
+    else:
+        yield from (Unit(text) for text in _texts(path, reading, meter) if text.strip())
 
 
-@contextmanager
-def _open_text(path: Path, compression: str, meter: Meter, newline: str | None) -> Iterator[io.TextIOWrapper]:
-    raw = io.BufferedReader(_Metered(io.FileIO(path), meter), buffer_size=1 << 18)
-    with raw:
-        content = COMPRESSIONS[compression](raw) if compression else raw
-        yield io.TextIOWrapper(cast(Any, content), encoding="utf-8-sig", newline=newline)
+def _texts(path: Path, reading: Reading, meter: Meter) -> Iterator[str]:
+    """The text of every row of a table; its column is found in the first one."""
+    found: list[str] = []
+
+    def choose(row: Row) -> list[str]:
+        found.append(find_text_field(row, reading.text_field, str(path)))
+        return found
+
+    return (text_of(row, found[0], place) for place, row in read_rows(path, meter, choose))
 
 
 def text_units(read: Callable[[int], str], separator: str) -> Iterator[Unit]:
@@ -252,59 +140,7 @@ def _block_end(text: str, start: int) -> int:
     return line + 1 if line > start else limit
 
 
-def _json_rows(stream: io.TextIOWrapper, path: Path, reading: Reading) -> Iterator[str]:
-    column: str | None = None
-    for number, line in enumerate(stream, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error}); one object per line is expected") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: one JSON object per line is expected, not {type(row).__name__}")
-        if column is None:
-            column = find_text_field(row, reading.text_field, str(path))
-        yield text_of(row, column, f"{path}, line {number}")
-
-
-def _csv_rows(stream: io.TextIOWrapper, path: Path, reading: Reading, name: str) -> Iterator[str]:
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    if name == "tsv":
-        rows = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-    else:
-        rows = csv.DictReader(stream, strict=True)
-    try:
-        if not rows.fieldnames:
-            raise DataError(f"{path}: empty; the first line must name the columns")
-        column: str | None = None
-        for row in rows:
-            if column is None:
-                column = find_text_field(row, reading.text_field, str(path))
-            yield text_of(row, column, f"{path}, line {rows.line_num}")
-    except csv.Error as error:
-        raise DataError(f"{path}, line {rows.line_num}: not valid {name.upper()} ({error})") from None
-
-
-def _parquet(path: Path, reading: Reading, meter: Meter) -> Iterator[str]:
-    parquet = optional("pyarrow.parquet", "reading .parquet files")
-    start, size = meter.bytes, path.stat().st_size
-    try:
-        with parquet.ParquetFile(str(path)) as file:
-            first = next(file.iter_batches(batch_size=1), None)
-            example = first.to_pylist()[0] if first is not None else dict.fromkeys(file.schema_arrow.names)
-            column = find_text_field(example, reading.text_field, str(path))
-            row, total = 0, max(1, file.metadata.num_rows)
-            for batch in file.iter_batches(batch_size=256, columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    row += 1
-                    yield text_of({column: value}, column, f"{path}, row {row}")
-                meter.bytes = start + size * row // total
-    except ValueError as error:  # what pyarrow's own errors derive from
-        raise DataError(f"{path}: not a readable Parquet file ({error})") from None
-
-
-def find_text_field(row: Mapping[str, Any], wanted: str | None, where: str) -> str:
+def find_text_field(row: Row, wanted: str | None, where: str) -> str:
     """The column that holds the text: the one asked for, else a usual name, else the only one with text."""
     columns = [str(name) for name in row]
     if wanted is not None:
@@ -320,18 +156,3 @@ def find_text_field(row: Mapping[str, Any], wanted: str | None, where: str) -> s
     raise DataError(
         f"{where}: which column holds the text? It has {', '.join(map(repr, columns))}; name one as text_field"
     )
-
-
-def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
-    """The text of one row; a missing value counts as empty."""
-    if column not in row:
-        raise DataError(f"{where}: no {column!r}; it has {', '.join(map(repr, row))}")
-    value = row[column]
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise DataError(f"{where}: {column!r} holds {type(value).__name__}, not text")
-    # JSON can escape half a surrogate pair, which no encoding of text can hold.
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise DataError(f"{where}: {column!r} holds half a surrogate pair, which is not text: repair or remove it")
-    return value

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from . import hub, readers
+from . import hub, readers, rows
 from .errors import DataError
-from .readers import Meter, Reading, Unit
+from .readers import Reading, Unit
+from .rows import Meter
 from .tokens import SourceHeader
 
 SplitName = Literal["train", "val"]
@@ -114,7 +115,7 @@ def resolve(source: str | Path, val: str | Path | None, reading: Reading) -> tup
 
 def _looks_like_path(name: str) -> bool:
     path = Path(name)
-    return path.is_absolute() or name.startswith((".", "~")) or "\\" in name or readers.format_of(path) != ("", "")
+    return path.is_absolute() or name.startswith((".", "~")) or "\\" in name or rows.format_of(path) != ("", "")
 
 
 def _files(path: Path, reading: Reading) -> Files:
@@ -122,8 +123,8 @@ def _files(path: Path, reading: Reading) -> Files:
         raise DataError(f"{path}: no such file or folder")
     if path.is_dir():
         return _folder(path, reading)
-    if not readers.format_of(path)[0]:
-        raise DataError(f"{path}: the format is not known by this name; known are {readers.known_names()}")
+    if not rows.format_of(path)[0]:
+        raise DataError(f"{path}: the format is not known by this name; known are {rows.known_names()}")
     return Files(path, (path,), reading)
 
 
@@ -131,9 +132,9 @@ def _folder(folder: Path, reading: Reading) -> Files:
     inside = [path for path in folder.rglob("*") if path.is_file()]
     visible = [path for path in inside if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     visible.sort(key=lambda path: path.relative_to(folder).as_posix())
-    paths = tuple(path for path in visible if readers.format_of(path)[0])
+    paths = tuple(path for path in visible if rows.format_of(path)[0])
     if not paths:
-        raise DataError(f"{folder}: holds no file that can be read; known are {readers.known_names()}")
+        raise DataError(f"{folder}: holds no file that can be read; known are {rows.known_names()}")
     held_out = [path for path in paths if _HELD_OUT.fullmatch(path.name)]
     training = [path for path in paths if _TRAIN.fullmatch(path.name)]
     if held_out and training:

@@ -7,17 +7,17 @@ several like it, that stated the fact last.
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from . import words
+from .draws import Draws
 from .errors import DataError
 from .readers import SEPARATOR
 from .tokenizer import fingerprint, token_id
@@ -31,7 +31,6 @@ VAL_DOCUMENTS = 500
 _WORD = re.compile(r"[A-Za-z]+")
 # A word with the space before it is one token, and so is a punctuation mark: decoding is joining.
 _TOKEN = r" ?[A-Za-z]+| ?[^\sA-Za-z]"
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +133,10 @@ def _encode(backend: Tokenizer, texts: Sequence[str], eos: int) -> np.ndarray[tu
 
 
 class _Writer:
-    """Tells one story after the other from one stream of random numbers.
-
-    Only `random()` is drawn from: its stream is fixed across Python versions, unlike `choice` and `shuffle`.
-    """
+    """Tells one story after the other from one stream of random choices."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(f"oelm stories {seed}").random
+        self._draws = Draws(f"oelm stories {seed}")
         self._sentences: list[str] = []
         self._length = 0
         self._recalls: list[Recall] = []
@@ -148,10 +144,10 @@ class _Writer:
     def story(self) -> Story:
         self._sentences, self._length, self._recalls = [], 0, []
         world = self._begin()
-        for _ in range(self._between(3, 8)):
+        for _ in range(self._draws.between(3, 8)):
             self._happen(world)
         for kind, key in self._questions(world):
-            if self._random() < 0.6:
+            if self._draws.random() < 0.6:
                 self._happen(world)
             self._ask(world, kind, key)
         self._say(words.ENDINGS, world)
@@ -159,40 +155,42 @@ class _Writer:
 
     def _begin(self) -> _World:
         """Who is there, and the facts about them, in any order."""
-        people = self._some(words.PEOPLE, self._between(2, 4))
-        world = _World(people, self._one(words.TOWN), self._one(words.WEATHER), self._one(words.TIMES))
+        people = self._draws.some(words.PEOPLE, self._draws.between(2, 4))
+        world = _World(
+            people, self._draws.one(words.TOWN), self._draws.one(words.WEATHER), self._draws.one(words.TIMES)
+        )
         self._say(words.OPENINGS, world, people=f"{', '.join(people[:-1])} and {people[-1]}")
         facts: list[tuple[Sequence[str], dict[str, str]]] = []
-        owners = [*people, self._one(people)] if self._random() < 0.3 else people
-        colours = self._some(words.COLOURS, len(owners))
-        for a, x, c in zip(owners, self._some(words.THINGS, len(owners)), colours, strict=True):
+        owners = [*people, self._draws.one(people)] if self._draws.random() < 0.3 else people
+        colours = self._draws.some(words.COLOURS, len(owners))
+        for a, x, c in zip(owners, self._draws.some(words.THINGS, len(owners)), colours, strict=True):
             world.owner[x], world.colour[x] = a, c
             facts.append((words.HAS, {"a": a, "x": x, "c": c}))
-        if self._random() < 0.5:
-            names = self._some(words.PETS, len(people))
-            for a, k, n in zip(people, self._some(words.KINDS, len(people)), names, strict=True):
+        if self._draws.random() < 0.5:
+            names = self._draws.some(words.PETS, len(people))
+            for a, k, n in zip(people, self._draws.some(words.KINDS, len(people)), names, strict=True):
                 world.pet[a] = (k, n)
                 facts.append((words.PET, {"a": a, "k": k, "n": n}))
-        if self._random() < 0.5:
-            for a, f in zip(people, self._some(words.FOODS, len(people)), strict=True):
+        if self._draws.random() < 0.5:
+            for a, f in zip(people, self._draws.some(words.FOODS, len(people)), strict=True):
                 world.food[a] = f
                 facts.append((words.FOOD, {"a": a, "f": f}))
-        for forms, names_of in self._some(facts, len(facts)):
+        for forms, names_of in self._draws.some(facts, len(facts)):
             self._say(forms, world, **names_of)
         return world
 
     def _happen(self, world: _World) -> None:
         """One event: a thing is put somewhere, a thing changes hands, or something that changes nothing."""
-        draw = self._random()
-        x = self._one(tuple(world.owner))
+        draw = self._draws.random()
+        x = self._draws.one(tuple(world.owner))
         a = world.owner[x]
         if draw < 0.3:
             taken = set(world.spot.values())
-            p = self._one([spot for spot in words.SPOTS if spot not in taken])
+            p = self._draws.one([spot for spot in words.SPOTS if spot not in taken])
             world.spot[x] = p
             self._say(words.PUT, world, a=a, x=x, p=p)
         elif draw < 0.55:
-            b = self._one([person for person in world.people if person != a])
+            b = self._draws.one([person for person in world.people if person != a])
             world.owner[x] = b
             world.spot.pop(x, None)
             self._say(words.GIVE, world, a=a, b=b, x=x)
@@ -202,12 +200,12 @@ class _Writer:
     def _questions(self, world: _World) -> list[tuple[Kind, str]]:
         """Which facts to ask for, and in which order."""
         things = tuple(world.owner)
-        asked: list[tuple[Kind, str]] = [("colour", x) for x in self._some(things, 2)]
-        asked += [("owner", x) for x in self._some(things, 2)]
+        asked: list[tuple[Kind, str]] = [("colour", x) for x in self._draws.some(things, 2)]
+        asked += [("owner", x) for x in self._draws.some(things, 2)]
         asked += [("spot", x) for x in world.spot]
         asked += [("pet", a) for a in world.pet]
         asked += [("food", a) for a in world.food]
-        return self._some(asked, min(len(asked), self._between(4, 8)))
+        return self._draws.some(asked, min(len(asked), self._draws.between(4, 8)))
 
     def _ask(self, world: _World, kind: Kind, key: str) -> None:
         """A recall of what is true now. A hidden thing is asked for only while another one is hidden too."""
@@ -226,12 +224,12 @@ class _Writer:
         self, forms: Sequence[str], world: _World, kind: Kind | None = None, answer: str = "", /, **given: str
     ) -> None:
         """Add a sentence in one of its forms; with an answer, note where the last word of it stands."""
-        a, b = self._some(world.people, 2)
+        a, b = self._draws.some(world.people, 2)
         if given.get("a") == b:
             a, b = b, a
-        d, d2 = self._some(words.DOINGS, 2)
+        d, d2 = self._draws.some(words.DOINGS, 2)
         fields = {"a": a, "b": b, "d": d, "d2": d2, "t": world.town, "w": world.weather, "m": world.time} | given
-        before, mark, after = self._one(forms).partition("{?}")
+        before, mark, after = self._draws.one(forms).partition("{?}")
         text = before.format(**fields)
         if kind and mark:
             end = self._length + len(text) + len(answer)
@@ -239,18 +237,3 @@ class _Writer:
             text += answer + after.format(**fields)
         self._sentences.append(text)
         self._length += len(text) + 1
-
-    def _one(self, choices: Sequence[_T]) -> _T:
-        return choices[int(self._random() * len(choices))]
-
-    def _some(self, choices: Sequence[_T], count: int) -> list[_T]:
-        """`count` different ones, in random order."""
-        places: list[int] = []
-        while len(places) < count:
-            place = int(self._random() * len(choices))
-            if place not in places:
-                places.append(place)
-        return [choices[place] for place in places]
-
-    def _between(self, low: int, high: int) -> int:
-        return low + int(self._random() * (high - low + 1))

@@ -8,14 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from .errors import DataError
 from .readers import SEPARATOR
+from .rows import translated
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _BYTES = 256
+_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPECIAL = ("eos_token", "bos_token", "unk_token", "pad_token")
 
 
@@ -81,8 +86,11 @@ def wrap(backend: Tokenizer, special: dict[str, Any]) -> Any:
 
 def load_tokenizer(name: str | Path, eos: str | None = None) -> TextTokenizer:
     """A tokenizer by its folder or Hub name; `eos` chooses the token that ends a document."""
-    folder = Path(name)
-    if folder.is_dir():
+    folder = _folder_of(name)
+    if folder is None:
+        label = str(name)
+        backend, special = _from_transformers(label)
+    else:
         label = folder.resolve().name
         gpt2 = (folder / "vocab.json", folder / "merges.txt")
         if (folder / "tokenizer.json").is_file():
@@ -91,17 +99,64 @@ def load_tokenizer(name: str | Path, eos: str | None = None) -> TextTokenizer:
             backend, special = _byte_level(*gpt2), {}
         else:
             raise DataError(f"{folder}: no tokenizer here; it needs tokenizer.json, or vocab.json and merges.txt")
-    elif folder.exists():
-        raise DataError(f"{folder}: a file; name the folder that holds the tokenizer")
-    elif isinstance(name, Path) or name.startswith((".", "/", "~")) or "\\" in name:
-        raise DataError(f"{name}: no such folder")
-    else:
-        label = str(name)
-        backend, special = _from_transformers(label)
     # Some published tokenizers cut every text at the length of the model they came with, which would lose text here.
     backend.no_truncation()
     backend.no_padding()
     return TextTokenizer(label, backend, special | {"eos_token": _end_of_text(backend, special, eos, label)})
+
+
+def load_model_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer that a model reads, by its folder or Hub name, with the tokens that it puts around a text.
+
+    A folder holds tokenizer.json, or BERT's vocab.txt, or GPT-2's vocab.json and merges.txt.
+    """
+    folder = _folder_of(name)
+    if folder is None or (folder / "tokenizer.json").is_file():
+        return _load_fast(str(name))
+    if (folder / "vocab.txt").is_file():
+        return _word_piece(folder / "vocab.txt")
+    gpt2 = (folder / "vocab.json", folder / "merges.txt")
+    if all(path.is_file() for path in gpt2):
+        backend = _byte_level(*gpt2)
+        return wrap(backend, {"eos_token": _end_of_text(backend, {}, None, folder.name)})
+    raise DataError(f"{folder}: no tokenizer here; it needs tokenizer.json, vocab.txt, or vocab.json and merges.txt")
+
+
+def _word_piece(vocabulary: Path) -> PreTrainedTokenizerFast:
+    """BERT's tokenizer from its word list alone."""
+    from transformers import BertTokenizerFast
+
+    with translated(vocabulary):
+        words = vocabulary.read_text(encoding="utf-8").splitlines()
+    absent = [token for token in _BERT if token not in words]
+    if absent:
+        raise DataError(f"{vocabulary}: not a word list of BERT's; it has no {', '.join(absent)}")
+    return BertTokenizerFast(vocab=str(vocabulary), do_lower_case=_lower_case(vocabulary.parent, words))
+
+
+def _lower_case(folder: Path, words: list[str]) -> bool:
+    """Whether a BERT vocabulary is uncased: what its tokenizer_config.json says, else what its words show."""
+    config = folder / "tokenizer_config.json"
+    if config.is_file():
+        try:
+            said = json.loads(config.read_text(encoding="utf-8")).get("do_lower_case")
+        except (OSError, ValueError, AttributeError) as error:
+            raise DataError(f"{config}: not a JSON object ({error})") from None
+        if said is not None:
+            return bool(said)
+    return not any(word.isalpha() and word != word.lower() for word in words)
+
+
+def _folder_of(name: str | Path) -> Path | None:
+    """The folder that a tokenizer's name means, or None for a name of the Hub."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise DataError(f"{folder}: a file; name the folder that holds the tokenizer")
+    if isinstance(name, Path) or name.startswith((".", "/", "~")) or "\\" in name:
+        raise DataError(f"{name}: no such folder")
+    return None
 
 
 def train_bpe(texts: Iterator[str], size: int, eos: str | None = None) -> TextTokenizer:
@@ -126,7 +181,8 @@ def check_bpe_size(size: int) -> None:
         raise DataError(f"train_bpe {size}: at least {_BYTES + 1} entries are needed, for every byte and end-of-text")
 
 
-def _from_transformers(name: str) -> tuple[Tokenizer, dict[str, str]]:
+def _load_fast(name: str) -> PreTrainedTokenizerFast:
+    """A folder with tokenizer.json or a Hub name, loaded by transformers."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     lone = Path(name) / "tokenizer.json"
@@ -141,11 +197,15 @@ def _from_transformers(name: str) -> tuple[Tokenizer, dict[str, str]]:
                 f"tokenizer {name!r}: cannot be loaded ({reason}). Check the name and the network, "
                 "or give a folder with tokenizer.json, or with vocab.json and merges.txt"
             ) from error
-    backend = getattr(loaded, "backend_tokenizer", None)
-    if not isinstance(backend, Tokenizer):
+    if not isinstance(getattr(loaded, "backend_tokenizer", None), Tokenizer):
         raise DataError(f"tokenizer {name!r}: not a fast tokenizer; give one that has a tokenizer.json")
+    return loaded
+
+
+def _from_transformers(name: str) -> tuple[Tokenizer, dict[str, str]]:
+    loaded = _load_fast(name)
     special = {key: str(getattr(loaded, key)) for key in _SPECIAL if getattr(loaded, key, None)}
-    return Tokenizer.from_str(backend.to_str()), special
+    return Tokenizer.from_str(loaded.backend_tokenizer.to_str()), special
 
 
 def _byte_level(vocab: Path, merges: Path) -> Tokenizer:
