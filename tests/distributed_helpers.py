@@ -326,10 +326,10 @@ def terminate() -> None:
 
 def poison() -> None:
     """From now on the loss of this process is not a number."""
-    from oelm.training.task import SummedLoss
+    from oelm.training.language import SummedLoss
 
     forward = SummedLoss.forward
-    SummedLoss.forward = lambda *arguments: forward(*arguments) * float("nan")  # type: ignore[method-assign]
+    SummedLoss.forward = lambda module, **batch: forward(module, **batch) * float("nan")  # type: ignore[method-assign]
 
 
 def never_wrap_anew() -> None:

@@ -18,9 +18,10 @@ from oelm.models.language import build_for_run
 from oelm.records import read_metrics
 from oelm.runs import evaluate_run
 from oelm.training.engine import train
+from oelm.training.language import open_dataset
 from oelm.training.state import list_checkpoints
-from oelm.training.task import open_dataset
 
+from . import finetune_helpers as judge
 from .distributed_helpers import (
     At,
     Before,
@@ -98,6 +99,9 @@ def assert_close(run: Path, other: Path) -> None:
         (line["kind"], line["step"]) for line in read_metrics(other)
     ]
     for line, wanted in zip(timeless(run), timeless(other), strict=True):
+        for layer, expected in zip(line.pop("layers", ()), wanted.pop("layers", ()), strict=True):
+            assert layer.pop("label") == expected.pop("label")
+            assert layer == pytest.approx(expected, rel=1e-4)
         for key, value in wanted.items():
             assert line[key] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
     found, wanted_tensors = tensors(run), tensors(other)
@@ -370,6 +374,29 @@ def test_processes_that_do_not_agree_are_refused(tmp_path: Path) -> None:
     assert group.wait() == [2, 2]
     for said, found in zip(group.outputs, ("step-00000005", "none"), strict=True):
         assert f"the processes do not have the same checkpoint; here it is {found}" in said.replace("\n", " ")
+
+
+# Fine-tuning, whose batches are padded and whose last batch is short
+
+
+@pytest.mark.parametrize("parallel", BOTH)
+@pytest.mark.parametrize("form", ["labels", "text"])
+def test_two_processes_fine_tune_as_one_does(form: str, parallel: str, tmp_path: Path) -> None:
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = {"labels": ("random:bert", still), "text": ("random:bart", {"dropout": 0.0})}[form]
+
+    def config(place: str) -> dict[str, Any]:
+        return judge.fields(
+            tmp_path / place,
+            experiment="run",
+            method="oelm-freeze",
+            task={"name": "builtin:inference", "form": form},
+            data={"fraction": 0.02},
+            train={"parallel": parallel, "max_steps": 8},
+            eval={"every": 4, "sequences": 70, "batch_size": 20, "generations": 7 if parallel == "ddp" else 0},
+        ) | {"model": {"name": model[0], "fields": model[1]}}
+
+    assert_close(finish(config("two")), alone(config("one")))
 
 
 # By torchrun, whose own exit code is 1 whatever those of its processes were

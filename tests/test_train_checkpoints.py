@@ -123,7 +123,7 @@ def test_a_cut_tensor_file_is_a_clear_error(cut, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("{", "state.json: cannot be read as JSON"), ("{}", "its format is None; this oelm reads 1")],
+    [("{", "state.json: cannot be read as JSON"), ("{}", "its format is None; this oelm reads 2")],
 )
 def test_a_damaged_state_file_is_a_clear_error(content, says, cut, tmp_path):
     (cut / "checkpoints/step-00000005/state.json").write_text(content)

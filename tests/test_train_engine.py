@@ -17,10 +17,11 @@ from oelm.models.language import build_for_run
 from oelm.models.small import small_model
 from oelm.records import read_metrics
 from oelm.runs import load_run
+from oelm.training.language import SummedLoss
 from oelm.training.optim import build_optimizer, learning_rate, parameter_groups, placements, set_learning_rate
+from oelm.training.pace import Pace
 from oelm.training.state import list_checkpoints, read_state
 from oelm.training.step import Stepper
-from oelm.training.task import SummedLoss
 
 from .train_helpers import (
     checkpoint_tensors,
@@ -77,13 +78,14 @@ def test_the_loss_is_the_mean_over_all_tokens_of_the_window(tmp_path):
     changes = {"model": NO_DROPOUT, "optimizer": {"learning_rate": 1e-30}, "train": {"micro_batch_size": 2}}
     run_here(tmp_path, **changes)
     run = config(tmp_path, **changes)
-    from oelm.training.task import LanguageModelling
+    from oelm.training.language import LanguageModelling
 
     task = LanguageModelling.open(run)
     model = tiny_model(tmp_path, model=NO_DROPOUT).eval()
-    inputs, targets = task.batch(0, 3 * 8)
+    batch = task.batch(0, 3 * 8)
     with torch.no_grad():
-        expected = nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
+        logits = model(batch["inputs"]).logits
+        expected = nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
     first = next(line for line in read_metrics(run.folder) if line["kind"] == "train")
     assert first["step"] == 3
     assert first["loss"] == pytest.approx(float(expected), abs=1e-5)
@@ -291,7 +293,8 @@ def test_an_unknown_role_is_refused():
 
 def shape(tmp_path: Path, steps: int, **options: object) -> list[float]:
     run = config(tmp_path, optimizer={"learning_rate": 1.0, **options}, train={"max_steps": steps})
-    return [learning_rate(run, step) for step in range(steps)]
+    pace = Pace.of(run, samples_per_epoch=1000)
+    return [learning_rate(run.optimizer, pace, step) for step in range(steps)]
 
 
 def test_learning_rates_at_exact_steps(tmp_path):
@@ -313,7 +316,9 @@ def test_the_logged_rate_is_the_one_that_was_used(tmp_path):
     run_here(tmp_path)
     run = config(tmp_path)
     logged = {line["step"]: line["learning_rate"] for line in read_metrics(run.folder) if line["kind"] == "train"}
-    assert logged == {step: pytest.approx(learning_rate(run, step - 1)) for step in (3, 6, 9, 12)}
+    pace = Pace.of(run, samples_per_epoch=1000)
+    rates = {step: learning_rate(run.optimizer, pace, step - 1) for step in (3, 6, 9, 12)}
+    assert logged == pytest.approx(rates)
 
 
 # Gradients that are not finite
@@ -407,13 +412,13 @@ def test_a_loss_beyond_all_perplexities_is_no_crash(loss, tmp_path, monkeypatch)
     """The records say null where JSON has no number, and such a model is never the best one."""
     from oelm.training import engine
 
-    validate, seen = engine.validation_loss, []
+    validate, seen = engine.validate, []
 
-    def first_beyond(*arguments):
-        seen.append(validate(*arguments))
-        return loss if len(seen) == 1 else seen[-1]
+    def first_beyond(module, task, *arguments):
+        seen.append(validate(module, task, *arguments))
+        return task.figures([loss, 1.0]) if len(seen) == 1 else seen[-1]
 
-    monkeypatch.setattr(engine, "validation_loss", first_beyond)
+    monkeypatch.setattr(engine, "validate", first_beyond)
     result = run_here(tmp_path / "first")
     run = config(tmp_path / "first").folder
     validations = [line for line in read_metrics(run) if line["kind"] == "val"]
@@ -421,7 +426,7 @@ def test_a_loss_beyond_all_perplexities_is_no_crash(loss, tmp_path, monkeypatch)
     assert validations[0]["loss"] == (1000.0 if loss == 1000.0 else None)
     assert result["best_step"] in (8, 12)
 
-    monkeypatch.setattr(engine, "validation_loss", lambda *arguments: loss)
+    monkeypatch.setattr(engine, "validate", lambda module, task, *arguments: task.figures([loss, 1.0]))
     result = run_here(tmp_path / "always")
     run = config(tmp_path / "always").folder
     assert result == read(run / "result.json")
@@ -523,7 +528,7 @@ def test_only_steps_are_in_the_step_times(tmp_path, monkeypatch):
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(Stepper, "step", taking(1, Stepper.step))
-    monkeypatch.setattr(engine, "validation_loss", taking(100, engine.validation_loss))
+    monkeypatch.setattr(engine, "validate", taking(100, engine.validate))
     monkeypatch.setattr(engine, "save_checkpoint", taking(1000, engine.save_checkpoint))
     run_here(tmp_path, train={"max_steps": 24}, eval={"every": 6}, checkpoint={"every": 5})
     found = read(config(tmp_path).folder / "timing.json")

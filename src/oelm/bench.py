@@ -19,11 +19,11 @@ from .data.tokens import in_memory
 from .models.language import build_for_run
 from .operate import apply
 from .sites import find_sites
+from .training.language import LanguageModelling
 from .training.optim import build_optimizer, set_learning_rate
 from .training.parallel import World
 from .training.state import TrainState
 from .training.step import Stepper
-from .training.task import LanguageModelling, SummedLoss
 
 # Dense bf16 peak of a device in FLOP/s by the vendor's datasheet, by a part of its name; for MFU.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX A5000": 111e12, "4090": 165e12}
@@ -137,7 +137,7 @@ def _stepper(config: RunConfig, world: World, seed: int) -> tuple[Stepper, Train
     model.to(world.device).train()
     optimizer = build_optimizer(model, config.optimizer, world.device)
     set_learning_rate(optimizer, config.optimizer.learning_rate)
-    stepper = Stepper(config, world, task, model, SummedLoss(model), optimizer, reset_compiler=False)
+    stepper = Stepper(config, world, task, model, task.loss(model), optimizer, reset_compiler=False)
     state = TrainState()
     stepper.fit_micro_batch(state)
     return stepper, state

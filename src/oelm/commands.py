@@ -1,8 +1,9 @@
-"""The commands about runs and data: train, eval, generate, bench, data prepare. Thin, and gathered by `cli`."""
+"""The commands about runs and data: train, finetune, eval, predict, generate, bench, data prepare. Thin; see `cli`."""
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,16 @@ data_app = typer.Typer(help="Prepare text for training.", no_args_is_help=True)
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value overrides, such as train.max_steps=100 method=oelm-freeze.")
 ]
+_BERT = "bert-base-uncased"
+
+
+class Recipe(StrEnum):
+    """Which learning rate a fine-tuning run gets unless it is given one."""
+
+    equal = "equal"
+    reference = "reference"
+
+
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder: runs/<experiment>/<method>/seed-<n>.")]
 
 
@@ -30,17 +41,71 @@ def train(
     with errors():
         from .config import RunConfig
 
-        wanted = RunConfig.load(config, overrides)
-        from .training.engine import Stopped
-        from .training.engine import train as run
+        _train(RunConfig.load(config, overrides), quiet)
+
+
+def finetune(
+    task: Annotated[str, typer.Argument(help="sst2, mnli, xnli, imdb, ag_news, folder, or builtin:sentiment.")],
+    overrides: Overrides = None,
+    model: Annotated[str, typer.Option("--model", help="A folder, a Hub name, gpt:SIZE or random:FAMILY.")] = _BERT,
+    method: Annotated[str, typer.Option("--method", "-m", help="A preset's name.")] = "baseline",
+    data: Annotated[Path | None, typer.Option("--data", help="A folder of local files, instead of the Hub.")] = None,
+    recipe: Annotated[
+        Recipe, typer.Option(help="equal: one learning rate for every method; reference: the study's rate for each.")
+    ] = Recipe.equal,
+    seed: Annotated[int, typer.Option(help="Of the head, the method and the order of the data.")] = 0,
+    output: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors and the result.")] = False,
+) -> None:
+    """Fine-tune a model on a labelled task: 3 epochs of batches of 16, linear decay after 10 % warm-up.
+
+    Anything else is a key=value, such as optimizer.learning_rate=5e-5 train.epochs=1 or task.text=review.
+    """
+    with errors():
+        from .config import RunConfig
+        from .method import Method
+        from .recipes import reference_rate
+
+        fields: dict[str, Any] = {
+            "experiment": task.replace(":", "-"),
+            "task": {"name": task},
+            "model": {"name": model},
+            "method": method,
+            "seed": seed,
+            "output": str(output),
+        }
+        if data is not None:
+            fields["data"] = {"path": str(data)}
+        if recipe is Recipe.reference:
+            fields["optimizer"] = {"learning_rate": reference_rate(Method.load(method))}
+        _train(RunConfig.load(fields, overrides), quiet)
+
+
+def _train(config: Any, quiet: bool) -> None:
+    from .training.engine import Stopped
+    from .training.engine import train as run
+
+    quiet_libraries()
+    try:
+        result = run(config, quiet)
+    except Stopped as stopped:
+        raise typer.Exit(stopped.code) from None
+    if result and quiet:
+        shown = ("val_loss", "perplexity", "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
+        typer.echo(json.dumps({key: result[key] for key in shown if key in result}))
+
+
+def predict(
+    run: RunArgument,
+    text: Annotated[str, typer.Argument(help="The text to judge, or the source to answer.")],
+    pair: Annotated[str | None, typer.Argument(help="The second text, where the task has two.")] = None,
+) -> None:
+    """Ask a fine-tuned model about one text, or one pair of texts; the answer as JSON."""
+    with errors():
+        from .runs import predict_one
 
         quiet_libraries()
-        try:
-            result = run(wanted, quiet)
-        except Stopped as stopped:
-            raise typer.Exit(stopped.code) from None
-    if result and quiet:
-        typer.echo(json.dumps({key: result[key] for key in ("val_loss", "perplexity", "steps", "tokens")}))
+        typer.echo(json.dumps(predict_one(run, text, pair), indent=2, ensure_ascii=False))
 
 
 def evaluate(
@@ -48,7 +113,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
     last: Annotated[bool, typer.Option("--last", help="Take the last checkpoint, not the best model.")] = False,
 ) -> None:
-    """Validate a run's model again: loss, perplexity and bits per byte, as JSON."""
+    """Validate a run's model again, on every labelled split that is not for training; as JSON."""
     with errors():
         from .runs import evaluate_run
 

@@ -34,25 +34,71 @@ _ORTHO_METHODS = {
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
+Column = Annotated[str, Field(min_length=1)]
+EPOCH: Literal["epoch"] = "epoch"
+LANGUAGE = "language"
+
+
+class TaskConfig(Strict, refusal=ConfigError):
+    """What is learned: `language`, or a task with examples: sst2, mnli, xnli, imdb, ag_news, folder, builtin:NAME.
+
+    `form` says how a task's answer is given: by a classification head, or written out as text by an encoder-decoder.
+    `text`, `pair` and `label` name the columns of the user's own files, `source` and `target` those of text-to-text
+    data. `languages` are those that xnli is evaluated in. `validation_share` is cut off the training examples where a
+    task has no labelled validation split. `revision` is the dataset's on the Hub.
+    """
+
+    name: str = LANGUAGE
+    form: Literal["labels", "text"] = "labels"
+    text: Column | None = None
+    pair: Column | None = None
+    label: Column | None = None
+    source: Column | None = None
+    target: Column | None = None
+    languages: tuple[Column, ...] = ("en",)
+    validation_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    revision: str | None = None
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> TaskConfig:
+        if self.name == LANGUAGE and self.form == "text":
+            raise ValueError("form 'text' belongs to a task with examples; 'language' learns from running text")
+        if (self.source or self.target) and self.form == "labels":
+            raise ValueError("source and target are the columns of text-to-text data: set form to 'text'")
+        if (self.source is None) != (self.target is None):
+            raise ValueError("source and target go together: name both columns")
+        return self
+
+    @property
+    def kind(self) -> Literal["language", "classification", "text2text"]:
+        if self.name == LANGUAGE:
+            return "language"
+        return "text2text" if self.form == "text" else "classification"
+
+
 class ModelConfig(Strict, refusal=ConfigError):
     """The model: `gpt:SIZE` (tiny, small, medium-512, medium, large), a folder, a Hub name, or `random:FAMILY`.
 
-    `fields` go into its config. With `from_scratch`, a folder or Hub name gives only the config.
+    `fields` go into its config. With `from_scratch`, a folder or Hub name gives only the config. `tokenizer` is a
+    folder or Hub name, for fine-tuning a model that does not bring its own; language models take their data's.
     """
 
     name: str = "gpt:tiny"
     fields: dict[str, Any] = {}
     from_scratch: bool = False
     revision: str | None = None
+    tokenizer: str | None = None
 
 
 class DataConfig(Strict, refusal=ConfigError):
-    """The text: a folder that `oelm data prepare` wrote, or `builtin:stories`, which is synthetic.
+    """The text: for `language` a folder that `oelm data prepare` wrote, or `builtin:stories`, which is synthetic.
 
-    `fraction` keeps the first share of the training tokens. `seed` orders the windows; by default the run's seed does.
+    For other tasks `path` is a folder of local files that stands in for the Hub. Sequences are `sequence_length` long
+    (`language`), or cut at that. `fraction` keeps the first share of the training data. `seed` orders it; by default
+    the run's seed does.
     """
 
-    path: str = "builtin:stories"
+    path: str | None = None
     sequence_length: Positive = 512
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: int | None = None
@@ -62,7 +108,7 @@ class OptimizerConfig(Strict, refusal=ConfigError):
     """AdamW, and how the learning rate moves: warm-up, then a cosine or a line down to `floor`, or constant.
 
     `layer_decay` multiplies the rate once more for every block below the last. `multipliers` are by role: q, k, v, o,
-    ffn_in, ffn_out, core, embedding, norm, head.
+    ffn_in, ffn_out, core, adapter, embedding, norm, head.
     """
 
     learning_rate: Rate = 3e-4
@@ -87,13 +133,17 @@ class OptimizerConfig(Strict, refusal=ConfigError):
         return value
 
 
-ROLES = ("q", "k", "v", "o", "ffn_in", "ffn_out", "core", "embedding", "norm", "head")
+ROLES = ("q", "k", "v", "o", "ffn_in", "ffn_out", "core", "adapter", "embedding", "norm", "head")
 
 
 class TrainConfig(Strict, refusal=ConfigError):
-    """The loop: `batch_size` sequences per optimiser step over all devices, `micro_batch_size` at a time on each."""
+    """The loop: `batch_size` sequences per optimiser step over all devices, `micro_batch_size` at a time on each.
 
-    max_steps: Positive = 1000
+    A run's length is given in steps or in epochs.
+    """
+
+    max_steps: Positive | None = None
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     batch_size: Positive = 16
     micro_batch_size: Positive | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -106,12 +156,20 @@ class TrainConfig(Strict, refusal=ConfigError):
 
 
 class EvalConfig(Strict, refusal=ConfigError):
-    """Validation: how often, on how many sequences (none: all), and the perplexities whose first time is recorded."""
+    """Validation: how often, on how many sequences (none: all), and what is measured beside the loss.
 
-    every: Positive = 1000
+    `choose` is the figure that tells the best model; by default accuracy for classification, else the loss. `targets`
+    are perplexities, or accuracies, whose first time is recorded. `generations` is how many answers of a text-to-text
+    task are written out. `probe` is how many sequences the attention's entropy is measured on; 0 turns that off.
+    """
+
+    every: Positive | Literal["epoch"] = 1000
     sequences: Positive | None = None
     batch_size: Positive | None = None
+    choose: Literal["loss", "accuracy", "macro_f1", "matthews"] | None = None
     targets: tuple[float, ...] = ()
+    generations: Annotated[int, Field(ge=0)] = 200
+    probe: Annotated[int, Field(ge=0)] = 4
 
 
 class CheckpointConfig(Strict, refusal=ConfigError):
@@ -121,7 +179,7 @@ class CheckpointConfig(Strict, refusal=ConfigError):
     threads, the optimiser's kernel or torch differ; "never" refuses a folder that holds one.
     """
 
-    every: Positive = 1000
+    every: Positive | Literal["epoch"] = 1000
     keep: Positive = 1
     best: bool = True
     resume: Literal["auto", "inexact", "never"] = "auto"
@@ -135,11 +193,34 @@ class LogConfig(Strict, refusal=ConfigError):
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
 
 
+# What a run is unless told otherwise, by what it learns. Fine-tuning has the study's recipe, at one rate for all arms.
+_FINE_TUNING: dict[str, Any] = {
+    "optimizer": {
+        "learning_rate": 2e-5,
+        "schedule": "linear",
+        "warmup_share": 0.1,
+        "floor": 0.0,
+        "weight_decay": 0.01,
+        "beta2": 0.999,
+    },
+    "train": {"epochs": 3.0},
+    "eval": {"every": EPOCH},
+    "checkpoint": {"every": EPOCH},
+    "log": {"every": 50},
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "language": {"data": {"path": "builtin:stories"}, "train": {"max_steps": 1000}},
+    "classification": _FINE_TUNING,
+    "text2text": _FINE_TUNING,
+}
+
+
 class RunConfig(Strict, refusal=ConfigError):
     """One run, whole. Everything that may change a number in its result is in here, and in its id."""
 
     experiment: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     seed: int = 0
+    task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
     method: Method = PRESETS["baseline"]
     data: DataConfig = DataConfig()
@@ -170,11 +251,30 @@ class RunConfig(Strict, refusal=ConfigError):
             fields["method"] = named
         return fields
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_task(cls, value: Any) -> Any:
+        """Fill in what the task implies; a task by its name alone is one."""
+        if not isinstance(value, dict):
+            return value
+        fields = {key: _as_given(part) for key, part in value.items()}
+        if isinstance(fields.get("task"), str):
+            fields["task"] = {"name": fields["task"]}
+        defaults = dict(_DEFAULTS[_kind_of(fields.get("task"))])
+        length = fields.get("train")
+        if isinstance(length, dict) and any(length.get(unit) is not None for unit in ("max_steps", "epochs")):
+            defaults.pop("train")
+        return merge(defaults, fields)
+
     @model_validator(mode="after")
-    def _batch_divides(self) -> RunConfig:
+    def _is_coherent(self) -> RunConfig:
         micro, batch = self.train.micro_batch_size, self.train.batch_size
         if micro is not None and batch % micro:
             raise ValueError(f"train.batch_size {batch} is not a multiple of train.micro_batch_size {micro}")
+        if (self.train.max_steps is None) == (self.train.epochs is None):
+            raise ValueError("train.max_steps and train.epochs both give the run's length: set one of the two")
+        if self.eval.choose not in (None, "loss") and self.task.kind != "classification":
+            raise ValueError(f"eval.choose {self.eval.choose!r} is a figure of classification, not of {self.task.name}")
         return self
 
     @classmethod
@@ -218,10 +318,18 @@ class RunConfig(Strict, refusal=ConfigError):
     def data_seed(self) -> int:
         return self.seed if self.data.seed is None else self.data.seed
 
-    @property
-    def warmup_steps(self) -> int:
-        given = self.optimizer.warmup_steps
-        return round(self.train.max_steps * self.optimizer.warmup_share) if given is None else given
+
+def _kind_of(task: Any) -> str:
+    """The kind of a task that is still to be validated; one that is malformed gets its error with the other fields."""
+    try:
+        return TaskConfig.model_validate(task or {}).kind
+    except ValidationError:
+        return "language"
+
+
+def _as_given(part: Any) -> Any:
+    """A section as a mapping of what was set in it, whether it came as a mapping or as a section's object."""
+    return part.model_dump(exclude_unset=True) if isinstance(part, Strict) and not isinstance(part, Method) else part
 
 
 def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Validation loss, the same number whatever the batch size or the number of processes."""
+"""Validation: figures that are the same whatever the batch size or the number of processes."""
 
 from __future__ import annotations
 
@@ -10,31 +10,48 @@ from torch import nn
 
 if TYPE_CHECKING:
     from .training.parallel import World
-    from .training.task import LanguageModelling
+    from .training.task import Figures, Task
 
 
 @torch.no_grad()
-def validation_loss(
+def validate(
     module: nn.Module,
-    task: LanguageModelling,
+    task: Task,
     world: World,
     batch_size: int,
     sequences: int | None = None,
     autocast: AbstractContextManager[Any] | None = None,
-) -> float:
-    """Mean cross-entropy per token over the first `sequences` validation windows (none: all), shared by the processes.
+) -> Figures:
+    """The task's figures over the first `sequences` validation examples (none: all), shared by the processes.
 
-    `module` takes inputs and targets and gives the summed loss. Short batches are filled with ignored targets: compiled
-    code sees one shape, and every process takes as many turns as the others.
+    `module` is what `task.loss` made. Short batches are filled with ignored targets: every process takes as many turns
+    as the others, and compiled code sees one shape.
     """
-    count = min(sequences or len(task.held_out), len(task.held_out))
+    count = min(sequences or task.held_out_count, task.held_out_count)
     training = module.training
     module.eval()
-    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    sums: torch.Tensor | None = None
     for start in range(0, count, batch_size * world.size):
         first = start + world.rank * batch_size
-        inputs, targets = task.validation(first, max(0, min(batch_size, count - first)), fill_to=batch_size)
+        batch = task.validation(first, max(0, min(batch_size, count - first)), fill_to=batch_size)
         with autocast or nullcontext():
-            total += module(inputs.to(world.device), targets.to(world.device))
+            found = module(**{name: tensor.to(world.device) for name, tensor in batch.items()})
+        sums = found if sums is None else sums + found
     module.train(training)
-    return world.total(float(total)) / (count * task.length)
+    assert sums is not None, "a validation split has examples"
+    return task.figures(world.totals(sums.tolist()))
+
+
+@torch.no_grad()
+def written_figures(model: nn.Module, task: Task, world: World, batch_size: int, examples: int) -> Figures:
+    """The figures of the answers that the model writes to the first validation examples, shared by the processes."""
+    count = min(examples, task.held_out_count)
+    training = model.training
+    model.eval()
+    share = -(-count // world.size)
+    mine = range(world.rank * share, min((world.rank + 1) * share, count))
+    answers: list[str] = []
+    for first in range(mine.start, mine.stop, batch_size):
+        answers += task.write(model, first, min(batch_size, mine.stop - first))
+    model.train(training)
+    return task.judge(world.collect(answers))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ from transformers import PreTrainedModel
 from .checkpoint import load
 from .config import RunConfig
 from .errors import CheckpointError, ConfigError
-from .evaluate import validation_loss
+from .evaluate import validate
 from .files import read_json
 from .method import Method
 from .models.build import build_model
-from .models.language import build_for_run
+from .training.language import LanguageModelling
 from .training.parallel import World
 from .training.state import list_checkpoints, load_model, restore_record
-from .training.task import LanguageModelling, SummedLoss
+from .training.task import open_task
 
 
 def is_run(path: Path) -> bool:
@@ -46,8 +46,7 @@ def load_run(run: Path, last: bool = False) -> PreTrainedModel:
         raise CheckpointError(f"{run}: holds neither a best model nor a checkpoint; has it been trained?")
     from .operate import apply
 
-    task = LanguageModelling.open(config)
-    model = build_for_run(config.model, task.data.vocab_size, config.data.sequence_length, config.seed)
+    model = open_task(config).build_model(config)
     apply(model, config.method, config.seed)
     restore_record(checkpoints[-1], model)
     load_model(checkpoints[-1], model)
@@ -63,35 +62,37 @@ def find_model(name: str, seed: int = 0) -> tuple[PreTrainedModel, Method | None
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json"):
         config = RunConfig.load(path)
-        task = LanguageModelling.open(config)
-        model = build_for_run(config.model, task.data.vocab_size, config.data.sequence_length, config.seed)
-        return model, config.method
+        return open_task(config).build_model(config), config.method
     if path.is_dir() and is_run(path):
         return load_run(path), None
     return build_model(name, seed), None
 
 
 def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[str, Any]:
-    """Validation loss, perplexity and bits per byte of a run's model on all of its validation data, in float32."""
+    """The figures of a run's model on all of its validation data, and on any other labelled split, in float32."""
     config = config_of(run)
-    task = LanguageModelling.open(config)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model: Any = load_run(run, last).to(device)
-    loss = validation_loss(SummedLoss(model), task, World(0, 1, device), batch_size)
-    return {
+    task = open_task(config)
+    world = World(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    model: Any = load_run(run, last).to(world.device)
+    about = task.describe()
+    figures = validate(task.loss(model), task, world, batch_size)
+    others = {name: validate(other.loss(model), other, world, batch_size) for name, other in task.others().items()}
+    found = {
         "run": str(run),
-        "val_loss": loss,
-        "perplexity": math.exp(loss),
-        "bits_per_byte": loss / math.log(2) / task.bytes_per_token,
-        "tokens": len(task.held_out) * task.length,
-        "data": task.data.description,
-        "synthetic": task.data.synthetic,
+        "val_loss": figures.pop("loss"),
+        **figures,
+        "examples": task.held_out_count,
+        "data": about["description"],
+        "synthetic": about["synthetic"],
     }
+    return {**found, "evaluations": others} if others else found
 
 
 def generate_text(run: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> str:
     """A text that starts with the prompt, by a run's model. Longer than its positions, the oldest tokens are let go."""
     config = config_of(run)
+    if config.task.kind != "language":
+        raise ConfigError(f"{run}: learned {config.task.name}, not to go on from a prompt; `oelm predict` asks it")
     model: Any = load_run(run)
     tokenizer = LanguageModelling.open(config).data.load_tokenizer()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -117,3 +118,27 @@ def generate_text(run: Path, prompt: str, tokens: int, temperature: float, top_k
         **how,
     )
     return str(tokenizer.decode(out[0], skip_special_tokens=True))
+
+
+@torch.no_grad()
+def predict_one(run: Path, text: str, pair: str | None = None) -> dict[str, Any]:
+    """What a fine-tuned model answers to one text or pair: a class with the probability of each, or what it writes."""
+    config = config_of(run)
+    if config.task.kind == "language":
+        raise ConfigError(f"{run}: a language model; `oelm generate` lets it go on from a prompt")
+    from .data.tokenizer import load_model_tokenizer
+    from .models.finetune import longest_text
+
+    model: Any = load_run(run)
+    tokenizer = load_model_tokenizer(run / "best")
+    positions = longest_text(model.config, config.data.sequence_length)
+    inputs = tokenizer(text, pair, truncation=True, max_length=positions, return_tensors="pt")
+    kept = {name: rows for name, rows in inputs.items() if name in inspect.signature(model.forward).parameters}
+    if config.task.kind == "text2text":
+        kept.pop("token_type_ids", None)
+        out = model.generate(**kept, max_new_tokens=config.data.sequence_length, do_sample=False)
+        return {"answer": tokenizer.decode(out[0], skip_special_tokens=True).strip()}
+    shares = torch.softmax(model(**kept).logits[0].float(), -1).tolist()
+    labels = [model.config.id2label[index] for index in range(len(shares))]
+    likeliest = max(zip(shares, labels, strict=True))[1]
+    return {"label": likeliest, "probabilities": dict(zip(labels, shares, strict=True))}

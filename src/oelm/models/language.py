@@ -23,7 +23,7 @@ def build_for_run(config: ModelConfig, vocab_size: int, length: int, seed: int) 
     """
     if config.name.startswith(GPT):
         fields = {"vocab_size": vocab_size, "max_position_embeddings": length, **config.fields}
-        model: Any = _seeded(seed, lambda: OelmGPTForCausalLM(gpt_config(config.name.removeprefix(GPT), **fields)))
+        model: Any = seeded(seed, lambda: OelmGPTForCausalLM(gpt_config(config.name.removeprefix(GPT), **fields)))
     elif config.from_scratch:
         model = _from_scratch(config, seed)
     else:
@@ -41,11 +41,8 @@ def _from_scratch(config: ModelConfig, seed: int) -> Any:
     require_reachable(config.name)
     try:
         described = AutoConfig.from_pretrained(config.name, trust_remote_code=False, revision=config.revision or "main")
-        for name, value in config.fields.items():
-            if not hasattr(described, name):
-                raise ConfigError(f"model.fields: {described.model_type} has no field {name!r}")
-            setattr(described, name, value)
-        return _seeded(seed, lambda: AutoModelForCausalLM.from_config(described))
+        with_fields(described, config.fields)
+        return seeded(seed, lambda: AutoModelForCausalLM.from_config(described))
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.name {config.name}: {first_line(error)}") from None
 
@@ -62,7 +59,17 @@ def _check_fit(model: Any, name: str, vocab_size: int, length: int) -> None:
         raise ConfigError(f"data.sequence_length {length} is more than the model's {positions} positions")
 
 
-def _seeded(seed: int, build: Any) -> Any:
+def with_fields(config: Any, fields: dict[str, Any]) -> Any:
+    """A model's config with fields of `model.fields` set, each of which it must have."""
+    for name, value in fields.items():
+        if not hasattr(config, name):
+            raise ConfigError(f"model.fields: {config.model_type} has no field {name!r}")
+        setattr(config, name, value)
+    return config
+
+
+def seeded(seed: int, build: Any) -> Any:
+    """What `build` makes, with its random numbers a function of the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

@@ -204,13 +204,20 @@ SMALL: MappingProxyType[str, tuple[str, str, dict[str, Any]]] = MappingProxyType
 )
 
 
-def small_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A small random model by name (`bert`, `gpt2`, `falcon-40b`, ...); `changes` go into its config."""
+def small_config(name: str, **changes: Any) -> Any:
+    """The config of a small model by name (`bert`, `gpt2`, `falcon-40b`, ...), with `changes`."""
     if name not in SMALL:
         raise OelmError(f"no small model {name!r}.{nearest(name, SMALL)} There are: {', '.join(SMALL)}")
-    model_class, config_class, fields = SMALL[name]
+    _, config_class, fields = SMALL[name]
     home = gpt if hasattr(gpt, config_class) else transformers
-    config = getattr(home, config_class)(**{**fields, **changes})
+    return getattr(home, config_class)(**{**fields, **changes})
+
+
+def small_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A small random model by name; `changes` go into its config."""
+    config = small_config(name, **changes)
+    model_class = SMALL[name][0]
+    home = gpt if hasattr(gpt, model_class) else transformers
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(home, model_class)(config)

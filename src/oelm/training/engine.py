@@ -16,24 +16,27 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from ..checkpoint import load
 from ..config import RunConfig
 from ..errors import ConfigError, OelmError, TrainingError
-from ..evaluate import validation_loss
+from ..evaluate import validate, written_figures
 from ..files import new_folder, read_json, require_space, write_json
-from ..models.language import build_for_run
 from ..operate import apply
 from ..proof import audit, verify
-from ..records import RunFolder, environment, read_metrics
+from ..records import RunFolder, environment
 from ..schedule import advance, events
 from ..sites import find_sites
 from .optim import build_optimizer, learning_rate, set_learning_rate
+from .pace import Pace
 from .parallel import World, joined, reshard, wrap
+from .probe import attention_figures
 from .progress import Display, perplexity
+from .result import result_of
 from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening
 from .state import TrainState, load_checkpoint, read_state, restore_record, save_checkpoint
 from .step import Stepper, share_of
-from .task import LanguageModelling, SummedLoss
+from .task import Figures, Task, open_task
 from .timing import StepTimer
 from .trackers import Trackers
 
@@ -48,7 +51,8 @@ class Run:
     config: RunConfig
     world: World
     folder: RunFolder
-    task: LanguageModelling
+    task: Task
+    pace: Pace
     model: nn.Module
     stepper: Stepper
     state: TrainState
@@ -98,7 +102,7 @@ def _train_in(
     if world.main:
         folder.claim()
     if world.any(world.main and (folder / "result.json").is_file()):
-        display = Display(folder if world.main else None, config.train.max_steps, quiet)
+        display = Display(folder if world.main else None, quiet)
         display.say(f"{folder.path}: finished already; its records are there")
         display.close()
         return dict(read_json(folder / "result.json")) if world.main else {}
@@ -115,29 +119,29 @@ def _train(run: Run) -> bool:
 
     Whether it came to its end; it did not if it was asked to stop.
     """
-    config, state = run.config, run.state
+    config, state, pace, batch = run.config, run.state, run.pace, run.config.train.batch_size
     run.timer.begin()
     started, before = time.perf_counter(), state.seconds
-    while state.step < config.train.max_steps:
+    while state.step < pace.steps:
         _follow_schedule(run)
-        rate = learning_rate(config, state.step)
+        rate = learning_rate(config.optimizer, pace, state.step)
         set_learning_rate(run.stepper.optimizer, rate)
 
         run.stepper.step(state)
+        state.tokens += run.task.tokens(state.step * batch, batch)
         state.step += 1
-        state.tokens += run.stepper.tokens_per_step
         state.seconds = before + time.perf_counter() - started
         run.timer.step()
 
-        last = state.step == config.train.max_steps
+        last = state.step == pace.steps
         if state.step % config.log.every == 0 or last:
             _log(run, rate)
-        if state.step % config.eval.every == 0 or last:
+        if state.step % pace.validate_every == 0 or last:
             with run.timer.apart_from_steps("validation"):
                 _validate(run)
         # All agree: a signal may reach one process a step before the others, or only one.
         stopping = run.world.any(bool(run.stop))
-        if state.step % config.checkpoint.every == 0 or last or stopping:
+        if state.step % pace.save_every == 0 or last or stopping:
             with run.timer.apart_from_steps("checkpoint"):
                 _save(run)
         if stopping and not last:
@@ -151,17 +155,18 @@ def _train(run: Run) -> bool:
 def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest, quiet: bool) -> Run:
     """Data, model, method, optimiser, and the last checkpoint if there is one: all checked before the first step."""
     share_of(config, world)
-    display = Display(folder if world.main else None, config.train.max_steps, quiet)
-    task = LanguageModelling.open(config)
-    model = build_for_run(config.model, task.data.vocab_size, config.data.sequence_length, config.seed)
+    display = Display(folder if world.main else None, quiet)
+    task = open_task(config)
+    pace = Pace.of(config, task.samples_per_epoch)
+    model: Any = task.build_model(config)
     apply(model, config.method, config.seed)
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     planned = events(model, config.method)
     if planned and config.train.parallel == "fsdp":
         raise ConfigError("a method whose schedule freezes or unfreezes needs train.parallel 'ddp'")
-    if planned and planned[-1].step >= config.train.max_steps:
-        raise ConfigError(f"method.schedule: {planned[-1]} is past train.max_steps {config.train.max_steps}")
+    if planned and planned[-1].step >= pace.steps:
+        raise ConfigError(f"method.schedule: {planned[-1]} is past the run's {pace.steps} steps")
 
     checkpoint, differs = find_checkpoint(config, folder, about(config, world, task))
     state, step_seconds = TrainState(), None
@@ -171,7 +176,7 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
         if differs:
             state.notes.append(f"step {state.step}: went on inexactly: {differs}")
     found = checkpoint.name if checkpoint else "none"
-    require_the_same(world, config=config.id, torch=torch.__version__, data=task.data.sha256, checkpoint=found)
+    require_the_same(world, config=config.id, torch=torch.__version__, data=task.sha256, checkpoint=found)
     model.to(world.device)
     stepper = _stepper(config, world, task, model, state)
     if checkpoint is not None:
@@ -182,19 +187,19 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
         folder.start_metrics(state.step)
         write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))
         write_json(folder / "audit.json", report)
-        folder.status("running", step=state.step, max_steps=config.train.max_steps)
-        if checkpoint is not None:
-            for note in state.notes:
-                display.say(note)
+        folder.status("running", step=state.step, max_steps=pace.steps)
+        for note in task.warnings() + (state.notes if checkpoint is not None else []):
+            display.say(note)
+    display.start(pace.steps)
     timer = StepTimer(world.device, step_seconds)
     trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say)
-    return Run(config, world, folder, task, model, stepper, state, timer, display, trackers, stop)
+    return Run(config, world, folder, task, pace, model, stepper, state, timer, display, trackers, stop)
 
 
-def _stepper(config: RunConfig, world: World, task: LanguageModelling, model: nn.Module, state: TrainState) -> Stepper:
+def _stepper(config: RunConfig, world: World, task: Task, model: nn.Module, state: TrainState) -> Stepper:
     _, sites = find_sites(model)
     blocks = [model.get_submodule(path) for path in dict.fromkeys(site.block for site in sites)]
-    module = wrap(SummedLoss(model), blocks, world, config.train.parallel)
+    module = wrap(task.loss(model), blocks, world, config.train.parallel)
     optimizer = build_optimizer(model, config.optimizer, world.device)
     stepper = Stepper(config, world, task, model, module, optimizer)
     stepper.fit_micro_batch(state)
@@ -229,54 +234,77 @@ def _follow_schedule(run: Run) -> None:
 def _log(run: Run, rate: float) -> None:
     state, config = run.state, run.config
     seconds = run.timer.collect()
-    loss_sum, steps, norm = run.stepper.settle(state)
+    loss_sum, targets, norm = run.stepper.settle(state)
     total = run.world.total(loss_sum)
-    loss = total / (steps * run.stepper.tokens_per_step) if steps else math.nan  # all of them were skipped
-    state.window_losses, state.window_steps = [], 0
+    loss = total / targets if targets else math.nan  # all of the steps were skipped
+    state.window_losses, state.window_targets = [], 0
     run.stepper.reset_window()
     per_step = sum(seconds) / len(seconds) if seconds else 0.0
-    speed = run.stepper.tokens_per_step / per_step if per_step else 0.0
+    done, batch = len(seconds), config.train.batch_size
+    tokens = run.task.tokens((state.step - done) * batch, done * batch) if done else 0
     figures = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
-    shown = {**figures, "tokens_per_second": speed}
-    eta = per_step * (config.train.max_steps - state.step)
+    shown = {**figures, "tokens_per_second": tokens / (per_step * done) if per_step else 0.0}
+    if config.task.kind == "language":
+        shown["perplexity"] = perplexity(loss)
+    eta = per_step * (run.pace.steps - state.step)
     run.display.step(state.step, shown, eta)
     if run.world.main:
         memory = torch.cuda.max_memory_allocated() if run.world.device.type == "cuda" else None
         clock = {"seconds": state.seconds, "step_seconds": per_step}
         run.folder.metric("train", state.step, tokens=state.tokens, **figures, time=clock)
-        live = {"loss": loss, "tokens_per_second": speed, "eta_seconds": eta, "memory": memory}
+        live = {"loss": loss, "tokens_per_second": shown["tokens_per_second"], "eta_seconds": eta, "memory": memory}
         run.folder.status("running", step=state.step, **live)
         run.trackers.send({f"train/{key}": value for key, value in shown.items()}, state.step)
 
 
 def _validate(run: Run) -> None:
-    state, config = run.state, run.config
-    batch_size = config.eval.batch_size or state.micro_batch_size
-    loss = validation_loss(
-        run.stepper.module, run.task, run.world, batch_size, config.eval.sequences, run.stepper.autocast
-    )
-    reshard(run.stepper.module)
-    ppl = perplexity(loss)
-    for target in config.eval.targets:
-        if ppl <= target and str(target) not in state.reached:
-            state.reached[str(target)] = {"step": state.step, "tokens": state.tokens, "seconds": state.seconds}
-    better = math.isfinite(loss) and (state.best_loss is None or loss < state.best_loss)
+    state, task = run.state, run.task
+    figures = _figures(run, run.stepper.module, run.model, task)
+    better = math.isfinite(task.score(figures)) and (not state.best or task.score(figures) > task.score(state.best))
+    when = {"step": state.step, "epoch": run.pace.epoch(state.step)}
+    state.last = {**when, **figures}
     if better:
-        state.best_loss, state.best_step = loss, state.step
-    run.display.say(f"step {state.step}: validation loss {loss:.4f}, perplexity {ppl:.3f}{' (best)' if better else ''}")
+        state.best = state.last
+    for target in run.config.eval.targets:
+        if task.reached(figures, target) and str(target) not in state.reached:
+            state.reached[str(target)] = {"step": state.step, "tokens": state.tokens, "seconds": state.seconds}
+    run.display.say(f"step {state.step}: {task.headline(figures)}{' (best)' if better else ''}")
     if run.world.main:
-        run.folder.metric(
-            "val", state.step, loss=loss, perplexity=ppl, tokens=state.tokens, time={"seconds": state.seconds}
-        )
-        run.trackers.send({"val/loss": loss, "val/perplexity": ppl}, state.step)
-        run.folder.status("running", val_loss=loss, perplexity=ppl)
-    if better and config.checkpoint.best:
+        numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
+        clock = {"seconds": state.seconds}
+        run.folder.metric("val", state.step, epoch=when["epoch"], **numbers, tokens=state.tokens, time=clock)
+        run.trackers.send({f"val/{name}": value for name, value in numbers.items()}, state.step)
+        run.folder.status("running", val_loss=numbers.pop("loss"), **numbers)
+    _probe(run)
+    if better and run.config.checkpoint.best:
         _save_model(run, run.folder / "best")
 
 
+def _figures(run: Run, module: nn.Module, model: nn.Module, task: Task) -> Figures:
+    """The figures of a model on a task's validation examples, and of the answers it writes where a task asks that."""
+    config, batch_size = run.config, run.config.eval.batch_size or run.state.micro_batch_size
+    figures = validate(module, task, run.world, batch_size, config.eval.sequences, run.stepper.autocast)
+    reshard(module)
+    if config.eval.generations and not run.sharded:
+        figures |= written_figures(model, task, run.world, batch_size, config.eval.generations)
+    return figures
+
+
+def _probe(run: Run) -> None:
+    """Record how the attention of every layer spreads, on the first validation examples."""
+    rows = min(run.config.eval.probe, run.task.held_out_count)
+    if not rows:
+        return
+    module = getattr(run.stepper.module, "_orig_mod", run.stepper.module)  # compiled code does not look where we look
+    layers = attention_figures(run.model, module, run.task.validation(0, rows, rows))
+    reshard(module)
+    if layers and run.world.main:
+        run.folder.metric("attention", run.state.step, layers=layers)
+
+
 def _save(run: Run) -> None:
-    loss_sum, steps, _ = run.stepper.settle(run.state)
-    run.state.window_losses, run.state.window_steps = run.world.gather(loss_sum), steps
+    loss_sum, targets, _ = run.stepper.settle(run.state)
+    run.state.window_losses, run.state.window_targets = run.world.gather(loss_sum), targets
     save_checkpoint(
         run.folder.checkpoints,
         run.config.checkpoint.keep,
@@ -304,7 +332,7 @@ def _save_model(run: Run, path: Path) -> None:
         try:
             with new_folder(path) as folder:
                 model.save_pretrained(folder, state_dict=state_dict)
-                run.task.data.load_tokenizer().save_pretrained(folder)
+                run.task.save_tokenizer(folder)
         except SafetensorError as error:
             raise TrainingError(f"{path}: cannot be written ({error}); the last checkpoint is intact") from None
     run.world.barrier()
@@ -315,52 +343,39 @@ def _finish(run: Run) -> dict[str, Any]:
     state, config = run.state, run.config
     if config.method.schedule.kind == "static":
         verify(run.model)
-    timing = run.timer.summary(run.stepper.tokens_per_step)
+    timing = run.timer.summary(state.tokens / max(1, state.step))
     report = audit_of(run.model, run.world)
+    evaluations = _other_splits(run)
     if not run.world.main:
         return {}
-    loss = _last_validation(run)
-    best = math.nan if state.best_loss is None else state.best_loss
-    hours = state.seconds / 3600 * run.world.size
-    cuda = run.world.device.type == "cuda"
-    result = {
-        "status": "finished",
-        "id": config.id,
-        "val_loss": loss,
-        "perplexity": perplexity(loss),
-        "bits_per_byte": loss / math.log(2) / run.task.bytes_per_token,
-        "best_val_loss": best,
-        "best_perplexity": perplexity(best),
-        "best_step": state.best_step,
-        "steps": state.step,
-        "tokens": state.tokens,
-        "epochs": run.task.windows.epoch_of(state.step * config.train.batch_size - 1) + 1,
-        "parameters": {key: report[key] for key in ("total", "trainable", "frozen", "frozen_share", "buffers")},
-        "step_seconds": timing.get("step_seconds"),
-        "tokens_per_second": timing.get("tokens_per_second"),
-        "peak_memory": torch.cuda.max_memory_allocated() if cuda else None,
-        "seconds": state.seconds,
-        "gpu_hours": hours if cuda else None,
-        "reached": state.reached,
-        "skipped_steps": state.skipped,
-        "notes": state.notes + ([config.log.note] if config.log.note else []),
-        "data": {"description": run.task.data.description, "synthetic": run.task.data.synthetic},
-    }
+    memory = torch.cuda.max_memory_allocated() if run.world.device.type == "cuda" else None
+    result = result_of(config, run.task, run.pace, state, report, timing, evaluations, memory, run.world.size)
     write_json(run.folder / "timing.json", {**timing, "notes": state.notes})
     write_json(run.folder / "audit.json", report)
     write_json(run.folder / "result.json", result)
     run.folder.status("finished", step=state.step)
-    run.display.say(
-        f"finished: validation loss {loss:.4f}, perplexity {perplexity(loss):.3f} "
-        f"(best {perplexity(best):.3f} at step {state.best_step}); records in {run.folder.path}"
-    )
+    for warning in result["warnings"]:
+        run.display.say(f"warning: {warning}")
+    best = f"; best at step {state.best['step']}: {run.task.headline(state.best)}" if state.best else ""
+    run.display.say(f"finished: {run.task.headline(_numbers(state.last))}{best}; records in {run.folder.path}")
     return dict(read_json(run.folder / "result.json"))
 
 
-def _last_validation(run: Run) -> float:
-    """The last validation loss; not a number where the record says null."""
-    loss = next(line["loss"] for line in reversed(read_metrics(run.folder.path)) if line["kind"] == "val")
-    return math.nan if loss is None else float(loss)
+def _other_splits(run: Run) -> dict[str, Figures]:
+    """The figures of the best model, or the last where none was kept, on splits that played no part in choosing it."""
+    others = run.task.others()
+    if not others:
+        return {}
+    model, module = run.model, run.stepper.module
+    if run.config.checkpoint.best and run.state.best:
+        model = load(run.folder / "best").to(run.world.device)
+        module = run.task.loss(model)
+    return {name: _figures(run, module, model, other) for name, other in others.items()}
+
+
+def _numbers(figures: Figures) -> Figures:
+    """Figures whose missing numbers, null in a record, are not-a-number again."""
+    return {name: math.nan if value is None else value for name, value in figures.items()}
 
 
 def audit_of(model: nn.Module, world: World) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..config import OptimizerConfig, RunConfig
+from ..config import OptimizerConfig
 from ..errors import ConfigError
+from ..rest import adapter_parameters
 from ..sites import find_sites
+from .pace import Pace
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ def placements(model: nn.Module) -> dict[str, Placement]:
     by_module = {path: role for site in sites for role, path in site.roles.items()}
     by_module |= {path: role for site in sites for role, path in site.feed_forward()}
     by_module |= {site.fused_path: "+".join(site.fused.roles) for site in sites if site.fused is not None}
+    adapters = adapter_parameters(model)
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     found = {}
     for name, parameter in model.named_parameters():
@@ -36,6 +39,8 @@ def placements(model: nn.Module) -> dict[str, Placement]:
         above = len(blocks) - 1 - blocks.index(block) if block else 0
         if leaf == "core":
             role = "core"
+        elif name in adapters:
+            role = "adapter"
         elif module in by_module:
             role = by_module[module]
         elif id(parameter) in embeddings:
@@ -94,16 +99,15 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.dev
     )
 
 
-def learning_rate(config: RunConfig, step: int) -> float:
+def learning_rate(config: OptimizerConfig, pace: Pace, step: int) -> float:
     """The learning rate of the optimiser step with this index, from 0."""
-    peak, floor = config.optimizer.learning_rate, config.optimizer.floor
-    warmup, steps = config.warmup_steps, config.train.max_steps
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    if config.optimizer.schedule == "constant":
+    peak, floor = config.learning_rate, config.floor
+    if step < pace.warmup:
+        return peak * (step + 1) / pace.warmup
+    if config.schedule == "constant":
         return peak
-    progress = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
-    shape = 0.5 * (1 + math.cos(math.pi * progress)) if config.optimizer.schedule == "cosine" else 1 - progress
+    progress = min(1.0, (step - pace.warmup) / max(1, pace.steps - 1 - pace.warmup))
+    shape = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1 - progress
     return peak * (floor + (1 - floor) * shape)
 
 

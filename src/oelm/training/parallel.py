@@ -43,16 +43,31 @@ class World:
 
     def total(self, value: float) -> float:
         """The value summed over all processes, in float64."""
-        return sum(self.gather(value))
+        return self.totals([value])[0]
+
+    def totals(self, values: list[float]) -> list[float]:
+        """Each of the values summed over all processes, in float64."""
+        return [sum(column) for column in zip(*self._everyone(values), strict=True)]
 
     def gather(self, value: float) -> list[float]:
         """The value of every process, in float64, by rank."""
-        mine = torch.tensor([value], dtype=torch.float64)
+        return [values[0] for values in self._everyone([value])]
+
+    def collect(self, items: list[str]) -> list[str]:
+        """The items of all processes in one list, by rank."""
         if self.size == 1:
-            return [float(mine)]
+            return items
+        everyone: list[list[str]] = [[] for _ in range(self.size)]
+        dist.all_gather_object(everyone, items)
+        return [item for one in everyone for item in one]
+
+    def _everyone(self, values: list[float]) -> list[list[float]]:
+        mine = torch.tensor(values, dtype=torch.float64)
+        if self.size == 1:
+            return [mine.tolist()]
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(everyone, mine)
-        return [float(one) for one in everyone]
+        return [one.tolist() for one in everyone]
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any process."""

@@ -15,16 +15,20 @@ from ..records import RunFolder
 class Display:
     """Progress of one run. Only the main process shows anything; plain lines come at most every few seconds."""
 
-    def __init__(self, folder: RunFolder | None, total: int, quiet: bool = False, pause: float = 5.0) -> None:
-        self._folder, self._total, self._pause = folder, total, pause
+    def __init__(self, folder: RunFolder | None, quiet: bool = False, pause: float = 5.0) -> None:
+        self._folder, self._total, self._pause = folder, 0, pause
         self._shown = 0.0
         self._console = Console(stderr=True, quiet=quiet or folder is None)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        if folder is not None and not quiet and sys.stderr.isatty():
+
+    def start(self, total: int) -> None:
+        """The steps begin, and there are `total` of them."""
+        self._total = total
+        if self._folder is not None and not self._console.quiet and sys.stderr.isatty():
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
             self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task(str(folder.path), total=total, figures="")
+            self._task = self._bar.add_task(str(self._folder.path), total=total, figures="")
             self._bar.start()
 
     def say(self, text: str) -> None:
@@ -37,8 +41,9 @@ class Display:
         """The figures of the last steps."""
         if self._folder is None:
             return
+        ppl = f"  ppl {figures['perplexity']:.2f}" if "perplexity" in figures else ""
         text = (
-            f"step {step}/{self._total}  loss {figures['loss']:.4f}  ppl {perplexity(figures['loss']):.2f}  "
+            f"step {step}/{self._total}  loss {figures['loss']:.4f}{ppl}  "
             f"lr {figures['learning_rate']:.2e}  {figures['tokens_per_second']:,.0f} tokens/s  eta {duration(eta)}"
         )
         self._folder.log(text)

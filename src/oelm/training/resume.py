@@ -16,14 +16,14 @@ from ..errors import CheckpointError, ConfigError
 from ..records import RunFolder
 from .parallel import World
 from .state import list_checkpoints, read_state
-from .task import LanguageModelling
+from .task import Task
 
 
-def about(config: RunConfig, world: World, task: LanguageModelling) -> dict[str, Any]:
+def about(config: RunConfig, world: World, task: Task) -> dict[str, Any]:
     """What must be the same for a run to go on exactly."""
     return {
         "id": config.id,
-        "data": task.data.sha256,
+        "data": task.sha256,
         "deterministic": _deterministic(config, world),
         "threads": torch.get_num_threads(),
         "optimizer_kernel": "fused" if world.device.type == "cuda" else "loop",

@@ -23,7 +23,7 @@ from ..files import put_in_place, read_json, require_space, sync, write_json
 from ..proof import record_of, refreeze, verify
 from .parallel import World
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})")
 _OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
 
@@ -33,15 +33,16 @@ class TrainState:
     """The counters of a run. `step` optimiser steps are done; `window_*` belong to the next line of metrics.
 
     `window_losses` has one for each process: adding them up here would cost the sum its last bits on resumption.
+    `best` and `last` are the figures of validations, with their step and epoch.
     """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     window_losses: list[float] = field(default_factory=list)
-    window_steps: int = 0
-    best_loss: float | None = None
-    best_step: int | None = None
+    window_targets: int = 0
+    best: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
     skipped: int = 0
     micro_batch_size: int = 0
     reached: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""One optimiser step: accumulate over micro-batches, normalise by all its tokens, clip, check, update."""
+"""One optimiser step: accumulate over micro-batches, normalise by all its targets, clip, check, update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, TrainingError
 from .parallel import World, without_sync
 from .state import TrainState
-from .task import LanguageModelling
+from .task import Batch, Task
 
 _TOO_LARGE = (
     "one sequence at a time does not fit into the device's memory; use a smaller model or sequence length, or "
@@ -23,7 +23,7 @@ _TOO_LARGE = (
 
 
 class Stepper:
-    """Takes optimiser steps. The window holds the summed loss and number of steps since the last line of metrics.
+    """Takes optimiser steps. The window holds the summed loss and number of targets since the last line of metrics.
 
     On a GPU nothing waits for the device: a step with a non-finite gradient leaves the weights alone by a flag that the
     optimiser's kernel reads, and the host learns of it while the next step's forward pass is already queued, before
@@ -34,7 +34,7 @@ class Stepper:
         self,
         config: RunConfig,
         world: World,
-        task: LanguageModelling,
+        task: Task,
         model: nn.Module,
         module: nn.Module,
         optimizer: torch.optim.AdamW,
@@ -44,16 +44,15 @@ class Stepper:
         self.module, self.optimizer = module, optimizer
         self._cuda = world.device.type == "cuda"
         self.share = share_of(config, world)
-        self.tokens_per_step = config.train.batch_size * config.data.sequence_length
         wanted = config.train.precision
         bf16 = wanted == "bfloat16" or (wanted == "auto" and self._cuda and torch.cuda.is_bf16_supported())
         self.autocast = torch.autocast(world.device.type, torch.bfloat16) if bf16 else nullcontext()
         wants_compile = config.train.compile
-        self._compiled = self._cuda if wants_compile == "auto" else wants_compile
+        self._compiled = self._cuda and task.fixed_shapes if wants_compile == "auto" else wants_compile
         if self._compiled:
             if reset_compiler:  # a process that trains several variants would otherwise fall back to eager code
                 torch._dynamo.reset()
-            self.module = cast(nn.Module, torch.compile(module, dynamic=False))
+            self.module = cast(nn.Module, torch.compile(module, dynamic=False if task.fixed_shapes else None))
         self.window: tuple[Tensor, int] = (torch.zeros((), dtype=torch.float64, device=world.device), 0)
         self._norm = torch.zeros((), device=world.device)
         self._unread: tuple[int, Tensor, Any] | None = None
@@ -76,7 +75,7 @@ class Stepper:
             loss = losses[self.world.rank]
         else:  # another number of processes saved it
             loss = sum(losses) if self.world.main else 0.0
-        self.window = (self.window[0] + loss, state.window_steps)
+        self.window = (self.window[0] + loss, state.window_targets)
 
     def step(self, state: TrainState) -> None:
         """Take the step with index `state.step`; halve the micro-batch and take it again if memory runs out."""
@@ -95,10 +94,10 @@ class Stepper:
                 self._halve(state)
 
     def settle(self, state: TrainState) -> tuple[float, int, float]:
-        """Wait for the device. (summed loss, steps, last gradient norm) of the window, with every step checked."""
+        """Wait for the device. (summed loss, targets, last gradient norm) of the window, with every step checked."""
         self._read_flag(state)
-        loss, steps = self.window
-        return float(loss), steps, float(self._norm)
+        loss, targets = self.window
+        return float(loss), targets, float(self._norm)
 
     def reset_window(self) -> None:
         self.window = (torch.zeros_like(self.window[0]), 0)
@@ -107,17 +106,18 @@ class Stepper:
         step, micro = state.step, state.micro_batch_size
         first = step * self.config.train.batch_size + self.world.rank * self.share
         torch.manual_seed(stream(self.config.seed, step, self.world.rank))
+        targets = self._targets(step)
         summed = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for start in range(0, self.share, micro):
-            inputs, targets = self._batch(first + start, micro)
+            batch = self._batch(first + start, micro)
             with without_sync(self.module, last=start + micro == self.share):
                 with self.autocast:
-                    loss = self.module(inputs, targets)
+                    loss = self.module(**batch)
                 if start == 0:
                     self._read_flag(state)
                     self.optimizer.zero_grad(set_to_none=True)
-                # The exchange between processes averages; this makes it the sum over all tokens of the global batch.
-                torch.autograd.backward(loss * (self.world.size / self.tokens_per_step))
+                # The exchange between processes averages; this makes it the mean over all targets of the global batch.
+                torch.autograd.backward(loss * (self.world.size / targets))
             summed += loss.detach()
         self._norm = self._gradient_norm()
         self._update(state, summed)
@@ -142,7 +142,7 @@ class Stepper:
                 scale = torch.clamp(clip / (self._norm + 1e-6), max=1.0)
                 torch._foreach_mul_(self._gradients(), scale)
             self.optimizer.step()
-        self.window = (self.window[0] + torch.where(bad, 0.0, summed), self.window[1] + 1)
+        self.window = (self.window[0] + torch.where(bad, 0.0, summed), self.window[1] + self._targets(state.step))
 
     def _read_flag(self, state: TrainState) -> None:
         """Learn whether the step before was refused by the device."""
@@ -157,7 +157,7 @@ class Stepper:
     def _refuse(self, state: TrainState, step: int) -> None:
         """A non-finite gradient: the weights were not touched. Count it if that is allowed, else stop and name it."""
         state.skipped += 1
-        self.window = (self.window[0], self.window[1] - 1)  # its loss is in no mean
+        self.window = (self.window[0], self.window[1] - self._targets(step))  # its loss is in no mean
         names = [
             name
             for name, parameter in self.model.named_parameters()
@@ -181,12 +181,17 @@ class Stepper:
         gather = getattr(norm, "full_tensor", None)
         return cast(Tensor, gather()) if gather is not None else norm
 
-    def _batch(self, first: int, count: int) -> tuple[Tensor, ...]:
+    def _targets(self, step: int) -> int:
+        """How many predictions the global batch of a step asks for: every process knows without asking the others."""
+        batch = self.config.train.batch_size
+        return self.task.targets(step * batch, batch)
+
+    def _batch(self, first: int, count: int) -> Batch:
         """Samples on the device; a copy to a GPU overlaps with what it is doing."""
-        tensors = self.task.batch(first, count)
+        batch = self.task.batch(first, count)
         if not self._cuda:
-            return tensors
-        return tuple(tensor.pin_memory().to(self.world.device, non_blocking=True) for tensor in tensors)
+            return batch
+        return {name: rows.pin_memory().to(self.world.device, non_blocking=True) for name, rows in batch.items()}
 
     def _halve(self, state: TrainState) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -211,7 +216,7 @@ class Stepper:
                 with self._scratch():
                     batch = self._batch(0, state.micro_batch_size)
                     with without_sync(self.module, last=False), self.autocast:
-                        torch.autograd.backward(self.module(*batch))
+                        torch.autograd.backward(self.module(**batch))
             except torch.OutOfMemoryError:
                 failed = True
             if not self.world.any(failed):
@@ -227,7 +232,7 @@ class Stepper:
         taken depends on that. From here on a run that was cut and one that was not have the same layout.
         """
         with self._scratch(), self.autocast:
-            torch.autograd.backward(self.module(*self._batch(0, state.micro_batch_size)))
+            torch.autograd.backward(self.module(**self._batch(0, state.micro_batch_size)))
 
     @contextmanager
     def _scratch(self) -> Iterator[None]:

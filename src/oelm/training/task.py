@@ -1,92 +1,129 @@
-"""What a run optimises: where its batches come from, its loss, its validation. Language modelling, here."""
+"""What a run learns, as the engine sees it: batches by number, a summed loss, sums to validate by, figures from those.
+
+`language.py`, `classification.py` and `text2text.py` are the tasks; `open_task` opens the one that a config names.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from ..config import RunConfig
-from ..data.batches import Windows
-from ..data.stories import builtin
-from ..data.tokens import TokenDataset
-from ..errors import ConfigError
 
 # The target of a position that is not to be predicted.
 IGNORED = -100
-BUILTIN = "builtin:"
+
+Batch = dict[str, Tensor]
+Figures = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class LanguageModelling:
-    """Next-token prediction over windows of a token file. Batches are a function of the seed and a sample's number."""
+class Task(ABC):
+    """One kind of learning. Samples are numbered without end, epoch after epoch; a batch is a function of its numbers.
 
-    data: TokenDataset
-    windows: Windows
-    held_out: Windows
-    length: int
+    The module that `loss` makes takes a batch. In training mode it gives the summed loss; in evaluation mode a vector
+    of sums, so that any number of batches and processes add up to the same figures: the summed loss, the number of
+    targets, and whatever else `figures` makes use of.
+    """
 
-    @classmethod
-    def open(cls, config: RunConfig) -> LanguageModelling:
-        data = open_dataset(config.data.path)
-        if data.val is None:
-            raise ConfigError(f"data.path {config.data.path}: it has no validation tokens; prepare it with a split")
-        length = config.data.sequence_length
-        windows = Windows(data.train.tokens, length, config.data_seed, config.data.fraction)
-        return cls(data, windows, Windows(data.val.tokens, length), length)
-
-    def batch(self, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """(inputs, targets) of the run's samples first..first+count-1."""
-        windows = torch.from_numpy(self.windows.batch(first, count))
-        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-
-    def validation(self, first: int, count: int, fill_to: int) -> tuple[Tensor, Tensor]:
-        """(inputs, targets) of validation windows in order, filled up to `fill_to` rows whose targets are ignored."""
-        inputs = torch.zeros(fill_to, self.length, dtype=torch.long)
-        targets = torch.full_like(inputs, IGNORED)
-        if count > 0:
-            windows = torch.from_numpy(self.held_out.sequential(first, count))
-            inputs[:count], targets[:count] = windows[:, :-1], windows[:, 1:]
-        return inputs, targets
+    # Whether every batch has the same shape, so that compiled code is compiled once.
+    fixed_shapes = False
 
     @property
-    def bytes_per_token(self) -> float:
-        """Bytes of validation text per token, for bits per byte."""
-        assert self.data.val is not None
-        return self.data.val.bytes / len(self.data.val.tokens)
+    @abstractmethod
+    def samples_per_epoch(self) -> int: ...
 
+    @property
+    @abstractmethod
+    def held_out_count(self) -> int:
+        """How many validation examples there are."""
+
+    @property
+    @abstractmethod
+    def sha256(self) -> str:
+        """Of all the data, so that a checkpoint goes on with the same."""
+
+    @abstractmethod
+    def build_model(self, config: RunConfig) -> PreTrainedModel:
+        """The model that the config describes, fit for this data, on the CPU in float32, before any method."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module) -> nn.Module:
+        """The model and its loss as one module, so that both are wrapped and compiled together."""
+
+    @abstractmethod
+    def batch(self, first: int, count: int) -> Batch:
+        """Samples first to first + count - 1 of the run."""
+
+    @abstractmethod
+    def targets(self, first: int, count: int) -> int:
+        """How many predictions those samples ask for: what their summed loss is divided by."""
+
+    @abstractmethod
+    def tokens(self, first: int, count: int) -> int:
+        """How many tokens the model reads for those samples, padding aside."""
+
+    @abstractmethod
+    def validation(self, first: int, count: int, fill_to: int) -> Batch:
+        """Validation examples in order, filled up to `fill_to` rows whose targets are ignored."""
+
+    @abstractmethod
+    def figures(self, sums: list[float]) -> Figures:
+        """What the sums over a set of examples say; `loss` is always there."""
+
+    @abstractmethod
+    def headline(self, figures: Figures) -> str:
+        """The figures in a few words, for the terminal."""
+
+    @abstractmethod
+    def results(self, last: Figures, best: Figures) -> dict[str, Any]:
+        """What a result says at its top level, of the last model and of the best."""
+
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What the environment records of the data."""
-        splits = {"train": self.data.train, "val": self.data.val}
-        return {
-            "description": self.data.description,
-            "synthetic": self.data.synthetic,
-            "vocab_size": self.data.vocab_size,
-            "tokenizer": self.data.tokenizer_hash,
-            "splits": {
-                name: {"tokens": len(split.tokens), "documents": split.documents, "sha256": split.sha256}
-                for name, split in splits.items()
-                if split is not None
-            },
-        }
+
+    @abstractmethod
+    def save_tokenizer(self, folder: Path) -> None: ...
+
+    def score(self, figures: Figures) -> float:
+        """The higher, the better: by this the best model is chosen."""
+        return -float(figures["loss"])
+
+    def reached(self, figures: Figures, target: float) -> bool:
+        """Whether a target of `eval.targets` is met."""
+        return False
+
+    def write(self, model: nn.Module, first: int, count: int) -> list[str]:
+        """What the model answers to validation examples, where answers are written out."""
+        return []
+
+    def judge(self, written: list[str]) -> Figures:
+        """The figures of what was written for the first validation examples."""
+        return {}
+
+    def others(self) -> dict[str, Task]:
+        """Further labelled splits by name, each as the validation split of a task: never used for choosing."""
+        return {}
+
+    def warnings(self) -> list[str]:
+        """What must be known about the data to read the result, such as how many texts were cut."""
+        return []
 
 
-def open_dataset(path: str) -> TokenDataset:
-    """A prepared folder, or `builtin:NAME` for data that is made here."""
-    return builtin(path.removeprefix(BUILTIN)) if path.startswith(BUILTIN) else TokenDataset.open(path)
+def open_task(config: RunConfig) -> Task:
+    """The data of a run, ready to be learned from."""
+    if config.task.kind == "language":
+        from .language import LanguageModelling
 
+        return LanguageModelling.open(config)
+    if config.task.kind == "classification":
+        from .classification import Classification
 
-class SummedLoss(nn.Module):
-    """The model and its loss as one module, so that both are wrapped and compiled together."""
+        return Classification.open(config)
+    from .text2text import TextToText
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy summed over every target that counts, in float32."""
-        logits = self.model(input_ids=inputs, use_cache=False).logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return TextToText.open(config)

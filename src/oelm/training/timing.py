@@ -68,7 +68,7 @@ class StepTimer:
             self.apart[what] = self.apart.get(what, 0.0) + time.perf_counter() - start
             self.begin()
 
-    def summary(self, tokens_per_step: int) -> dict[str, Any]:
+    def summary(self, tokens_per_step: float) -> dict[str, Any]:
         """Median, mean, 90th percentile and the rest, for timing.json."""
         self.collect()
         measured = np.array(self.steps or self.warmup, dtype=np.float64)
@@ -88,6 +88,7 @@ class StepTimer:
                 "std": float(measured.std()),
             },
             "tokens_per_second": tokens_per_step / float(np.median(measured)),
+            "step_seconds_sample": _sample(self.steps),
             "train_seconds": float(measured.sum()) + (sum(self.warmup) if self.steps else 0.0),
             "seconds_apart": dict(self.apart),
         }
@@ -101,3 +102,9 @@ class StepTimer:
 
     def _between(self, start: Any, end: Any) -> float:
         return float(start.elapsed_time(end)) / 1000 if self._cuda else float(end - start)
+
+
+def _sample(steps: list[float], most: int = 200) -> list[float]:
+    """Step times at even distances, few enough for a record: the shape of their distribution."""
+    stride = max(1, -(-len(steps) // most))
+    return [round(seconds, 7) for seconds in steps[::stride]]

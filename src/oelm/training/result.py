@@ -1,0 +1,49 @@
+"""The result of a finished run: its figures, what they cost, and what must be known to read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import RunConfig
+from .pace import Pace
+from .state import TrainState
+from .task import Figures, Task
+
+
+def result_of(
+    config: RunConfig,
+    task: Task,
+    pace: Pace,
+    state: TrainState,
+    audit: dict[str, Any],
+    timing: dict[str, Any],
+    evaluations: dict[str, Figures],
+    peak_memory: int | None,
+    processes: int,
+) -> dict[str, Any]:
+    """The content of result.json."""
+    about = task.describe()
+    found = task.results(state.last, state.best)
+    return {
+        "status": "finished",
+        "id": config.id,
+        "task": {"kind": config.task.kind, "name": config.task.name},
+        **found,
+        "last": state.last,
+        "best": state.best,
+        "evaluations": evaluations,
+        "steps": state.step,
+        "tokens": state.tokens,
+        "epochs": pace.epoch(state.step),
+        "parameters": {key: audit[key] for key in ("total", "trainable", "frozen", "frozen_share", "buffers")},
+        "step_seconds": timing.get("step_seconds"),
+        "tokens_per_second": timing.get("tokens_per_second"),
+        "peak_memory": peak_memory,
+        "seconds": state.seconds,
+        "gpu_hours": state.seconds / 3600 * processes if peak_memory is not None else None,
+        "reached": state.reached,
+        "skipped_steps": state.skipped,
+        "warnings": task.warnings() + found.get("warnings", []),
+        "notes": state.notes + ([config.log.note] if config.log.note else []),
+        "data": {"description": about["description"], "synthetic": about["synthetic"]},
+    }

@@ -1,0 +1,214 @@
+"""Text to text: an encoder-decoder reads a source and writes its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..config import RunConfig
+from ..data.batches import Order
+from ..data.errors import optional
+from ..data.examples import Encoded, Grouped, encode
+from ..data.labelled import Examples, LabelledData
+from ..data.tasks import BUILTIN
+from ..models.finetune import build_text_to_text, described, longest_text, tokenizer_for
+from .classification import open_data
+from .task import IGNORED, Batch, Figures, Task
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The sources and the targets of one split."""
+
+    examples: Examples
+    sources: Encoded
+    targets: Encoded
+
+
+@dataclass(frozen=True)
+class TextToText(Task):
+    """Sources and targets. The loss is over the targets' tokens; answers are also written out, greedily, and judged."""
+
+    data: LabelledData
+    tokenizer: Any
+    own: PreTrainedConfig
+    longest: int
+    train: Sides
+    held_out: Sides
+    order: Grouped
+
+    @classmethod
+    def open(cls, config: RunConfig) -> TextToText:
+        data = open_data(config)
+        if config.eval.generations:
+            optional("sacrebleu", "judging written answers (or set eval.generations to 0)")
+        tokenizer = tokenizer_for(config.model, config.task.name.startswith(BUILTIN))
+        own = described(config.model, tokenizer, config.data.sequence_length)
+        longest = longest_text(own, config.data.sequence_length)
+        train, held_out = (_sides(data.splits[name], tokenizer, longest) for name in ("train", "validation"))
+        order = Grouped(train.sources.lengths, config.train.batch_size, config.data_seed)
+        return cls(data, tokenizer, own, longest, train, held_out, order)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.order.places
+
+    @property
+    def held_out_count(self) -> int:
+        return len(self.held_out.sources)
+
+    @property
+    def sha256(self) -> str:
+        return self.data.sha256
+
+    def build_model(self, config: RunConfig) -> PreTrainedModel:
+        return build_text_to_text(config.model, self.own, self.tokenizer, config.seed)
+
+    def loss(self, model: nn.Module) -> nn.Module:
+        return AnswerLoss(model)
+
+    def batch(self, first: int, count: int) -> Batch:
+        return self._rows(self.train, self.order.chosen(first, count))
+
+    def targets(self, first: int, count: int) -> int:
+        return self._length(self.train.targets, self.order.chosen(first, count))
+
+    def tokens(self, first: int, count: int) -> int:
+        chosen = self.order.chosen(first, count)
+        return self._length(self.train.sources, chosen) + self._length(self.train.targets, chosen)
+
+    def validation(self, first: int, count: int, fill_to: int) -> Batch:
+        chosen = np.full(fill_to, -1, dtype=np.int64)
+        chosen[: max(0, count)] = np.arange(first, first + max(0, count))
+        return self._rows(self.held_out, chosen)
+
+    def figures(self, sums: list[float]) -> Figures:
+        return {"loss": sums[0] / sums[1]}
+
+    def write(self, model: nn.Module, first: int, count: int) -> list[str]:
+        rows = self.held_out.sources.pad(np.arange(first, first + count), self.tokenizer.pad_token_id)
+        writer: Any = model
+        device = next(model.parameters()).device
+        out = writer.generate(
+            input_ids=torch.from_numpy(rows["input_ids"]).to(device),
+            attention_mask=torch.from_numpy(rows["attention_mask"]).to(device),
+            max_new_tokens=int(self.train.targets.lengths.max()),
+            do_sample=False,
+            num_beams=1,
+        )
+        return [text.strip() for text in self.tokenizer.batch_decode(out, skip_special_tokens=True)]
+
+    def judge(self, written: list[str]) -> Figures:
+        assert self.held_out.examples.answers is not None
+        # What the tokenizer makes of a target is what a model can write; that it may not be able to is not its fault.
+        targets = self.held_out.targets
+        wanted = [
+            self.tokenizer.decode(targets.ids[targets.offsets[i] : targets.offsets[i + 1]], skip_special_tokens=True)
+            for i in range(len(written))
+        ]
+        return judged(written, [text.strip() for text in wanted])
+
+    def headline(self, figures: Figures) -> str:
+        said = f"validation loss {figures['loss']:.4f}"
+        if "exact_match" in figures:
+            said += (
+                f", exact match {figures['exact_match']:.4f}, chrF {figures['chrf']:.1f}, BLEU {figures['bleu']:.1f} "
+                f"({figures['written']} answers)"
+            )
+        return said
+
+    def others(self) -> dict[str, Task]:
+        return {
+            name: replace(self, held_out=_sides(split, self.tokenizer, self.longest))
+            for name, split in self.data.splits.items()
+            if name not in ("train", "validation")
+        }
+
+    def results(self, last: Figures, best: Figures) -> dict[str, Any]:
+        figures: Figures = {name: last[name] for name in ("exact_match", "chrf", "bleu") if name in last}
+        return {
+            "val_loss": last["loss"],
+            "best_val_loss": best.get("loss"),
+            "best_step": best.get("step"),
+            **figures,
+        }
+
+    def warnings(self) -> list[str]:
+        cut = {"source": self.train.sources, "target": self.train.targets}
+        return [
+            f"{encoded.cut:,} training {name}s were longer than {self.longest} tokens: cut"
+            for name, encoded in cut.items()
+            if encoded.cut
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "description": self.data.description,
+            "synthetic": self.data.synthetic,
+            "longest": self.longest,
+            "splits": {
+                name: {**self.data.sources.get(name, {}), "examples": len(split)}
+                for name, split in self.data.splits.items()
+            },
+        }
+
+    def save_tokenizer(self, folder: Path) -> None:
+        self.tokenizer.save_pretrained(folder)
+
+    @staticmethod
+    def _length(encoded: Encoded, chosen: Order) -> int:
+        return int(encoded.lengths[chosen[chosen >= 0]].sum())
+
+    def _rows(self, sides: Sides, chosen: Order) -> Batch:
+        filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
+        rows = sides.sources.pad(filled, self.tokenizer.pad_token_id)
+        rows.pop("token_type_ids", None)
+        answers = sides.targets.pad(filled, self.tokenizer.pad_token_id)
+        counts = answers["attention_mask"].astype(bool) & (chosen >= 0)[:, None]
+        rows["labels"] = np.where(counts, answers["input_ids"], IGNORED)
+        return {name: torch.from_numpy(values) for name, values in rows.items()}
+
+
+class AnswerLoss(nn.Module):
+    """Cross-entropy summed over the answers' tokens, in float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+        model: Any = self.model
+        before = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        logits = model(
+            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=before, use_cache=False
+        ).logits
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        if self.training:
+            return loss
+        return torch.stack([loss.double(), (labels != IGNORED).sum().double()])
+
+
+def judged(written: list[str], wanted: list[str]) -> Figures:
+    """Exact match as a share, chrF and BLEU as sacrebleu has them, from 0 to 100."""
+    if not written:
+        return {}
+    sacrebleu = optional("sacrebleu", "judging written answers")
+    return {
+        "exact_match": sum(one == other for one, other in zip(written, wanted, strict=True)) / len(written),
+        "chrf": float(sacrebleu.corpus_chrf(written, [wanted]).score),
+        "bleu": float(sacrebleu.corpus_bleu(written, [wanted]).score),
+        "written": len(written),
+    }
+
+
+def _sides(split: Examples, tokenizer: Any, longest: int) -> Sides:
+    assert split.answers is not None, "text-to-text data has answers"
+    sources = encode(tokenizer, split.texts, split.pairs, longest)
+    return Sides(split, sources, encode(tokenizer, split.answers, None, longest))

@@ -1,0 +1,331 @@
+"""Fine-tuning on built-in data: every method trains, nothing frozen moves, and the records say what happened."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import oelm
+from oelm.metrics import classification_figures
+from oelm.models.small import small_model
+from oelm.records import read_metrics
+from oelm.runs import evaluate_run, load_run, predict_one
+from oelm.training.state import list_checkpoints, named_tensors
+from oelm.training.task import open_task
+
+from .finetune_helpers import config, fields, run_here
+from .train_helpers import Death, assert_same_run, finished, read, start, written
+
+METHODS = [
+    "baseline",
+    "freeze-pretrained",
+    "oelm-freeze",
+    "oelm-nofreeze",
+    "oelm-polar",
+    "oelm-exact",
+    "oelm-random",
+    "oelm-random-matched",
+    "oelm-random-orthogonal",
+    "random-nofreeze",
+    "oelm-qk-ffn",
+    "identity-key",
+    "lora",
+    "oft",
+    "bitfit",
+    "last-layers",
+    "head-only",
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_nothing_frozen_moves(method, tmp_path):
+    if method in ("lora", "oft"):
+        pytest.importorskip("peft")
+    layers = 3 if method == "last-layers" else 2
+    few = {"data": {"fraction": 0.02}, "train": {"max_steps": 40}, "eval": {"every": 40}}  # to be learned by heart
+    changes = {"method": method, "model": {"fields": {"num_hidden_layers": layers}}, **few}
+    run = config(tmp_path, **changes)
+    model = open_task(run).build_model(run)
+    oelm.apply(model, run.method, run.seed)
+    before = {name: value.clone() for name, value in named_tensors(model, None).items()}
+    frozen = {f"model/{name}" for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    result = run_here(tmp_path, **changes)
+    after = named_tensors(load_run(run.folder, last=True), None)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert not moved & frozen
+    trained = {f"model/{name}" for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert len(moved) > 0.9 * len(trained), "an unused position or word may stay"
+    losses = [line["loss"] for line in read_metrics(run.folder) if line["kind"] == "train"]
+    assert losses[-1] < losses[0]
+    audited = read(run.folder / "audit.json")
+    assert audited["method"] == method
+    assert result["parameters"]["frozen"] == sum(before[name].numel() for name in frozen)
+
+
+# Learning
+
+
+@pytest.mark.parametrize(
+    ("task", "rate", "steps"),
+    [("builtin:sentiment", 3e-3, 150), pytest.param("builtin:inference", 1e-3, 600, marks=pytest.mark.slow)],
+)
+def test_a_small_bert_learns_the_built_in_task(task, rate, steps, tmp_path):
+    changes = {
+        "task": {"name": task},
+        "optimizer": {"learning_rate": rate},
+        "train": {"max_steps": steps, "batch_size": 32},
+        "model": {"fields": {"hidden_size": 64, "intermediate_size": 128}},
+        "eval": {"every": steps, "sequences": 400},
+    }
+    result = run_here(tmp_path, **changes)
+    assert result["best_accuracy"] > result["majority"]["accuracy"] + 0.07
+    assert result["at_chance"] is False
+    assert result["warnings"] == []
+
+
+def test_a_run_that_learned_nothing_says_so(tmp_path):
+    result = run_here(tmp_path, optimizer={"learning_rate": 1e-9})
+    assert result["at_chance"] is True
+    (warning,) = result["warnings"]
+    assert "within noise of always answering" in warning
+    assert "a failed run, not a comparison" in warning
+
+
+# Records
+
+
+def test_the_result_holds_the_best_and_the_last_epoch_apart(tmp_path):
+    changes = {
+        "train": {"max_steps": None, "epochs": 2.0},
+        "eval": {"every": "epoch"},
+        "checkpoint": {"every": "epoch"},
+    }
+    result = run_here(tmp_path, **changes)
+    run = config(tmp_path, **changes)
+    assert result["steps"] == 2 * 125
+    assert result["epochs"] == 2.0
+    validations = [line for line in read_metrics(run.folder) if line["kind"] == "val"]
+    assert [line["epoch"] for line in validations] == [1.0, 2.0]
+    assert result["last"]["accuracy"] == result["accuracy"] == validations[-1]["accuracy"]
+    best = max(validations, key=lambda line: line["accuracy"])
+    assert result["best"]["step"] == result["best_step"] == best["step"]
+    assert result["best"]["accuracy"] == result["best_accuracy"] == best["accuracy"]
+    confusion = np.array(result["last"]["confusion"])
+    again = classification_figures(confusion, result["labels"])
+    assert {key: result["last"][key] for key in again} == again
+    assert confusion.sum() == result["last"]["n"] == 100
+    assert result["task"] == {"kind": "classification", "name": "builtin:sentiment"}
+    assert result["data"]["synthetic"] is True
+    splits = read(run.folder / "environment.json")["data"]["splits"]
+    assert sum(splits["train"]["per_class"]) == splits["train"]["examples"] == 2000
+
+
+def test_another_figure_can_choose(tmp_path):
+    result = run_here(tmp_path, eval={"every": 5, "choose": "loss"})
+    lines = [line for line in read_metrics(config(tmp_path).folder) if line["kind"] == "val"]
+    assert result["best"]["loss"] == min(line["loss"] for line in lines)
+
+
+def test_validation_is_the_same_in_any_batch_size(tmp_path):
+    run_here(tmp_path)
+    run = config(tmp_path).folder
+    one, other = (evaluate_run(run, batch_size=size) for size in (7, 64))
+    assert one["accuracy"] == other["accuracy"]
+    assert one["confusion"] == other["confusion"]
+    assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-5)
+    best = read(run / "result.json")["best"]
+    assert one["confusion"] == best["confusion"]
+
+
+def test_targets_are_accuracies(tmp_path):
+    result = run_here(tmp_path, eval={"targets": [0.01, 1.5]})
+    assert result["reached"]["0.01"]["step"] == 15
+    assert "1.5" not in result["reached"]
+
+
+def test_attention_is_measured_at_every_validation(tmp_path):
+    run_here(tmp_path)
+    lines = [line for line in read_metrics(config(tmp_path).folder) if line["kind"] == "attention"]
+    assert [line["step"] for line in lines] == [15, 30]
+    for layer in lines[0]["layers"]:
+        assert 0 < layer["entropy_share"] <= 1.0001
+        assert layer["entropy"] > 0
+        assert layer["logit_std"] >= 0
+    assert [layer["label"] for layer in lines[0]["layers"]] == ["encoder 0", "encoder 1"]
+
+
+# The arms share what they have in common
+
+
+def test_arms_share_their_batches_and_their_head(tmp_path):
+    base, frozen = (config(tmp_path, method=name) for name in ("baseline", "oelm-freeze"))
+    one, other = open_task(base), open_task(frozen)
+    for first in (0, 160):
+        left, right = one.batch(first, 16), other.batch(first, 16)
+        assert all(torch.equal(left[name], right[name]) for name in left)
+    models = [task.build_model(run) for task, run in ((one, base), (other, frozen))]
+    oelm.apply(models[1], "oelm-freeze", 0)
+    weights = [model.classifier.weight for model in models]
+    assert torch.equal(*weights)
+
+
+def test_accumulation_changes_nothing_but_rounding(tmp_path):
+    still = {"model": {"fields": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}}}
+    whole = run_here(tmp_path / "whole", **still)
+    parts = run_here(tmp_path / "parts", **still, train={"micro_batch_size": 4})
+    assert parts["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-3)
+
+
+# Resume
+
+
+def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
+    pytest.importorskip("peft")
+    for method in ("oelm-exact", "lora"):
+        changes = {"method": method, "checkpoint": {"every": 10}}
+        whole, cut = (tmp_path / method / name for name in ("whole", "cut"))
+        finished("train", written(whole / "run.yaml", fields(whole, **changes)), "-q")
+        file = written(cut / "run.yaml", fields(cut, **changes))
+        process = start("train", file, "-q", sabotage=Death(60))
+        assert process.wait() == -9
+        run = config(cut, **changes).folder
+        assert list_checkpoints(run / "checkpoints"), "it died after a checkpoint"
+        assert not (run / "result.json").exists()
+        finished("train", file, "-q")
+        assert_same_run(run, config(whole, **changes).folder)
+
+
+# Models
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "oelm-gpt", "oelm-gpt-rotary"])
+def test_decoders_pool_the_last_real_token(family, tmp_path):
+    run = config(tmp_path, model={"name": f"random:{family}", "fields": {}}, method="baseline")
+    changes = fields(tmp_path, model={"name": f"random:{family}"})
+    changes["model"]["fields"] = {}
+    run = oelm.RunConfig.load(changes)
+    task = open_task(run)
+    model = task.build_model(run).eval()
+    batch = task.batch(0, 16)
+    batch.pop("labels")
+    with torch.no_grad():
+        together = model(**batch).logits
+        for row in range(16):
+            real = int(batch["attention_mask"][row].sum())
+            alone = model(**{name: values[row : row + 1, :real] for name, values in batch.items()}).logits
+            torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "family", ["roberta", "distilbert", "albert", "deberta-v2", "modernbert", "gpt2", "qwen3", "t5"]
+)
+def test_other_families_train(family, tmp_path):
+    changes = fields(tmp_path, method="oelm-freeze", train={"max_steps": 4}, eval={"every": 4, "sequences": 20})
+    changes["model"] = {"name": f"random:{family}"}
+    from oelm.training.engine import train
+
+    result = train(oelm.RunConfig.load(changes), quiet=True)
+    assert result["steps"] == 4
+    oelm.verify(load_run(oelm.RunConfig.load(changes).folder))
+
+
+def test_the_projects_gpt_from_scratch(tmp_path):
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    changes = fields(tmp_path, method="oelm-freeze", data={"sequence_length": 48})
+    changes["model"] = {"name": "gpt:tiny", "fields": small}
+    from oelm.training.engine import train
+
+    result = train(oelm.RunConfig.load(changes), quiet=True)
+    assert result["parameters"]["frozen"] == 2 * 2 * 64 * 64
+
+
+def pretrained(folder, tokenizer=True):
+    """A folder as a pretrained encoder comes: a body without a head, and its tokenizer."""
+    from oelm.data.judgements import judgement_tokenizer
+
+    reader = judgement_tokenizer()
+    small_model("bert", vocab_size=len(reader)).bert.save_pretrained(folder)
+    if tokenizer:
+        reader.save_pretrained(folder)
+    return folder
+
+
+def test_a_pretrained_body_keeps_its_weights_and_gets_a_seeded_head(tmp_path):
+    folder = pretrained(tmp_path / "body")
+    changes = fields(tmp_path, method="oelm-exact")
+    changes["model"] = {"name": str(folder)}
+    run = oelm.RunConfig.load(changes)
+    task = open_task(run)
+    model, again = task.build_model(run), task.build_model(run)
+    assert torch.equal(model.classifier.weight, again.classifier.weight)
+    other = oelm.RunConfig.load({**changes, "seed": 1})
+    assert not torch.equal(model.classifier.weight, task.build_model(other).classifier.weight)
+    from transformers import BertModel
+
+    plain = BertModel.from_pretrained(folder).state_dict()
+    assert all(torch.equal(model.bert.state_dict()[name], value) for name, value in plain.items())
+    batch = task.batch(0, 8)
+    batch.pop("labels")
+    model.eval()
+    with torch.no_grad():
+        before = model(**batch).logits
+        oelm.apply(model, "oelm-exact", 0)
+        torch.testing.assert_close(model(**batch).logits, before, rtol=1e-5, atol=1e-5)
+
+
+def test_the_export_runs_in_a_plain_pipeline(tmp_path):
+    run_here(tmp_path, method="oelm-exact")
+    run = config(tmp_path, method="oelm-exact").folder
+    finished("export", run, tmp_path / "plain")
+    text = "the film is good"
+    ours = predict_one(run, text)
+    script = (
+        "import sys, json; from transformers import pipeline; "
+        f"found = pipeline('text-classification', model={str(tmp_path / 'plain')!r}, device='cpu')({text!r})[0]; "
+        "assert 'oelm' not in sys.modules; print(json.dumps(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    assert theirs["label"] == ours["label"]
+    assert theirs["score"] == pytest.approx(ours["probabilities"][ours["label"]], abs=1e-4)
+
+
+# The command line
+
+
+def test_the_command_trains_and_answers(tmp_path):
+    small = [f"model.fields={json.dumps({'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 2})}"]
+    options = ["train.max_steps=6", "eval.sequences=50", "eval.every=6", "train.device=cpu", *small]
+    command = [
+        "finetune",
+        "builtin:inference",
+        "--model",
+        "random:bert",
+        "--method",
+        "oelm-freeze",
+        "--output",
+        tmp_path,
+    ]
+    process = finished(*command, "--recipe", "reference", *options, "--quiet")
+    assert set(json.loads(process.output.splitlines()[-1])) == {
+        "val_loss",
+        "accuracy",
+        "best_accuracy",
+        "steps",
+        "tokens",
+    }
+    run = tmp_path / "builtin-inference/oelm-freeze/seed-0"
+    assert read(run / "config.json")["optimizer"]["learning_rate"] == 1e-4
+    answer = json.loads(finished("predict", run, "tom has a ball", "tom has nothing").output)
+    assert answer["label"] in ("entailment", "neutral", "contradiction")
+    assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
+    again = json.loads(finished("eval", run).output)
+    assert again["examples"] == 50
+    refused = start("generate", run)
+    assert refused.wait() == 2
+    assert "`oelm predict` asks it" in refused.output

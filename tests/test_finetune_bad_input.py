@@ -1,0 +1,96 @@
+"""Fine-tuning that cannot work is refused before it starts, in words that say what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+import oelm
+from oelm.data.judgements import judgement_tokenizer
+from oelm.errors import ConfigError
+from oelm.models.small import small_model
+from oelm.training.task import open_task
+
+from .finetune_helpers import config, fields, run_here
+from .test_finetune import pretrained
+
+
+def opened(tmp_path, **changes):
+    run = oelm.RunConfig.load({**fields(tmp_path), **changes})
+    return open_task(run).build_model(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"task": "sst3"}, "sst3"),
+        ({"task": {"name": "sst2", "texts": "x"}}, "task.texts: unknown key. Did you mean 'text'"),
+        ({"train": {"max_steps": 5, "epochs": 1}}, "train.max_steps and train.epochs both give the run's length"),
+        ({"task": {"name": "sst2", "source": "a", "target": "b"}}, "set form to 'text'"),
+        ({"task": {"name": "folder", "form": "text", "source": "a"}}, "name both columns"),
+        ({"task": {"name": "language", "form": "text"}}, "form 'text' belongs to a task with examples"),
+        ({"task": "language", "eval": {"choose": "accuracy"}}, "is a figure of classification, not of language"),
+    ],
+)
+def test_configs_that_make_no_sense(changes, says, tmp_path):
+    with pytest.raises(oelm.OelmError) as error:
+        opened(tmp_path, **changes)
+    assert says in str(error.value)
+
+
+def test_a_fresh_model_on_real_data_needs_a_tokenizer(tmp_path):
+    (tmp_path / "data").mkdir()
+    for split in ("train", "dev"):
+        rows = "".join(f"text {split} {i}\t{i % 2}\n" for i in range(20))
+        (tmp_path / f"data/{split}.tsv").write_text(f"sentence\tlabel\n{rows}")
+    with pytest.raises(ConfigError, match=r"model\.tokenizer: random:bert brings no tokenizer"):
+        opened(tmp_path, task="sst2", data={"path": str(tmp_path / "data")})
+
+
+def test_another_models_tokenizer(tmp_path):
+    reader = judgement_tokenizer()
+    small_model("bert", vocab_size=len(reader) - 5).bert.save_pretrained(tmp_path / "less")
+    small_model("bert", vocab_size=len(reader) + 2000).bert.save_pretrained(tmp_path / "more")
+    small_model("bert", vocab_size=len(reader), pad_token_id=7).bert.save_pretrained(tmp_path / "other")
+    reader.save_pretrained(tmp_path / "reader")
+    named = {"tokenizer": str(tmp_path / "reader")}
+    for folder, says in (("less", "the tokenizer's has"), ("more", "not its tokenizer"), ("other", "pad token is")):
+        with pytest.raises(ConfigError, match=says):
+            opened(tmp_path, model={"name": str(tmp_path / folder), **named})
+
+
+def test_a_model_that_was_operated_on(tmp_path):
+    run_here(tmp_path)
+    best = config(tmp_path).folder / "best"
+    with pytest.raises(ConfigError, match="a method was applied to it already"):
+        opened(tmp_path, model={"name": str(best)})
+
+
+def test_a_checkpoint_that_lacks_weights(tmp_path):
+    folder = pretrained(tmp_path / "body")
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in tensors.items() if "layer.1." not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(oelm.OelmError, match=r"weights are not in the checkpoint, such as bert\.encoder\.layer\.1"):
+        opened(tmp_path, model={"name": str(folder)})
+
+
+def test_a_model_without_such_a_head(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be given a classification head"):
+        opened(tmp_path, model={"name": "random:vit"})
+
+
+def test_a_model_that_does_not_write(tmp_path):
+    with pytest.raises(ConfigError, match=r"task\.form 'text' needs an encoder-decoder"):
+        opened(tmp_path, task={"name": "builtin:sentiment", "form": "text"})
+
+
+def test_texts_beyond_the_models_positions_are_cut_counted_and_said(tmp_path):
+    result = run_here(tmp_path, data={"sequence_length": 6})
+    assert any("training texts" in warning and "longer than 6 tokens: cut" in warning for warning in result["warnings"])
+    roomy = oelm.RunConfig.load(fields(tmp_path, data={"sequence_length": 1000}))
+    assert open_task(roomy).longest == 64, "the small BERT has 64 positions"
+    roberta = fields(tmp_path, data={"sequence_length": 1000})
+    roberta["model"] = {"name": "random:roberta"}
+    assert open_task(oelm.RunConfig.load(roberta)).longest == 63, "RoBERTa counts positions from after its padding id"

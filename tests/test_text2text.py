@@ -1,0 +1,83 @@
+"""Text to text: encoder-decoders learn to write answers, with each kind of attention frozen apart or together."""
+
+from __future__ import annotations
+
+import pytest
+
+import oelm
+from oelm.data.errors import DataError
+from oelm.records import read_metrics
+from oelm.runs import load_run, predict_one
+from oelm.training.engine import train
+from oelm.training.task import open_task
+from oelm.training.text2text import judged
+
+from .finetune_helpers import fields
+from .train_helpers import read
+
+pytest.importorskip("sacrebleu")
+
+
+def text_run(output, family="t5", **changes):
+    base = fields(output, task={"name": "builtin:sentiment", "form": "text"}, **changes)
+    base["eval"]["generations"] = 20
+    # transformers' cache takes a T5 decoder to have as many layers as the encoder.
+    base["model"] = {"name": f"random:{family}", "fields": {"num_decoder_layers": 2} if family == "t5" else {}}
+    return base
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("attention", ["all", ["encoder"], ["decoder"], ["cross"]])
+def test_answers_are_learned_and_judged(family, attention, tmp_path):
+    method = {"preset": "oelm-freeze", "attention": attention}
+    run = oelm.RunConfig.load(text_run(tmp_path, family, method=method, train={"max_steps": 20}))
+    result = train(run, quiet=True)
+    losses = [line["loss"] for line in read_metrics(run.folder) if line["kind"] == "train"]
+    assert losses[-1] < losses[0]
+    assert result["task"]["kind"] == "text2text"
+    assert {"loss", "exact_match", "chrf", "bleu", "written"} <= set(result["last"])
+    assert result["last"]["written"] == 20
+    kinds = {row["kind"] for row in read(run.folder / "audit.json")["rows"] if row["frozen"] and row["role"] == "q"}
+    assert kinds == ({"encoder", "decoder", "cross"} if attention == "all" else set(attention))
+    oelm.verify(load_run(run.folder))
+
+
+def test_the_loss_is_over_the_answers_tokens(tmp_path):
+    task = open_task(oelm.RunConfig.load(text_run(tmp_path)))
+    batch = task.batch(0, 16)
+    assert task.targets(0, 16) == int((batch["labels"] != -100).sum())
+    assert task.tokens(0, 16) == task.targets(0, 16) + int(batch["attention_mask"].sum())
+
+
+def test_a_trained_one_writes_an_answer(tmp_path):
+    run = oelm.RunConfig.load(text_run(tmp_path, train={"max_steps": 120, "batch_size": 32}, eval={"every": 60}))
+    result = train(run, quiet=True)
+    assert result["exact_match"] > 0.2, "it has learned to write one of two words"
+    assert predict_one(run.folder, "sentiment sentence: the film is good")["answer"] in ("positive", "negative")
+
+
+def test_the_users_own_columns(tmp_path):
+    (tmp_path / "pairs").mkdir()
+    for split, size in (("train", 60), ("validation", 12)):
+        rows = "".join(f"film {split} good {i},story {i % 3}\n" for i in range(size))
+        (tmp_path / f"pairs/{split}.csv").write_text(f"question,answer\n{rows}")
+    from oelm.data.judgements import judgement_tokenizer
+
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    columns = {"name": "folder", "form": "text", "source": "question", "target": "answer"}
+    base = text_run(tmp_path, train={"max_steps": 4}, eval={"every": 4})
+    base |= {"task": columns, "data": {"path": str(tmp_path / "pairs")}}
+    base["model"]["tokenizer"] = str(tmp_path / "reader")
+    result = train(oelm.RunConfig.load(base), quiet=True)
+    assert result["last"]["written"] == 12
+    base["task"] = {**columns, "target": "reply"}
+    with pytest.raises(DataError, match="reply"):
+        open_task(oelm.RunConfig.load(base))
+
+
+def test_judging_by_hand():
+    figures = judged(["a cat sat", "dogs"], ["a cat sat", "cats"])
+    assert figures["exact_match"] == 0.5
+    assert 0 < figures["chrf"] < 100
+    assert judged(["the same words here", "and here too"], ["the same words here", "and here too"])["chrf"] == 100.0
+    assert judged([], []) == {}
