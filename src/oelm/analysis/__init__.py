@@ -1,0 +1,7 @@
+"""What the records of runs show: reading them, comparing arms, judging hypotheses. Reads records, never logs."""
+
+from .analyse import Analysis, analyse
+from .load import load_run, load_runs
+from .run import AnalysisError, LeftOut, Run
+
+__all__ = ["Analysis", "AnalysisError", "LeftOut", "Run", "analyse", "load_run", "load_runs"]

@@ -1,0 +1,109 @@
+"""From folders to everything that a report says: loads, groups, compares, judges. No words, no pictures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from os import PathLike
+
+from .arms import MEASURES, Arm, Group, Measure, Setup, group_runs
+from .compare import Comparison, best_rate, correct, equal_rates, headline, nearest_reference, of_pairs
+from .hypotheses import Verdict, judge, load_hypotheses
+from .load import load_runs
+from .replication import Replication, replicate
+from .run import Bench, LeftOut, Run
+from .stats import Estimate, estimate
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """What a set of runs shows. `comparisons` are corrected together; `times` and `equal` go with them."""
+
+    runs: tuple[Run, ...]
+    running: tuple[Run, ...]
+    left_out: tuple[LeftOut, ...]
+    benches: tuple[Bench, ...]
+    problems: tuple[str, ...]
+    groups: tuple[Group, ...]
+    comparisons: tuple[Comparison, ...]
+    equal: tuple[Comparison, ...]
+    times: tuple[Comparison, ...]
+    verdicts: tuple[Verdict, ...]
+    replications: tuple[Replication, ...]
+    seconds: float
+
+    def handle(self, run: Run) -> str:
+        """A run's short name in this report: R1, R2, ... in the order of their folders."""
+        return f"R{self._numbers[id(run)]}"
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        return {id(run): number for number, run in enumerate(self.runs, start=1)}
+
+    def of(self, setup: Setup) -> tuple[Comparison, ...]:
+        return tuple(one for one in self.comparisons if one.setup is setup)
+
+
+def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str] | None = None) -> Analysis:
+    """Everything that the runs in these folders show. Raises AnalysisError where there is nothing to report on."""
+    started = time.perf_counter()
+    asked = load_hypotheses(hypotheses)
+    loaded = load_runs(paths)
+    groups = group_runs(loaded.runs)
+    comparisons, equal = [], []
+    for group in groups:
+        for setup in group.setups:
+            for arm, reference in _against_reference(setup, group):
+                made = headline(setup, arm, reference, setup.measure)
+                if made is not None:
+                    comparisons.append(made)
+                equal += equal_rates(setup, arm, reference, setup.measure)
+    comparisons = correct(comparisons)
+    times = [of_pairs(one, MEASURES["step_seconds"]) for one in comparisons if one.pairs]
+    return Analysis(
+        runs=loaded.runs,
+        running=loaded.running,
+        left_out=loaded.left_out,
+        benches=loaded.benches,
+        problems=loaded.problems,
+        groups=groups,
+        comparisons=tuple(comparisons),
+        equal=tuple(equal),
+        times=tuple(one for one in times if one.ratio is not None),
+        verdicts=judge(asked, groups),
+        replications=replicate(groups),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _against_reference(setup: Setup, group: Group) -> list[tuple[Arm, Arm]]:
+    """Each arm with the one that it is compared with: its setup's reference, or the nearest setup's, confounded."""
+    if setup.reference is not None:
+        return [(arm, setup.reference) for arm in setup.arms if arm is not setup.reference]
+    elsewhere = nearest_reference(setup, group.setups)
+    return [(arm, elsewhere[1]) for arm in setup.arms] if elsewhere is not None else []
+
+
+def cell_to_show(analysis: Analysis, setup: Setup, arm: Arm) -> tuple[float, tuple[Run, ...]]:
+    """The rate at which an arm is shown, and its runs there: that of its headline comparison, or its best one."""
+    for one in analysis.of(setup):
+        if one.arm == arm.method:
+            return one.rate, arm.at(one.rate)
+    if setup.reference is arm:
+        best = [one.reference_rate for one in analysis.of(setup) if one.basis == "best"]
+        rate = max(set(best), key=best.count) if best else best_rate(arm, setup.measure)
+        return rate, arm.at(rate)
+    rate = best_rate(arm, setup.measure)
+    return rate, arm.at(rate)
+
+
+def mean_of(runs: Sequence[Run], measure: Measure | str) -> Estimate | None:
+    """The mean of a figure over runs, with its interval where there are two or more; a share's ends at 0 and 1."""
+    name = measure if isinstance(measure, str) else measure.name
+    values = [value for run in runs if (value := run.figure(name)) is not None]
+    found = estimate(values) if values else None
+    if found is None or found.low is None or found.high is None or name not in MEASURES or not MEASURES[name].points:
+        return found
+    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))

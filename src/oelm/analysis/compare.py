@@ -1,0 +1,323 @@
+"""Arm against arm: paired by seed, at equal rates and at each arm's best rate of a common grid, with what spoils it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from .arms import MEASURES, PRIMARY, TIMES, Arm, Difference, Measure, Setup, differences, group_runs
+from .run import Run
+from .stats import ALPHA, Estimate, estimate, holm, tost
+
+# How far apart two arms may be and still be called alike: a share of the figure, or points of a hundred.
+MARGINS = {"perplexity": 0.05, "best_perplexity": 0.05, "accuracy": 1.0, "best_accuracy": 1.0, "exact_match": 1.0}
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that a reader must know, as a code and its values; the report has the words."""
+
+    code: str
+    values: tuple[tuple[str, str], ...] = ()
+
+
+def note(code: str, **values: object) -> Note:
+    return Note(code, tuple((name, str(value)) for name, value in values.items()))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One arm against another by one measure.
+
+    `basis`: "equal" (both at one rate), "best" (each at its best rate of the grid that both have) or "confounded"
+    (there is no common ground; the fields are named). `ratio` is arm / reference, analysed on the log scale;
+    `difference` is arm - reference in the measure's own unit. With one pair neither has an interval. `adjusted` is the
+    corrected p of no difference, `alike` that of TOST within the measure's margin.
+    """
+
+    setup: Setup
+    measure: Measure
+    arm: str
+    reference: str
+    basis: str
+    rate: float
+    reference_rate: float
+    pairs: tuple[tuple[Run, Run], ...]
+    unpaired: tuple[Run, ...]
+    ratio: Estimate | None
+    difference: Estimate | None
+    confounds: tuple[Difference, ...] = ()
+    cautions: tuple[Difference, ...] = ()
+    notes: tuple[Note, ...] = ()
+    grid: tuple[float, ...] = ()
+    adjusted: float | None = None
+    alike: float | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def sound(self) -> bool:
+        """Whether the two differ in nothing but the method."""
+        return not self.confounds
+
+    @property
+    def change(self) -> Estimate | None:
+        """The ratio as a relative change: 0.05 is 5 % more."""
+        if self.ratio is None:
+            return None
+        r = self.ratio
+        shifted = [None if bound is None else bound - 1 for bound in (r.low, r.high, r.boot_low, r.boot_high)]
+        return replace(r, mean=r.mean - 1, low=shifted[0], high=shifted[1], boot_low=shifted[2], boot_high=shifted[3])
+
+    @property
+    def logs(self) -> list[float]:
+        """The pairs' differences of logarithms: what ratios are tested on."""
+        return [math.log(a / b) for a, b in self.values]
+
+    @property
+    def values(self) -> list[tuple[float, float]]:
+        found = [(one.figure(self.measure.name), other.figure(self.measure.name)) for one, other in self.pairs]
+        return [(a, b) for a, b in found if a is not None and b is not None]
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether the corrected test finds a difference, in a comparison that nothing spoils."""
+        return self.sound and self.adjusted is not None and self.adjusted < ALPHA
+
+    @property
+    def winner(self) -> str | None:
+        """The better arm where the difference is conclusive."""
+        if not self.conclusive or self.difference is None:
+            return None
+        better = self.difference.mean < 0 if self.measure.lower_is_better else self.difference.mean > 0
+        return self.arm if better else self.reference
+
+
+def compare_runs(one: Run, other: Run) -> Comparison:
+    """Two runs, `one` against `other`: their difference, and every field in which they differ."""
+    setup = group_runs([other])[0].setups[0]
+    measure = MEASURES[PRIMARY.get(one.task.kind, "val_loss")]
+    basis = "equal" if one.rate == other.rate else "confounded"
+    made = _compare(
+        setup, measure, (one.method, one.rate, [one]), (other.method, other.rate, [other]), basis, pair=False
+    )
+    if one.seed == other.seed:
+        return made
+    return replace(made, confounds=(*made.confounds, Difference("seed", str(one.seed), str(other.seed))))
+
+
+def headline(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Comparison | None:
+    """The comparison to read first: at each arm's best rate where both have a grid, else at the one common rate."""
+    common = sorted(set(arm.rates) & set(reference.rates))
+    if not common:
+        return _without_common_rate(setup, arm, reference, measure)
+    if len(common) == 1:
+        notes = [note("one_rate", rate=f"{common[0]:g}")]
+        for which in (arm, reference):
+            notes += _better_elsewhere(which, common[0], measure)
+        return at_rate(setup, arm, reference, measure, common[0], notes)
+    seeds = set.intersection(*(set(a.by_seed(rate)) for a in (arm, reference) for rate in common))
+    if not seeds:
+        rate = max(common, key=lambda r: (len(set(arm.by_seed(r)) & set(reference.by_seed(r))), -r))
+        return at_rate(setup, arm, reference, measure, rate, [note("no_seed_at_every_rate")])
+    chosen = {}
+    for which in (arm, reference):
+        best = _best(which, common, measure, seeds)
+        if best is None:
+            return None
+        chosen[which.method] = best
+    notes = [note("grid", rates=", ".join(f"{rate:g}" for rate in common), seeds=len(seeds))]
+    for which in (arm, reference):
+        rate, rates = chosen[which.method], which.rates
+        if rate in (rates[0], rates[-1]):
+            code = "edge_low" if rate == rates[0] else "edge_high"
+            notes.append(note(code, arm=which.method, rate=f"{rate:g}"))
+        notes += _better_elsewhere(which, rate, measure)
+    rate, reference_rate = chosen[arm.method], chosen[reference.method]
+    made = _compare(
+        setup,
+        measure,
+        (arm.method, rate, list(arm.at(rate))),
+        (reference.method, reference_rate, list(reference.at(reference_rate))),
+        "best",
+    )
+    return replace(made, notes=(*made.notes, *notes), grid=tuple(common))
+
+
+def at_rate(
+    setup: Setup, arm: Arm, reference: Arm, measure: Measure, rate: float, notes: Sequence[Note] = ()
+) -> Comparison:
+    """Both arms at one rate."""
+    sides = [(which.method, rate, list(which.at(rate))) for which in (arm, reference)]
+    made = _compare(setup, measure, sides[0], sides[1], "equal")
+    return replace(made, notes=(*made.notes, *notes))
+
+
+def equal_rates(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> list[Comparison]:
+    """Both arms at every rate that they share."""
+    common = sorted(set(arm.rates) & set(reference.rates))
+    return [at_rate(setup, arm, reference, measure, rate) for rate in common]
+
+
+def of_pairs(comparison: Comparison, measure: Measure) -> Comparison:
+    """The same pairs by another measure."""
+    if measure == comparison.measure:
+        return comparison
+    sides = [
+        (name, rate, [pair[side] for pair in comparison.pairs])
+        for side, (name, rate) in enumerate(
+            ((comparison.arm, comparison.rate), (comparison.reference, comparison.reference_rate))
+        )
+    ]
+    if not comparison.pairs:
+        return replace(comparison, measure=measure, ratio=None, difference=None)
+    made = _compare(comparison.setup, measure, sides[0], sides[1], comparison.basis, pair=False)
+    return replace(made, grid=comparison.grid)
+
+
+def best_rate(arm: Arm, measure: Measure) -> float:
+    """An arm's best rate by itself; where no seed was run at every rate, the one with the most runs."""
+    best = _best(arm, list(arm.rates), measure)
+    return max(arm.rates, key=lambda rate: len(arm.at(rate))) if best is None else best
+
+
+def nearest_reference(setup: Setup, others: Iterable[Setup]) -> tuple[Setup, Arm] | None:
+    """A reference for arms whose own setup has none: that of the group's setup that differs in the fewest fields."""
+    mine = dict(setup.settings)
+    found = []
+    for other in others:
+        if other is not setup and other.reference is not None:
+            theirs = dict(other.settings)
+            count = sum(mine.get(name) != theirs.get(name) for name in set(mine) | set(theirs))
+            found.append((count, other, other.reference))
+    if not found:
+        return None
+    _, other, arm = min(found, key=lambda item: item[0])
+    return other, arm
+
+
+def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Holm's correction over all comparisons that are not spoilt: of the tests of a difference, and those of TOST."""
+    different = _corrected([_p(one) for one in comparisons])
+    alike = _corrected([_tost(one) for one in comparisons])
+    return [replace(one, adjusted=p, alike=same) for one, p, same in zip(comparisons, different, alike, strict=True)]
+
+
+def _corrected(values: Sequence[float | None]) -> list[float | None]:
+    adjusted = iter(holm([value for value in values if value is not None]))
+    return [None if value is None else next(adjusted) for value in values]
+
+
+def _p(comparison: Comparison) -> float | None:
+    used = comparison.ratio if comparison.measure.log else comparison.difference
+    return used.p if used is not None and comparison.sound else None
+
+
+def _tost(comparison: Comparison) -> float | None:
+    margin = MARGINS.get(comparison.measure.name)
+    if margin is None or not comparison.sound or len(comparison.values) < 2:
+        return None
+    if comparison.measure.log:
+        return tost(comparison.logs, math.log1p(-margin), math.log1p(margin))
+    return tost([100 * (a - b) for a, b in comparison.values], -margin, margin)
+
+
+def _without_common_rate(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Comparison | None:
+    """Each arm at its best rate of its own grid: said to be confounded by the rate, and never a verdict."""
+    rate, other = _best(arm, list(arm.rates), measure), _best(reference, list(reference.rates), measure)
+    if rate is None or other is None:
+        return None
+    return _compare(
+        setup,
+        measure,
+        (arm.method, rate, list(arm.at(rate))),
+        (reference.method, other, list(reference.at(other))),
+        "confounded",
+    )
+
+
+def _better_elsewhere(arm: Arm, rate: float, measure: Measure) -> list[Note]:
+    """Whether an arm does better at a rate that the other arm was not run at."""
+    better = _best(arm, list(arm.rates), measure)
+    if better is None or better == rate:
+        return []
+    return [note("better_elsewhere", arm=arm.method, rate=f"{better:g}")]
+
+
+def _best(arm: Arm, rates: Sequence[float], measure: Measure, seeds: set[int] | None = None) -> float | None:
+    """The rate with the best mean, over the same seeds at every rate."""
+    if seeds is None:
+        seeds = set.intersection(*(set(arm.by_seed(rate)) for rate in rates))
+    means: dict[float, float] = {}
+    for rate in rates:
+        values = [run.figure(measure.name) for seed, run in arm.by_seed(rate).items() if seed in seeds]
+        whole = [value for value in values if value is not None]
+        if whole and len(whole) == len(values):
+            means[rate] = fmean(whole)
+    if not means:
+        return None
+    choose: Callable[..., float] = min if measure.lower_is_better else max
+    return choose(means, key=lambda rate: means[rate])
+
+
+def _compare(
+    setup: Setup,
+    measure: Measure,
+    side: tuple[str, float, list[Run]],
+    reference: tuple[str, float, list[Run]],
+    basis: str,
+    pair: bool = True,
+) -> Comparison:
+    theirs = {run.seed: run for run in reference[2]}
+    if pair:
+        pairs = [(run, theirs[run.seed]) for run in side[2] if run.seed in theirs]
+    else:
+        pairs = list(zip(side[2], reference[2], strict=True))
+    paired = {id(run) for both in pairs for run in both}
+    unpaired = tuple(run for run in [*side[2], *reference[2]] if id(run) not in paired)
+    confounds: dict[str, Difference] = {}
+    cautions: dict[str, Difference] = {}
+    for one, other in pairs or [(side[2][0], reference[2][0])]:
+        spoiling, known = differences(one, other, rate=basis != "best")
+        confounds |= {item.field: item for item in spoiling}
+        cautions |= {item.field: item for item in known}
+    notes = []
+    if not pairs:
+        notes.append(note("no_common_seed"))
+    elif unpaired and pair:
+        notes.append(note("unpaired", count=len(unpaired)))
+    if measure.name in TIMES:
+        doubts = {run.times_doubt for both in pairs for run in both if run.times_doubt}
+        if doubts:
+            confounds["timing"] = Difference("timing", *(sorted(doubts) * 2)[:2])
+            notes.append(note("times_doubtful"))
+    made = Comparison(
+        setup,
+        measure,
+        side[0],
+        reference[0],
+        basis,
+        side[1],
+        reference[1],
+        tuple(pairs),
+        unpaired,
+        None,
+        None,
+        tuple(confounds.values()),
+        tuple(cautions.values()),
+        tuple(notes),
+    )
+    values = made.values
+    if not values:
+        return made
+    ratio = estimate(made.logs).exp() if all(a > 0 and b > 0 for a, b in values) else None
+    if len(values) == 1:
+        made = replace(made, notes=(*made.notes, note("one_seed")))
+    difference = estimate([a - b for a, b in values])
+    if difference.spread == 0 and len(values) > 1:
+        made = replace(made, notes=(*made.notes, note("no_spread")))
+    return replace(made, ratio=ratio, difference=difference)

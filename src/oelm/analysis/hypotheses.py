@@ -1,0 +1,296 @@
+"""Hypotheses as data, and their verdicts: supported, refuted or undecided, by a rule that was there before the runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError, model_validator
+
+from ..errors import nearest
+from ..schema import Strict, explain
+from .arms import MEASURES, Group, Setup
+from .compare import Comparison, Note, headline, note, of_pairs
+from .run import AnalysisError, Run
+from .stats import ALPHA, Estimate, above, below, estimate, holm, slope, tost
+
+SUPPORTED, REFUTED, UNDECIDED = "supported", "refuted", "undecided"
+
+
+class Rule(Strict, refusal=AnalysisError):
+    """When a hypothesis holds: exactly one bound. `within: m` means between -m and m."""
+
+    within: float | None = None
+    at_most: float | None = None
+    at_least: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Rule:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}, not {given or 'none'}")
+        if self.within is not None and not self.within > 0:
+            raise ValueError(f"within {self.within}: a margin is above 0")
+        return self
+
+    @property
+    def low(self) -> float:
+        bounds = (-self.within if self.within is not None else None, self.at_least, self.above)
+        return next((bound for bound in bounds if bound is not None), -math.inf)
+
+    @property
+    def high(self) -> float:
+        bounds = (self.within, self.at_most, self.below)
+        return next((bound for bound in bounds if bound is not None), math.inf)
+
+    @property
+    def kind(self) -> str:
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+    def holds(self, value: float) -> bool:
+        strict = self.above is not None or self.below is not None or self.within is not None
+        return self.low < value < self.high if strict else self.low <= value <= self.high
+
+
+class Beside(Strict, refusal=AnalysisError):
+    """A figure to show with the verdict, and what was expected of it."""
+
+    measure: str
+    expected: float
+
+
+class Hypothesis(Strict, refusal=AnalysisError):
+    """One claim with its rule. hypotheses.yaml explains the fields."""
+
+    id: str
+    title: str | dict[Literal["en", "zh"], str]
+    arm: str
+    against: str | None = None
+    measure: str
+    compare: Literal["change", "points", "difference", "value", "trend"] = "change"
+    rule: Rule
+    scenarios: bool = False
+    beside: Beside | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Hypothesis:
+        for name in (self.measure, *([self.beside.measure] if self.beside else [])):
+            if name not in MEASURES:
+                raise ValueError(f"unknown measure {name!r}.{nearest(name, MEASURES)} Measures: {', '.join(MEASURES)}")
+        if (self.against is None) != (self.compare == "value"):
+            raise ValueError("compare 'value' goes without against, and every other one needs it")
+        if self.compare == "points" and not MEASURES[self.measure].points:
+            raise ValueError(f"compare 'points' is for shares such as accuracy, not for {self.measure}")
+        if self.compare == "change" and self.rule.low != -math.inf and self.rule.low <= -1:
+            raise ValueError(f"a relative change is above -1, not {self.rule.low}")
+        if self.scenarios and (self.compare != "change" or self.rule.within is None):
+            raise ValueError("scenarios need compare 'change' and a rule 'within', whose margin says what 'like' means")
+        return self
+
+    def text(self, language: str) -> str:
+        if isinstance(self.title, str):
+            return self.title
+        return self.title.get(language) or next(iter(self.title.values()))  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A hypothesis judged on one setup's runs; `setup` is none where it needs several or there were no runs."""
+
+    hypothesis: Hypothesis
+    verdict: str
+    setup: Setup | None = None
+    comparison: Comparison | None = None
+    found: Estimate | None = None
+    p: float | None = None
+    adjusted: float | None = None
+    towards: str = UNDECIDED
+    runs: tuple[Run, ...] = ()
+    notes: tuple[Note, ...] = ()
+    scenario: str | None = None
+    beside: float | None = None
+
+
+def load_hypotheses(path: str | PathLike[str] | None = None) -> tuple[Hypothesis, ...]:
+    """The built-in hypotheses, and those of a file."""
+    import yaml
+
+    text = resources.files(__package__).joinpath("hypotheses.yaml").read_text(encoding="utf-8")
+    known = _parse(yaml.safe_load(text), "hypotheses.yaml")
+    if path is None:
+        return known
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AnalysisError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise AnalysisError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+    added = _parse(content, str(path))
+    taken = {one.id for one in known} & {one.id for one in added}
+    if taken:
+        raise AnalysisError(f"{path}: id {sorted(taken)[0]!r} is a built-in hypothesis's: take another")
+    return (*known, *added)
+
+
+def judge(hypotheses: Sequence[Hypothesis], groups: Sequence[Group]) -> tuple[Verdict, ...]:
+    """Every hypothesis on every setup that has its arms, corrected together; those without runs once, as such."""
+    found: list[Verdict] = []
+    for hypothesis in hypotheses:
+        if hypothesis.compare == "trend":
+            found.append(_trend(hypothesis, groups))
+            continue
+        own = [verdict for group in groups for verdict in _in_group(hypothesis, group)]
+        found += own or [Verdict(hypothesis, UNDECIDED, notes=(note("no_runs"),))]
+    tested = [index for index, verdict in enumerate(found) if verdict.p is not None]
+    for index, adjusted in zip(tested, holm([found[index].p or 0.0 for index in tested]), strict=True):
+        decided = found[index].towards if adjusted < ALPHA else UNDECIDED
+        found[index] = replace(found[index], adjusted=adjusted, verdict=decided)
+    return tuple(found)
+
+
+def _in_group(hypothesis: Hypothesis, group: Group) -> list[Verdict]:
+    verdicts = []
+    for setup in group.setups:
+        arm = setup.arm(hypothesis.arm)
+        if arm is None or all(run.figure(hypothesis.measure) is None for run in arm.runs):
+            continue
+        if hypothesis.compare == "value":
+            verdicts.append(_of_value(hypothesis, setup, arm.runs))
+            continue
+        reference = setup.arm(hypothesis.against or "")
+        if reference is None:
+            if any(other.arm(hypothesis.arm) and other.arm(hypothesis.against or "") for other in group.setups):
+                continue  # another setup has both
+            away = [other for other in group.setups if other.arm(hypothesis.against or "")]
+            reference = away[0].arm(hypothesis.against or "") if away else None
+        if reference is None:
+            continue
+        # The rate is chosen by the task's own measure: the fastest rate is no choice of a time's.
+        chosen = headline(setup, arm, reference, setup.measure)
+        if chosen is not None:
+            verdicts.append(_of_comparison(hypothesis, setup, chosen))
+    return verdicts
+
+
+def _of_value(hypothesis: Hypothesis, setup: Setup, runs: tuple[Run, ...]) -> Verdict:
+    """A count that the runs simply have: no sample, no test."""
+    values = [value for run in runs if (value := run.figure(hypothesis.measure)) is not None]
+    held = [hypothesis.rule.holds(value) for value in values]
+    verdict = SUPPORTED if all(held) else REFUTED if not any(held) else UNDECIDED
+    beside = runs[0].figure(hypothesis.beside.measure) if hypothesis.beside else None
+    return Verdict(
+        hypothesis, verdict, setup, found=Estimate(values[0], len(values)), runs=runs, beside=beside, towards=verdict
+    )
+
+
+def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> Verdict:
+    comparison = of_pairs(chosen, MEASURES[hypothesis.measure])
+    runs = tuple(run for pair in comparison.pairs for run in pair)
+    base = Verdict(hypothesis, UNDECIDED, setup, comparison, runs=runs)
+    sample = _sample(hypothesis, comparison)
+    if not sample:
+        return replace(base, notes=(note("no_common_seed"),))
+    base = replace(base, found=_found(hypothesis, comparison))
+    if not comparison.sound:
+        fields = [item.field for item in comparison.confounds]
+        why = note("times_doubtful") if fields == ["timing"] else note("confounded", fields=", ".join(fields))
+        return replace(base, notes=(why,))
+    if len(sample) < 2:
+        return replace(base, notes=(note("one_seed"),))
+    low, high = _bounds(hypothesis)
+    towards, p = decide(sample, low, high)
+    scenario = _scenario(hypothesis, comparison) if hypothesis.scenarios else None
+    return replace(base, p=p, towards=towards, scenario=scenario)
+
+
+def decide(sample: Sequence[float], low: float, high: float) -> tuple[str, float]:
+    """Which way the sample points about "the mean is between low and high", and the p of saying so.
+
+    With one bound both ways are the two-sided test: supported where the 95 % interval lies wholly inside. With two,
+    inside is TOST, and outside means wholly beyond one of them.
+    """
+    if low > -math.inf and high < math.inf:
+        inside = tost(sample, low, high)
+        outside = min(1.0, 2 * min(above(sample, high), below(sample, low)))
+    else:
+        inside = min(1.0, 2 * (below(sample, high) if high < math.inf else above(sample, low)))
+        outside = min(1.0, 2 * (above(sample, high) if high < math.inf else below(sample, low)))
+    return (SUPPORTED, inside) if inside <= outside else (REFUTED, outside)
+
+
+def _sample(hypothesis: Hypothesis, comparison: Comparison) -> list[float]:
+    if hypothesis.compare == "change":
+        return comparison.logs
+    factor = 100.0 if hypothesis.compare == "points" else 1.0
+    return [factor * (a - b) for a, b in comparison.values]
+
+
+def _bounds(hypothesis: Hypothesis) -> tuple[float, float]:
+    """The rule's bounds on the scale of the test: a change of 5 % is log 1.05, or log 0.95 downwards."""
+    rule = hypothesis.rule
+    if hypothesis.compare != "change":
+        return rule.low, rule.high
+    return (math.log1p(rule.low) if rule.low > -math.inf else -math.inf), math.log1p(rule.high)
+
+
+def _found(hypothesis: Hypothesis, comparison: Comparison) -> Estimate | None:
+    return comparison.change if hypothesis.compare == "change" else estimate(_sample(hypothesis, comparison))
+
+
+def _scenario(hypothesis: Hypothesis, comparison: Comparison) -> str | None:
+    """Better, like or worse: like is equivalence within the margin; the others need an interval on one side of 0."""
+    low, high = _bounds(hypothesis)
+    sample = comparison.logs
+    if tost(sample, low, high) < ALPHA:
+        return "like"
+    interval = estimate(sample)
+    if interval.low is None or interval.high is None or interval.low <= 0 <= interval.high:
+        return None
+    lower = interval.high < 0
+    return "better" if lower == comparison.measure.lower_is_better else "worse"
+
+
+def _trend(hypothesis: Hypothesis, groups: Sequence[Group]) -> Verdict:
+    """The change by data set against the logarithm of the data's size: one point per data set, each in one setup."""
+    points: list[tuple[float, float, Comparison]] = []
+    for group in groups:
+        for setup in group.setups:
+            arm, reference = setup.arm(hypothesis.arm), setup.arm(hypothesis.against or "")
+            size = setup.runs[0].train_tokens
+            if arm is None or reference is None or not size:
+                continue
+            comparison = headline(setup, arm, reference, MEASURES[hypothesis.measure])
+            if comparison is not None and comparison.sound and comparison.logs:
+                points.append((math.log2(size), sum(comparison.logs) / len(comparison.logs), comparison))
+                break
+    runs = tuple(run for _, _, comparison in points for pair in comparison.pairs for run in pair)
+    if len({size for size, _, _ in points}) < 3:
+        why = note("few_datasets", count=len(points)) if points else note("no_runs")
+        return Verdict(hypothesis, UNDECIDED, runs=runs, notes=(why,))
+    found = slope([size for size, _, _ in points], [value for _, value, _ in points])
+    assert found.p is not None
+    outward = found.mean > 0 if hypothesis.rule.low > -math.inf else found.mean < 0
+    return Verdict(hypothesis, UNDECIDED, found=found, p=found.p, towards=SUPPORTED if outward else REFUTED, runs=runs)
+
+
+def _parse(content: Any, where: str) -> tuple[Hypothesis, ...]:
+    if not isinstance(content, list):
+        raise AnalysisError(f"{where}: a list of hypotheses, each with id, title, arm, measure and rule")
+    parsed: dict[str, Hypothesis] = {}
+    for number, entry in enumerate(content, start=1):
+        try:
+            one = Hypothesis.model_validate(entry)
+        except ValidationError as error:
+            name = entry.get("id") if isinstance(entry, dict) else None
+            raise AnalysisError(f"{where}: hypothesis {name or number}: {explain(error, Hypothesis)}") from None
+        if one.id in parsed:
+            raise AnalysisError(f"{where}: two hypotheses have the id {one.id!r}")
+        parsed[one.id] = one
+    return tuple(parsed.values())

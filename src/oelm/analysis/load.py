@@ -1,0 +1,278 @@
+"""Records into runs: finds them, reads them, and sorts out with its reason whatever must not be averaged in."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ..config import RunConfig
+from ..errors import ConfigError, TrainingError
+from ..files import read_json
+from ..records import FORMAT, read_metrics
+from .run import AnalysisError, Bench, LeftOut, NoRunsError, Run, at_chance, comparable
+
+# A run that shows one of these is one; a folder with only a model's config.json is not.
+_RECORDS = ("result.json", "metrics.jsonl", "status.json", "environment.json")
+_NOT_RUNS = {"checkpoints", "best"}
+# A run that says "running" and has said nothing for this long is taken for cut, where its process cannot be asked.
+_SILENCE = 3600.0
+# What `oelm bench` prints is a few kilobytes; a larger JSON file is something else.
+_BENCH_SIZE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Everything that was found: runs that count, runs that still go, and the rest with its reasons."""
+
+    runs: tuple[Run, ...]
+    running: tuple[Run, ...]
+    left_out: tuple[LeftOut, ...]
+    benches: tuple[Bench, ...]
+    problems: tuple[str, ...]
+    seconds: float
+
+
+def load_runs(paths: Sequence[str | PathLike[str]]) -> Loaded:
+    """Every run in the given folders. Raises only when there is nothing at all to report on."""
+    started = time.perf_counter()
+    runs: list[Run] = []
+    running: list[Run] = []
+    left_out: list[LeftOut] = []
+    benches: list[Bench] = []
+    problems: list[str] = []
+    seen: set[Path] = set()
+    for given in map(Path, paths):
+        if not given.exists():
+            raise AnalysisError(f"{given}: no such file or folder")
+        found = False
+        for place in _places(given):
+            if place.resolve() in seen:
+                found = True
+                continue
+            if place.is_file():
+                bench = _read_bench(place)
+                if bench is None:
+                    continue
+                benches.append(bench)
+            else:
+                outcome = _read(place)
+                if outcome is None:
+                    continue
+                target: list[Any] = left_out
+                if isinstance(outcome, Run):
+                    target = runs if outcome.result else running
+                target.append(outcome)
+            seen.add(place.resolve())
+            found = True
+        if not found:
+            problems.append(f"{given}: {_why_not(given)}")
+    if not (runs or running or left_out or benches):
+        raise NoRunsError(
+            "no runs found. " + "; ".join(problems) + ". A run is a folder that `oelm train` wrote, with config.json "
+            "and result.json in it; give one, or a folder above several"
+        )
+    kept, duplicates = _without_duplicates(sorted(runs, key=lambda run: str(run.path)))
+    kept, useless = _useful(kept)
+    return Loaded(
+        tuple(kept),
+        tuple(running),
+        tuple(sorted([*left_out, *duplicates, *useless], key=lambda item: str(item.path))),
+        tuple(benches),
+        tuple(problems),
+        time.perf_counter() - started,
+    )
+
+
+def load_run(path: str | PathLike[str]) -> Run:
+    """One finished run; raises and says why where it is none."""
+    place = Path(path)
+    if not place.is_dir():
+        raise AnalysisError(f"{place}: {'not a folder' if place.exists() else 'no such folder'}")
+    outcome = _read(place)
+    if outcome is None:
+        raise AnalysisError(f"{place}: {_why_not(place)}")
+    if isinstance(outcome, LeftOut):
+        raise AnalysisError(f"{place}: {outcome.reason}")
+    if not outcome.result:
+        raise AnalysisError(f"{place}: still running: it has no result yet")
+    if outcome.figure("val_loss") is None:
+        raise AnalysisError(f"{place}: diverged: its last validation loss is not a number")
+    return outcome
+
+
+def _places(given: Path) -> Iterator[Path]:
+    """Folders that may be runs, and JSON files that may be benchmarks, at or below a path."""
+    if given.is_file():
+        yield given
+        return
+    seen = set()
+    for folder, folders, files in os.walk(given, followlinks=True):
+        here = Path(folder)
+        if here.resolve() in seen:  # links may lead in circles
+            folders.clear()
+            continue
+        seen.add(here.resolve())
+        if "config.json" in files or any(name in files for name in _RECORDS):
+            folders.clear()
+            yield here
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NOT_RUNS)
+        yield from (here / name for name in sorted(files) if name.endswith(".json"))
+
+
+def _why_not(given: Path) -> str:
+    if given.is_file():
+        return "a file, neither a run's folder nor what `oelm bench --json` printed"
+    if (given / "config.json").is_file():
+        return "not a run: its config.json is a model's, not one that `oelm train` wrote"
+    return "holds no run"
+
+
+def _read(path: Path) -> Run | LeftOut | None:
+    """A run with its result, one that still goes, a run to leave out, or none where the folder is no run's."""
+    try:
+        config, old = _read_config(path)
+        if config is None:
+            return None
+        result = _optional(path / "result.json")
+        run = Run(
+            path=path,
+            config=config,
+            environment=_optional(path / "environment.json"),
+            result=result,
+            timing=_optional(path / "timing.json"),
+            audit=_optional(path / "audit.json"),
+            metrics=tuple(read_metrics(path)),
+            status=_optional(path / "status.json"),
+            old_config=old,
+        )
+        about: dict[str, Any] = {"method": run.method, "seed": run.seed}
+        if result:
+            _check(run)
+            return run
+    except (TrainingError, AnalysisError) as error:
+        return LeftOut(path, "damaged", str(error))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return LeftOut(path, "damaged", f"{path}: a record without its usual fields ({error!r})")
+    state = run.status.get("state")
+    if state == "failed":
+        return LeftOut(path, "failed", str(run.status.get("message") or "failed; it left no message"), **about)
+    if state == "running" and not _gone(run.status):
+        return run
+    step = run.status.get("step")
+    if state not in ("stopped", "running") or step is None:
+        return LeftOut(path, "unfinished", "it has no result.json: it never finished", **about)
+    steps = (config.get("train") or {}).get("max_steps") or run.status.get("max_steps") or "?"
+    how = "stopped" if state == "stopped" else "its process is gone"
+    reason = f"{how} at step {step} of {steps}: the same command goes on with it"
+    return LeftOut(path, "cut", reason, **about, values=(("step", str(step)), ("steps", str(steps))))
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any] | None, bool]:
+    """A run's config in today's terms, and whether it had to be taken as it was written."""
+    if not (path / "config.json").is_file():
+        if not any((path / name).exists() for name in _RECORDS):
+            return None, False
+        raise AnalysisError(f"{path / 'config.json'}: missing; the folder has a run's other records")
+    recorded = read_json(path / "config.json")
+    if not isinstance(recorded, dict):
+        raise AnalysisError(f"{path / 'config.json'}: not a mapping")
+    if "experiment" not in recorded:
+        return None, False
+    written = recorded.get("format", FORMAT)
+    if not isinstance(written, int) or written > FORMAT:
+        raise AnalysisError(
+            f"{path / 'config.json'}: format {written!r}, written by a newer oelm; this one reads up to {FORMAT}"
+        )
+    fields = {key: value for key, value in recorded.items() if key not in ("format", "id")}
+    try:
+        # Fields that came after the record was written get the value that stands for how it was before them.
+        return {**RunConfig.load(fields).to_dict(), "id": recorded.get("id"), "format": written}, False
+    except ConfigError:
+        return recorded, True
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise AnalysisError(f"{path}: not a mapping")
+    return content
+
+
+def _check(run: Run) -> None:
+    """Raise where the files of one folder do not belong together or the result lacks its figures."""
+    if run.result.get("id") not in (None, run.id):
+        raise AnalysisError(
+            f"{run.path / 'result.json'}: is of run {run.result['id']}, the config beside it of run {run.id}"
+        )
+    if "val_loss" not in run.result:
+        raise AnalysisError(f"{run.path / 'result.json'}: has no val_loss: an older format, or cut while written")
+
+
+def _gone(status: dict[str, Any]) -> bool:
+    """Whether a run that says it is running is not: its process is gone from this machine, or it is long silent."""
+    pid = status.get("pid")
+    if status.get("host") == socket.gethostname() and isinstance(pid, int):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return False
+    return time.time() - float(status.get("updated") or 0) > _SILENCE
+
+
+def _useful(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
+    """Runs whose result is a number and better than guessing, and the others."""
+    kept, others = [], []
+    for run in runs:
+        about: dict[str, Any] = {"method": run.method, "seed": run.seed}
+        if run.figure("val_loss") is None:
+            others.append(LeftOut(run.path, "diverged", "its last validation loss is not a number", **about))
+        elif at_chance(run):
+            accuracy = f"{run.figure('accuracy') or math.nan:.1%}"
+            majority = f"{(run.result.get('majority') or {}).get('accuracy') or math.nan:.1%}"
+            reason = f"it learnt nothing: accuracy {accuracy}, always answering the commonest class gives {majority}"
+            values = (("accuracy", accuracy), ("majority", majority))
+            others.append(LeftOut(run.path, "at-chance", reason, **about, values=values))
+        else:
+            kept.append(run)
+    return kept, others
+
+
+def _without_duplicates(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
+    """One run for each settings and seed: a copy, or the same run made twice, is no further evidence."""
+    first: dict[str, Run] = {}
+    others = []
+    for run in runs:
+        whole = json.dumps([run.dataset, comparable(run), run.seed, run.environment.get("data")], sort_keys=True)
+        known = first.setdefault(whole, run)
+        if known is not run:
+            reason = f"the same settings and seed as {known.path}: counted once"
+            others.append(LeftOut(run.path, "duplicate", reason, run.method, run.seed, (("other", str(known.path)),)))
+    return list(first.values()), others
+
+
+def _read_bench(path: Path) -> Bench | None:
+    """What `oelm bench --json` printed, or none."""
+    if path.suffix != ".json" or path.stat().st_size > _BENCH_SIZE:
+        return None
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    needed = {"arm", "ratio", "ratio_95", "flop_bound", "rounds"}
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and needed <= set(row) for row in rows):
+        return None
+    return Bench(path, tuple(rows))

@@ -1,0 +1,162 @@
+"""Published against measured: for each published figure that has runs, ours, the set-ups' differences, a verdict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import published
+from .arms import MEASURES, Arm, Difference, Group, Setup
+from .compare import Comparison, best_rate, headline, of_pairs
+from .run import Run, flatten
+from .stats import Estimate, estimate
+
+AGREES, DIFFERS, UNDECIDED, NOT_JUDGED = "agrees", "differs", "undecided", "not-judged"
+
+# The study kept its best checkpoint, so its figures are laid beside the best ones of a run.
+_OURS = {"perplexity": "best_perplexity", "accuracy": "best_accuracy", "val_loss": "best_val_loss"}
+
+
+@dataclass(frozen=True)
+class Replication:
+    """One published figure and what the runs of one setup say. `change` is relative to what it is compared with."""
+
+    experiment: published.Experiment
+    metric: str
+    value: float
+    setup: Setup
+    runs: tuple[Run, ...]
+    measured: Estimate
+    published_change: float | None
+    measured_change: Estimate | None
+    comparison: Comparison | None
+    differs: tuple[Difference, ...]
+    stand_in: bool
+    verdict: str
+
+
+def replicate(groups: Sequence[Group]) -> tuple[Replication, ...]:
+    """Every published figure that an arm of these groups can be laid beside."""
+    found = []
+    known = published.load()
+    for experiment in known:
+        for group in groups:
+            for setup in group.setups:
+                arm = setup.arm(experiment.method)
+                if arm is not None and matches(experiment, known, arm.runs[0]):
+                    found += _of_arm(experiment, known, setup, arm)
+    return tuple(found)
+
+
+def matches(experiment: published.Experiment, known: published.Published, run: Run) -> bool:
+    """Whether a run is of a published experiment: by its experiment's id, or by data, method and kind of model."""
+    if re.fullmatch(rf"{re.escape(experiment.id)}([._-].*)?", run.experiment):
+        return True
+    if any(re.fullmatch(rf"{re.escape(other.id)}([._-].*)?", run.experiment) for other in known):
+        return False
+    places = [run.dataset, str((run.config.get("data") or {}).get("path") or ""), run.task.name]
+    text = " ".join(places).lower()
+    named = any(word in text for word in known.datasets[experiment.dataset])
+    return named and _is_gpt(run) == str(experiment.setup["model.name"]).startswith("gpt")
+
+
+def _is_gpt(run: Run) -> bool:
+    name = str((run.config.get("model") or {}).get("name", ""))
+    return name.startswith("gpt:") or "gpt" in name.lower()
+
+
+def _of_arm(experiment: published.Experiment, known: published.Published, setup: Setup, arm: Arm) -> list[Replication]:
+    other = known[experiment.against] if experiment.against else None
+    reference = setup.arm(other.method) if other else None
+    chosen = headline(setup, arm, reference, setup.measure) if reference is not None and reference is not arm else None
+    runs = arm.at(chosen.rate) if chosen is not None else arm.at(best_rate(arm, setup.measure))
+    rows = []
+    for figure in experiment.figures:
+        pairs = [(run, value) for run in runs if (value := _measured(run, figure.metric)) is not None]
+        if not pairs:
+            continue
+        before = other.value(figure.metric) if other else None
+        change = figure.value / before - 1 if before else None
+        ours = _change(chosen, figure.metric) if change is not None else None
+        used = tuple(run for run, _ in pairs)
+        differs = setup_differences(experiment, used[0])
+        stand_in = setup.stand_in or setup.runs[0].synthetic
+        sound = chosen is not None and ours is not None and ours.sound
+        measured = estimate([value for _, value in pairs])
+        verdict = _verdict(figure.value, measured, change, ours.change if ours else None, sound, not differs)
+        rows.append(
+            Replication(
+                experiment,
+                figure.metric,
+                figure.value,
+                setup,
+                used,
+                measured,
+                change,
+                ours.change if ours else None,
+                ours,
+                differs,
+                stand_in,
+                verdict,
+            )
+        )
+    return rows
+
+
+def _verdict(
+    value: float, measured: Estimate, change: float | None, ours: Estimate | None, sound: bool, same_setup: bool
+) -> str:
+    """Effects are judged where the pair is sound and has an interval; bare values only in the same set-up."""
+    if change is not None:
+        if ours is None or not sound or ours.low is None or ours.high is None:
+            return UNDECIDED
+        return AGREES if ours.low <= change <= ours.high else DIFFERS
+    if not same_setup:
+        return NOT_JUDGED
+    if measured.low is None or measured.high is None:
+        return UNDECIDED
+    return AGREES if measured.low <= value <= measured.high else DIFFERS
+
+
+def _change(chosen: Comparison | None, metric: str) -> Comparison | None:
+    """The comparison that a published change is laid beside; none for figures that are no measure of a run."""
+    name = _OURS.get(metric, metric)
+    if chosen is None or name not in MEASURES:
+        return None
+    found = of_pairs(chosen, MEASURES[name])
+    return found if found.change is not None else None
+
+
+def _measured(run: Run, metric: str) -> float | None:
+    step = re.fullmatch(r"perplexity_at_step_(\d+)", metric)
+    if step:
+        lines = [line for line in run.metrics if line["kind"] == "val" and line["step"] == int(step[1])]
+        value = lines[0].get("perplexity") if lines else None
+        return float(value) if value is not None else None
+    if metric == "best_epoch":
+        value = (run.result.get("best") or {}).get("epoch")
+        return float(value) if value is not None else None
+    if metric == "step_seconds" and run.times_doubt:
+        return None
+    return run.figure(_OURS.get(metric, metric)) or run.figure(metric)
+
+
+def setup_differences(experiment: published.Experiment, run: Run) -> tuple[Difference, ...]:
+    """Settings in which a run differs from the published set-up, where both are known."""
+    flat: dict[str, Any] = dict(flatten(run.config))
+    gpu = run.environment.get("gpu") or {}
+    flat["hardware"] = gpu.get("name") or run.environment.get("device")
+    flat["vocabulary"] = (run.environment.get("data") or {}).get("vocab_size")
+    found = []
+    for name, wanted in experiment.setup.items():
+        ours = flat.get(name)
+        same = str(wanted) in str(ours) if name == "hardware" else ours == wanted
+        if ours is not None and not same:
+            found.append(Difference(name, _plain(wanted), _plain(ours)))
+    return tuple(found)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,247 @@
+"""An analysis into a document: the sections, their tables and their figures, in the order in which they are read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .. import __version__
+from ..analysis import Analysis, Run
+from ..analysis.analyse import cell_to_show, mean_of
+from ..analysis.arms import Setup
+from ..analysis.compare import MARGINS, Comparison
+from ..analysis.stats import estimate
+from . import numbers
+from .charts import Styles
+from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
+from .pictures import pictures
+from .sections import (
+    handles,
+    hypotheses_section,
+    published_section,
+    reading_section,
+    relative,
+    runs_of,
+    runs_section,
+    times_section,
+)
+from .sentences import (
+    by_verdict,
+    comparison_notes,
+    opening,
+    scenario_lines,
+    sentence,
+    setup_name,
+    short_reading,
+    verdict_line,
+)
+from .strings import Words, words
+
+
+def compose(analysis: Analysis, out: Path, language: str = "en", title: str | None = None) -> Document:
+    """The document of a report that will lie in the folder `out`: links to runs lead from there."""
+    say = words(language)
+    links = {analysis.handle(run): relative(run.path, out) for run in analysis.runs}
+    methods = [arm.method for group in analysis.groups for setup in group.setups for arm in setup.arms]
+    styles = Styles(list(dict.fromkeys(sorted(methods, key=lambda name: name != "baseline"))))
+    blocks: list[Block] = [*_summary(analysis, say)]
+    number = 0
+    for group in analysis.groups:
+        for setup in group.setups:
+            number += 1
+            blocks += _setup(analysis, setup, number, styles, say)
+    blocks += hypotheses_section(analysis, say)
+    blocks += published_section(analysis, say)
+    blocks += times_section(analysis, out, say)
+    blocks += runs_section(analysis, out, say)
+    blocks += reading_section(say)
+    if title is None:
+        datasets = {group.dataset for group in analysis.groups}
+        title = say("title_of", dataset=datasets.pop()) if len(datasets) == 1 else say("title")
+    folders = (
+        relative(Path(os.path.commonpath([str(run.path.resolve()) for run in analysis.runs])), out) if links else "–"
+    )
+    footer = say("made_by", version=__version__, runs=len(analysis.runs), folders=folders)
+    return Document(title, language, blocks, footer, links)
+
+
+def _summary(analysis: Analysis, say: Words) -> list[Block]:
+    blocks: list[Block] = [Heading(say("summary"), 2, "summary")]
+    blocks.append(Bullets([Cell(line) for line in opening(analysis, say)]))
+    if analysis.comparisons:
+        told = []
+        for one in analysis.comparisons:
+            word, tone = short_reading(one, say)
+            told.append(Cell(sentence(one, analysis, say), handles(analysis, runs_of(one)), tone=tone, badge=word))
+        blocks += [Heading(say("what_differs"), 3, "what-differs"), Bullets(told)]
+    for key, verdicts in by_verdict(analysis):
+        tone = {"what_holds": "good", "what_fails": "bad"}.get(key, "open")
+        items = [
+            Cell(verdict_line(one, analysis, say), handles(analysis, one.runs), tone=tone, badge=say(one.verdict))
+            for one in verdicts
+        ]
+        blocks.append(Heading(say(key), 3, key.replace("_", "-")))
+        blocks.append(Bullets(items) if items else Paragraph(say("nothing")))
+    scenarios = scenario_lines(analysis, say)
+    if scenarios:
+        blocks += [Heading(say("scenario_title"), 3, "scenario"), *(Paragraph(line) for line in scenarios)]
+    return blocks
+
+
+def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: Words) -> list[Block]:
+    blocks: list[Block] = [
+        Heading(say("headed", head=say("results"), text=setup_name(setup)), 2, f"results-{number}"),
+        Paragraph(_settings(setup), tone="muted"),
+        _arms_table(analysis, setup, number, say),
+    ]
+    figures, missing = pictures(analysis, setup, number, styles, say)
+    comparisons = analysis.of(setup)
+    first = [figure for figure in figures if figure.name.endswith(("-change", "-accuracy"))]
+    if comparisons:
+        blocks += [Heading(say("comparisons"), 3, f"comparisons-{number}"), *first]
+        blocks.append(_comparison_table(analysis, list(comparisons), f"{number}-comparisons", say))
+        notes = [
+            Cell(say("headed", head=one.arm, text=say("and_then").join(told)), tone="" if one.sound else "bad")
+            for one in comparisons
+            if (told := comparison_notes(one, say))
+        ]
+        blocks += [Bullets(notes)] if notes else []
+    else:
+        blocks += first
+    blocks += [figure for figure in figures if figure not in first]
+    equal = [one for one in analysis.equal if one.setup is setup]
+    if len(equal) > len(comparisons):
+        blocks.append(Heading(say("equal_rates"), 3, f"equal-{number}"))
+        blocks.append(_comparison_table(analysis, equal, f"{number}-equal-rates", say, tested=False))
+    blocks += _other_splits(analysis, setup, number, say)
+    if missing:
+        blocks.append(
+            Paragraph(say("headed", head=say("missing"), text=say("and_then").join(map(say, missing))), tone="muted")
+        )
+    return blocks
+
+
+def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> list[Block]:
+    """Splits beside the validation data: what MNLI calls mismatched, XNLI's languages, a test split."""
+    rows = []
+    for arm in setup.arms:
+        rate, runs = cell_to_show(analysis, setup, arm)
+        splits = dict.fromkeys(name for run in runs for name in run.result.get("evaluations") or {})
+        for split in splits:
+            figures = [run.result["evaluations"][split] for run in runs if split in run.result.get("evaluations", {})]
+            values = [float(one[setup.measure.name]) for one in figures if one.get(setup.measure.name) is not None]
+            if values:
+                found = estimate(values)
+                rows.append(
+                    [
+                        Cell(arm.method, code=True),
+                        Cell(split),
+                        Cell(numbers.rate(rate)),
+                        Cell(str(found.n)),
+                        Cell(numbers.figure(setup.measure.name, found.mean)),
+                        Cell(numbers.bounds(setup.measure.name, found, say)),
+                        Cell("", handles(analysis, runs)),
+                    ]
+                )
+    if not rows:
+        return []
+    columns = [say("col_method"), say("col_split"), say("col_rate"), say("col_seeds"), say(f"m_{setup.measure.name}")]
+    columns += [say("col_interval"), say("col_runs")]
+    table = Table(f"{number}-other-splits", columns, rows, (2, 3, 4, 5), say("other_splits_about"))
+    return [Heading(say("other_splits"), 3, f"other-splits-{number}"), table]
+
+
+def _settings(setup: Setup) -> str:
+    """The settings that matter most, on one line."""
+    run, shared = setup.runs[0], dict(setup.settings)
+    hardware = (run.environment.get("gpu") or {}).get("name") or run.environment.get("device") or "?"
+    names = ("model.name", "train.batch_size", "train.max_steps", "train.epochs", "data.sequence_length")
+    told = [f"{name} {shared[name]}" for name in names if shared.get(name) is not None]
+    return " · ".join([*told, str(hardware)])
+
+
+def _arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Table:
+    measure = setup.measure.name
+    best = {"perplexity": "best_perplexity", "accuracy": "best_accuracy"}.get(measure)
+    wanted = ("bits_per_byte", "macro_f1", "matthews", "chrf", "bleu")
+    further = [best] if best else []
+    further += [name for name in wanted if any(run.figure(name) is not None for run in setup.runs)]
+    columns = [say("col_method"), say("col_rate"), say("col_seeds"), say(f"m_{measure}"), say("col_interval")]
+    columns += [say(f"m_{name}") for name in further]
+    columns += [say("col_trainable"), say("col_frozen"), say("col_step"), say("col_runs")]
+    rows = []
+    for arm in setup.arms:
+        rate, runs = cell_to_show(analysis, setup, arm)
+        found, step = mean_of(runs, measure), mean_of(runs, "step_seconds")
+        doubt = "*" if any(run.times_doubt for run in runs) else ""
+        rows.append(
+            [
+                Cell(arm.method, code=True),
+                Cell(numbers.rate(rate)),
+                Cell(str(len(runs))),
+                Cell(numbers.figure(measure, found.mean if found else None)),
+                Cell(numbers.bounds(measure, found, say)),
+                *(_mean_cell(runs, name) for name in further),
+                Cell(numbers.figure("trainable", runs[0].figure("trainable"))),
+                Cell(numbers.figure("frozen_share", runs[0].figure("frozen_share"))),
+                Cell(f"{1000 * step.mean:.2f}{doubt}" if step else "–"),
+                Cell("", handles(analysis, runs)),
+            ]
+        )
+    doubtful = any(run.times_doubt for run in setup.runs)
+    caption = f"* {say('note_times_doubtful')}" if doubtful else ""
+    return Table(f"{number}-arms", columns, rows, tuple(range(1, len(columns) - 1)), caption)
+
+
+def _mean_cell(runs: tuple[Run, ...], name: str) -> Cell:
+    found = mean_of(runs, name)
+    return Cell(numbers.figure(name, found.mean if found else None))
+
+
+def _comparison_table(
+    analysis: Analysis, comparisons: list[Comparison], name: str, say: Words, tested: bool = True
+) -> Table:
+    """Comparisons by one measure; those at every equal rate are shown without tests, which the others have."""
+    measure = comparisons[0].measure
+    left_out = set() if tested else {"col_reading", "col_p", "col_alike"}
+    left_out |= set() if any(numbers.bootstrap_bounds(one) != "–" for one in comparisons) else {"col_bootstrap"}
+    left_out |= {"col_difference"} if measure.points else set()
+    left_out |= set() if measure.name in MARGINS else {"col_alike"}
+    rows = [
+        {key: cell for key, cell in _comparison_cells(one, analysis, say).items() if key not in left_out}
+        for one in comparisons
+    ]
+    keys = list(rows[0])
+    margin = numbers.margin(measure.name) if measure.name in MARGINS else ""
+    columns = [say(key, margin=margin) if key == "col_alike" else say(key) for key in keys]
+    numeric = tuple(range(keys.index("col_rate"), len(keys) - 1))
+    return Table(name, columns, [list(row.values()) for row in rows], numeric)
+
+
+def _comparison_cells(one: Comparison, analysis: Analysis, say: Words) -> dict[str, Cell]:
+    """Everything that a table can say of a comparison, by its column."""
+    limits = numbers.change_bounds(one)
+    both = (one.rate,) if one.rate == one.reference_rate else (one.rate, one.reference_rate)
+    word, tone = short_reading(one, say)
+    without = say("one_seed_short" if one.pairs else "no_pair_short")
+    return {
+        "col_method": Cell(one.arm, code=True),
+        "col_against": Cell(one.reference, code=True),
+        "col_reading": Cell(word, tone=tone),
+        "col_basis": Cell(say(f"basis_{one.basis if one.sound else 'confounded'}_short")),
+        "col_rate": Cell(" / ".join(map(numbers.rate, both))),
+        "col_seeds": Cell(str(one.n)),
+        "col_change": Cell(numbers.change(one, say)),
+        "col_interval": Cell(f"{limits[0]} – {limits[1]}" if limits else without),
+        "col_bootstrap": Cell(numbers.bootstrap_bounds(one)),
+        "col_difference": Cell(numbers.signed(one.difference.mean, 3) if one.difference else "–"),
+        "col_p": Cell(numbers.p_value(one.adjusted)),
+        "col_alike": Cell(_alike(one, say)),
+        "col_runs": Cell("", handles(analysis, runs_of(one))),
+    }
+
+
+def _alike(one: Comparison, say: Words) -> str:
+    if one.alike is None:
+        return "–"
+    return f"{say('yes' if one.alike < 0.05 else 'no')} (p {numbers.p_value(one.alike)})"

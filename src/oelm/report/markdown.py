@@ -1,0 +1,70 @@
+"""A document as Markdown that renders well on a forge: tables, pictures, and runs as links to their folders."""
+
+from __future__ import annotations
+
+import re
+
+from .charts import Figure
+from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
+from .strings import words
+
+_TONES = {"good": "✅ ", "bad": "❌ ", "open": "❔ "}
+
+
+def to_markdown(document: Document, pictures: bool) -> str:
+    """The report as text; with `pictures`, figures are linked from the folder beside it."""
+    say = words(document.language)
+    parts = [f"# {escape(document.title)}"]
+    sections = [block for block in document.headings if block.level == 2]
+    parts.append(f"{say('contents')}: " + " · ".join(f"[{escape(one.text)}](#{one.anchor})" for one in sections))
+    parts += [text for block in document.blocks if (text := _block(block, pictures))]
+    parts.append(f"---\n\n{escape(document.footer)}")
+    # Where every R1, R2, ... above leads.
+    parts.append("\n".join(f"[{handle}]: <{folder}>" for handle, folder in document.folders.items()))
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(block: Block, pictures: bool) -> str:
+    if isinstance(block, Heading):
+        return f'<a id="{block.anchor}"></a>\n\n{"#" * block.level} {escape(block.text)}'
+    if isinstance(block, Paragraph):
+        return f"*{escape(block.text)}*" if block.tone == "muted" else escape(block.text)
+    if isinstance(block, Bullets):
+        return "\n".join(f"- {_cell(item, False)}" for item in block.items)
+    if isinstance(block, Table):
+        return _table(block)
+    assert isinstance(block, Figure)
+    if not pictures:
+        return ""
+    return f"![{escape(block.title)}](figures/{block.name}.svg)\n\n*{escape(block.title)}. {escape(block.caption)}*"
+
+
+def _table(table: Table) -> str:
+    lines = ["| " + " | ".join(escape(title) for title in table.columns) + " |"]
+    lines.append(
+        "|" + "|".join("--:" if index in table.numeric else "---" for index in range(len(table.columns))) + "|"
+    )
+    lines += ["| " + " | ".join(_cell(cell, True) for cell in row) + " |" for row in table.rows]
+    return "\n".join(lines) + (f"\n\n{escape(table.caption)}" if table.caption else "")
+
+
+def _cell(cell: Cell, in_table: bool) -> str:
+    text = cell.text
+    if cell.code:
+        text = f"`{text.replace('`', '')}`".replace("|", "\\|")
+    elif cell.folder is not None:
+        text = f"[{escape(text)}](<{cell.folder.replace('>', '%3E')}>)"
+    else:
+        text = escape(text)
+    if in_table and cell.text == "":
+        text = ""
+    runs = " ".join("–".join(f"[{handle}]" for handle in span) for span in spans(cell.runs))
+    whole = f"{text} {runs}".strip() if in_table else f"{text} {f'({runs})' if runs else ''}".strip()
+    badge = f"**{escape(cell.badge)}**: " if cell.badge else ""
+    return _TONES.get(cell.tone, "") + badge + whole
+
+
+def escape(text: str) -> str:
+    """Text whose characters mean themselves: a run's name may hold anything."""
+    flat = " ".join(text.split())
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", flat) if re.search(r"[\\`*_\[\]<>|#]", flat) else flat

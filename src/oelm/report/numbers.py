@@ -1,0 +1,157 @@
+"""Numbers as text: one way for every figure, interval and share, so that all forms of a report agree."""
+
+from __future__ import annotations
+
+from ..analysis.compare import MARGINS, Comparison
+from ..analysis.hypotheses import Hypothesis, Verdict
+from ..analysis.stats import Estimate
+from .strings import Words
+
+MINUS = "−"
+
+
+def signed(value: float, digits: int) -> str:
+    """A number with its sign, and a real minus."""
+    text = f"{abs(value):,.{digits}f}"
+    zero = float(text.replace(",", "")) == 0
+    return text if zero else f"{'+' if value > 0 else MINUS}{text}"
+
+
+def percent(value: float, digits: int = 1) -> str:
+    return f"{signed(100 * value, digits)} %"
+
+
+def figure(name: str, value: float | None) -> str:
+    """A figure of a run in its usual form."""
+    if value is None:
+        return "–"
+    if name in ("accuracy", "best_accuracy", "macro_f1", "exact_match", "frozen_share"):
+        return f"{100 * value:.2f} %" if name != "frozen_share" else f"{100 * value:.1f} %"
+    if name in ("frozen", "trainable", "total", "steps"):
+        return f"{value:,.0f}"
+    if name in ("val_loss", "best_val_loss", "bits_per_byte", "matthews"):
+        return f"{value:.4f}"
+    if name == "step_seconds":
+        return f"{1000 * value:.2f} ms"
+    if name == "steps_per_hour":
+        return f"{value:,.0f}"
+    if name == "peak_memory":
+        return f"{value / 2**30:.2f} GiB"
+    if name == "seconds":
+        return f"{value:,.1f} s"
+    return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def bounds(name: str, found: Estimate | None, say: Words) -> str:
+    """The interval of a mean of a figure."""
+    if found is None or found.low is None or found.high is None:
+        return say("one_seed_short")
+    return f"{figure(name, found.low)} – {figure(name, found.high)}"
+
+
+def change(comparison: Comparison, say: Words) -> str:
+    """How much an arm differs: points for shares, percent for what is analysed as a ratio, else the difference."""
+    found = comparison.difference
+    if comparison.measure.points:
+        return "–" if found is None else say("points", value=signed(100 * found.mean, 2))
+    if not comparison.measure.log:
+        return "–" if found is None else signed(found.mean, 4)
+    relative = comparison.change
+    return "–" if relative is None else percent(relative.mean)
+
+
+def change_bounds(comparison: Comparison) -> tuple[str, str] | None:
+    """The limits of that difference as text."""
+    return _limits(comparison, bootstrap=False)
+
+
+def bootstrap_bounds(comparison: Comparison) -> str:
+    limits = _limits(comparison, bootstrap=True)
+    return f"{limits[0]} – {limits[1]}" if limits else "–"
+
+
+def _limits(comparison: Comparison, bootstrap: bool) -> tuple[str, str] | None:
+    found = comparison.change if comparison.measure.log else comparison.difference
+    if found is None:
+        return None
+    low, high = (found.boot_low, found.boot_high) if bootstrap else (found.low, found.high)
+    if low is None or high is None:
+        return None
+    if comparison.measure.points:
+        return signed(100 * low, 2), signed(100 * high, 2)
+    return (percent(low), percent(high)) if comparison.measure.log else (signed(low, 4), signed(high, 4))
+
+
+def interval(comparison: Comparison, say: Words) -> str:
+    """The interval in words, or why there is none."""
+    limits = change_bounds(comparison)
+    if limits is None:
+        return say("one_seed_short" if comparison.pairs else "no_pair_short")
+    return say("interval", low=limits[0], high=limits[1], n=comparison.n)
+
+
+def margin(name: str) -> str:
+    """The margin within which a measure's arms count as alike."""
+    value = MARGINS[name]
+    return f"{100 * value:g} %" if value < 1 else f"{value:g} pp"
+
+
+def p_value(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if value >= 0.001 else "< 0.001"
+
+
+def found(verdict: Verdict, say: Words) -> str:
+    """What a hypothesis's runs gave, with the interval."""
+    hypothesis, estimate = verdict.hypothesis, verdict.found
+    if estimate is None:
+        return "–"
+    text = amount(hypothesis, estimate.mean, say)
+    if hypothesis.compare == "value":
+        return text
+    if estimate.low is None or estimate.high is None:
+        return say("in_brackets", text=text, more=say("one_seed_short"))
+    limits = {"low": amount(hypothesis, estimate.low, say), "high": amount(hypothesis, estimate.high, say)}
+    if hypothesis.compare == "trend":
+        more = say("slope_interval", n=estimate.n, **limits)
+        return say("in_brackets", text=say("per_doubling", value=text), more=more)
+    return say("in_brackets", text=text, more=say("interval", n=estimate.n, **limits))
+
+
+def amount(hypothesis: Hypothesis, value: float, say: Words) -> str:
+    """A bound or a result on a hypothesis's scale."""
+    if hypothesis.compare == "value":
+        return figure(hypothesis.measure, value)
+    if hypothesis.compare in ("change", "trend"):
+        return percent(value)
+    if hypothesis.compare == "points":
+        return say("points", value=signed(value, 2))
+    return signed(value, 4)
+
+
+def rule(hypothesis: Hypothesis, say: Words) -> str:
+    """A hypothesis's pass rule as a formula."""
+    kind = hypothesis.rule.kind
+    bound = getattr(hypothesis.rule, kind)
+    key = {"value": "rule_what_value", "trend": "rule_what_trend"}.get(hypothesis.compare, "rule_what")
+    what = say(key, measure=say(f"m_{hypothesis.measure}"), arm=hypothesis.arm, against=hypothesis.against)
+    text = figure(hypothesis.measure, bound) if hypothesis.compare == "value" else _bound(hypothesis, bound, say)
+    if kind == "within":
+        text = text.removeprefix("+")
+    return say(f"rule_{kind}", what=what, bound=text)
+
+
+def _bound(hypothesis: Hypothesis, bound: float, say: Words) -> str:
+    """A rule's number without trailing zeros: +5 %, 0 %."""
+    in_percent = hypothesis.compare in ("change", "trend")
+    scaled = round(100 * bound, 6) if in_percent else bound
+    text = f"{'+' if scaled > 0 else MINUS if scaled < 0 else ''}{abs(scaled):g}"
+    if in_percent:
+        return f"{text} %"
+    return say("points", value=text) if hypothesis.compare == "points" else text
+
+
+def rate(value: float) -> str:
+    """A learning rate: 0.002 or 2e-05, whichever reads better."""
+    return f"{value:g}"

@@ -1,0 +1,122 @@
+"""A document as a typeset PDF, by typst from PyPI: no system packages, but for a font where the language needs one."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module, resources
+from pathlib import Path
+
+from .charts import Figure
+from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
+from .figures import CJK_FONTS, FULL_WIDTH, width
+
+# A folder with fonts of one's own, where the system's cannot be changed.
+FONTS_VARIABLE = "OELM_FONTS"
+_LATIN = "Libertinus Serif"
+# A column whose longest text is wider than this shares what is left of the page; any other is as wide as it needs.
+_WIDE = 34
+
+
+def available() -> bool:
+    try:
+        import_module("typst")
+    except ImportError:
+        return False
+    return True
+
+
+def cjk_font() -> str | None:
+    """A font with Chinese that typst finds: it prints boxes without a word where there is none."""
+    families = import_module("typst").Fonts(font_paths=_font_folders()).families()
+    known = {family.lower(): family for family in families}
+    return next((known[name.lower()] for name in CJK_FONTS if name.lower() in known), None)
+
+
+def write_pdf(document: Document, path: Path) -> None:
+    """Write the PDF; the figures are the SVG files in `figures/` beside it."""
+    typst = import_module("typst")
+    fonts = [_LATIN]
+    if document.language == "zh":
+        found = cjk_font()
+        assert found is not None, "the caller looks first"
+        fonts.append(found)
+    source = to_typst(document, fonts, pictures=(path.parent / "figures").is_dir())
+    path.write_bytes(typst.compile(source.encode(), root=str(path.parent.resolve()), font_paths=_font_folders()))
+
+
+def _font_folders() -> list[str]:
+    folder = os.environ.get(FONTS_VARIABLE)
+    return [folder] if folder else []
+
+
+def to_typst(document: Document, fonts: list[str], pictures: bool) -> str:
+    """The report in typst's own language. Whatever a record says goes in as a string, never as markup."""
+    head = resources.files(__package__).joinpath("page.typ").read_text(encoding="utf-8")
+    families = "".join(f"{_string(font)}, " for font in fonts)
+    parts = [f"heading(level: 1, {_string(document.title)})"]
+    parts += [text for block in document.blocks if (text := _block(block, pictures))]
+    language = _string(document.language)
+    body = "\n".join(parts)
+    return (
+        f"{head}\n#page-setup({_string(document.title)}, {_string(document.footer)}, ({families}), {language}, {{\n"
+        f"{body}\n}})\n"
+    )
+
+
+def _block(block: Block, pictures: bool) -> str:
+    if isinstance(block, Heading):
+        return f"heading(level: {block.level}, {_string(block.text)})"
+    if isinstance(block, Paragraph):
+        text = _string(block.text)
+        return f"par(aside({text}))" if block.tone == "muted" else f"par({text})"
+    if isinstance(block, Bullets):
+        return "\n".join(f"point({_string(item.tone)}, {_cell(item)})" for item in block.items)
+    if isinstance(block, Table):
+        return _table(block)
+    assert isinstance(block, Figure)
+    if not pictures:
+        return ""
+    file, share = _string(f"/figures/{block.name}.svg"), round(100 * width(block) / FULL_WIDTH)
+    return f"picture({file}, {share}%, {_string(block.title)}, {_string(block.caption)})"
+
+
+def _table(table: Table) -> str:
+    widths = [max(len(row[index].text) for row in table.rows) for index in range(len(table.columns))]
+    handles = [max(8 * len(spans(row[index].runs)) for row in table.rows) for index in range(len(table.columns))]
+    needed = [max(own, runs) for own, runs in zip(widths, handles, strict=True)]
+    total = sum(min(size, _WIDE) for size in needed)
+    limit = _WIDE if total < 110 else 16
+    columns = ", ".join(f"{min(4, size / 30):.2f}fr" if size > limit else "auto" for size in needed)
+    align = ", ".join("right" if index in table.numeric else "left" for index in range(len(table.columns)))
+    letters = "8pt" if len(table.columns) <= 7 and total < 90 else "6.6pt"
+    header = "".join(f"{_string(title)}, " for title in table.columns)
+    cells = "".join(f"{_cell(cell, in_table=True)}, " for row in table.rows for cell in row)
+    return f"grid-of(({columns},), ({align},), {letters}, ({header}), ({cells}), {_string(table.caption)})"
+
+
+def _cell(cell: Cell, in_table: bool = False) -> str:
+    parts = []
+    if cell.badge:
+        parts += [f"chip({_string(cell.tone)}, {_string(cell.badge)})", '" "']
+    if cell.anchor is not None:
+        parts.append(f"target({_string(cell.text)})")
+    elif cell.code:
+        parts.append(f"raw({_string(_breakable(cell.text))})")
+    elif cell.tone and in_table:
+        parts.append(f"chip({_string(cell.tone)}, {_string(cell.text)})")
+    else:
+        parts.append(_string(_breakable(cell.text) if cell.folder is not None else cell.text))
+    for span in spans(cell.runs):
+        parts += ['" "', '; "–"; '.join(f"ref-to({_string(handle)})" for handle in span)]
+    return "{ " + "; ".join(parts) + " }"
+
+
+def _breakable(text: str) -> str:
+    """Names and paths that may go on in the next line after a dash or a slash."""
+    return text.replace("/", "/\u200b").replace("-", "-\u200b") if len(text) > 14 else text
+
+
+def _string(text: str) -> str:
+    """A string literal of typst's."""
+    flat = " ".join(text.split(" ")).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + flat.replace("\n", " ").replace("\r", " ").replace("\t", " ") + '"'

@@ -1,0 +1,249 @@
+"""The sections after the results: hypotheses, published figures, step times, the runs, how to read it all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ..analysis import Analysis, Run
+from ..analysis.compare import Comparison
+from ..analysis.flops import flop_ratio
+from ..analysis.replication import Replication
+from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
+from . import numbers
+from .document import Block, Bullets, Cell, Heading, Paragraph, Table
+from .sentences import language_of, place, verdict_numbers, why_left_out
+from .strings import Words
+
+_TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "bad"}
+
+
+def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
+    columns = ["id", say("col_verdict"), say("col_hypothesis"), say("col_rule"), say("col_found"), say("col_p")]
+    rows, without = [], []
+    for one in analysis.verdicts:
+        if any(note.code == "no_runs" for note in one.notes):
+            without.append(one.hypothesis.id)
+            continue
+        rows.append(
+            [
+                Cell(one.hypothesis.id),
+                Cell(say(one.verdict), tone=_TONES.get(one.verdict, "open")),
+                Cell(one.hypothesis.text(language_of(say))),
+                Cell(numbers.rule(one.hypothesis, say)),
+                Cell(verdict_numbers(one, analysis, say), handles(analysis, one.runs)),
+                Cell(numbers.p_value(one.adjusted)),
+            ]
+        )
+    blocks: list[Block] = [Heading(say("hypotheses"), 2, "hypotheses")]
+    blocks += [Table("hypotheses", columns, rows, (5,))] if rows else []
+    if without:
+        blocks.append(Paragraph(say("headed", head=say("note_no_runs"), text=", ".join(without)), tone="muted"))
+    return blocks
+
+
+def published_section(analysis: Analysis, say: Words) -> list[Block]:
+    if not analysis.replications:
+        return []
+    columns = ["id", say("col_verdict"), say("col_figure"), say("col_published"), say("col_measured")]
+    columns += [say("col_published_change"), say("col_measured_change"), say("col_setup")]
+    rows, doubts = [], []
+    for one in analysis.replications:
+        name = one.experiment.id + (" †" if one.stand_in else "")
+        limits = numbers.bounds(one.metric, one.measured, say)
+        ours = say("in_brackets", text=numbers.figure(one.metric, one.measured.mean), more=limits)
+        change = "–"
+        if one.comparison is not None:
+            interval = numbers.interval(one.comparison, say)
+            change = say("in_brackets", text=numbers.change(one.comparison, say), more=interval)
+        where = place(one.setup, analysis)
+        setup = "; ".join(f"{item.field} {item.one} → {item.other}" for item in one.differs)
+        rows.append(
+            [
+                Cell(name),
+                Cell(say(one.verdict), tone=_TONES.get(one.verdict, "open")),
+                Cell(say("in_brackets", text=say(f"m_{one.metric}"), more=where) if where else say(f"m_{one.metric}")),
+                Cell(numbers.figure(one.metric, one.value)),
+                Cell(ours, handles(analysis, one.runs)),
+                Cell(_published_change(one, say)),
+                Cell(change),
+                Cell(setup or "–"),
+            ]
+        )
+        doubts += [f"{one.experiment.id}: {text}" for text in one.experiment.doubts]
+    caption = f"† {say('note_stand_in')}" if any(one.stand_in for one in analysis.replications) else ""
+    blocks: list[Block] = [
+        Heading(say("published"), 2, "published"),
+        Table("published", columns, rows, (3,), caption),
+    ]
+    if doubts:
+        blocks.append(Bullets([Cell(say("note_doubt", text=text)) for text in dict.fromkeys(doubts)]))
+    return blocks
+
+
+def _published_change(one: Replication, say: Words) -> str:
+    """What the study says that its arm changed, in the unit in which ours is given."""
+    if one.published_change is None:
+        return "–"
+    difference = one.value - one.value / (1 + one.published_change)
+    if one.metric == "accuracy":
+        return say("points", value=numbers.signed(100 * difference, 2))
+    if one.metric == "val_loss":
+        return numbers.signed(difference, 4)
+    return numbers.percent(one.published_change)
+
+
+def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
+    blocks: list[Block] = []
+    for bench in analysis.benches:
+        columns = [say("col_method"), say("col_step"), say("col_ratio"), say("col_interval"), say("col_flops")]
+        columns.append(say("col_rounds"))
+        rows = [
+            [
+                Cell(str(row["arm"]), code=True),
+                Cell(f"{row['step_ms']:.2f}" if row.get("step_ms") is not None else "–"),
+                Cell(f"{row['ratio']:.3f}"),
+                Cell(_bench_interval(row)),
+                Cell(f"{row['flop_bound']:.3f}"),
+                Cell(str(row["rounds"])),
+            ]
+            for row in bench.rows
+        ]
+        blocks.append(Paragraph(say("time_bench", file=relative(bench.path, out))))
+        blocks.append(Table(f"bench-{bench.path.stem}", columns, rows, (1, 2, 3, 4, 5)))
+    sound = [one for one in analysis.times if one.sound and one.n > 1]
+    if sound:
+        columns = [say("col_method"), say("col_against"), say("col_seeds"), say("col_change"), say("col_interval")]
+        columns += [say("col_flops"), say("col_runs")]
+        rows = []
+        for one in sound:
+            limits, bound = numbers.change_bounds(one), flop_ratio(*one.pairs[0])
+            rows.append(
+                [
+                    Cell(one.arm, code=True),
+                    Cell(one.reference, code=True),
+                    Cell(str(one.n)),
+                    Cell(numbers.change(one, say)),
+                    Cell(f"{limits[0]} – {limits[1]}" if limits else say("one_seed_short")),
+                    Cell(numbers.percent(bound - 1) if bound is not None else "–"),
+                    Cell("", handles(analysis, runs_of(one))),
+                ]
+            )
+        blocks += [Paragraph(say("time_runs")), Table("step-times", columns, rows, (2, 3, 4, 5))]
+    spoilt = [one for one in analysis.times if not one.sound]
+    if spoilt:
+        fields = sorted({item.field for one in spoilt for item in one.confounds})
+        why = say("note_times_doubtful") if fields == ["timing"] else say("note_confounded", fields=", ".join(fields))
+        blocks.append(Paragraph(say("time_excluded", count=len(spoilt), why=why), tone="muted"))
+    if not blocks:
+        return []
+    return [Heading(say("step_time"), 2, "step-time"), Paragraph(say("time_intro")), *blocks]
+
+
+def _bench_interval(row: dict[str, Any]) -> str:
+    """The arm that the others are measured by has none."""
+    ratio, half = row["ratio"], row["ratio_95"]
+    return f"{ratio - half:.3f} – {ratio + half:.3f}" if half else "–"
+
+
+def runs_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
+    blocks: list[Block] = []
+    if analysis.running:
+        columns = [say("col_method"), say("col_seed"), say("col_step_now"), say("col_latest"), say("col_folder")]
+        rows = []
+        for run in analysis.running:
+            last: dict[str, Any] = next((line for line in reversed(run.metrics) if line["kind"] == "val"), {})
+            latest = last.get("perplexity", last.get("accuracy", last.get("loss")))
+            steps = run.config["train"].get("max_steps") or run.status.get("max_steps") or "?"
+            folder = relative(run.path, out)
+            rows.append(
+                [
+                    Cell(run.method, code=True),
+                    Cell(str(run.seed)),
+                    Cell(f"{run.status.get('step', 0)} / {steps}"),
+                    Cell(f"{latest:.4g}" if isinstance(latest, int | float) else "–"),
+                    Cell(folder, folder=folder),
+                ]
+            )
+        blocks += [Heading(say("running"), 2, "running"), Table("running", columns, rows, (1, 2, 3))]
+    if analysis.left_out:
+        columns = [say("col_kind"), say("col_method"), say("col_seed"), say("col_why"), say("col_folder")]
+        rows = []
+        for item in analysis.left_out:
+            folder = relative(item.path, out)
+            rows.append(
+                [
+                    Cell(say(f"kind_{item.kind}"), tone="bad"),
+                    Cell(item.method or "–", code=bool(item.method)),
+                    Cell("–" if item.seed is None else str(item.seed)),
+                    Cell(why_left_out(item, say)),
+                    Cell(folder, folder=folder),
+                ]
+            )
+        blocks += [Heading(say("left_out"), 2, "left-out"), Table("left-out", columns, rows, (2,))]
+    if analysis.runs:
+        blocks += [Heading(say("runs"), 2, "runs"), _runs_table(analysis, out, say)]
+        noted: dict[str, list[Run]] = {}
+        for run in analysis.runs:
+            for note in run.notes:
+                noted.setdefault(note, []).append(run)
+        if noted:
+            items = [Cell(note, handles(analysis, tuple(runs))) for note, runs in noted.items()]
+            blocks += [Heading(say("run_notes"), 3, "run-notes"), Bullets(items)]
+    return blocks
+
+
+def _runs_table(analysis: Analysis, out: Path, say: Words) -> Table:
+    columns = [say("col_run"), say("col_method"), say("col_rate"), say("col_seed"), say("col_figure"), say("col_steps")]
+    columns += [say("col_device"), say("col_id"), say("col_folder")]
+    measures = {run: setup.measure.name for group in analysis.groups for setup in group.setups for run in setup.runs}
+    folder_of_all, rows = root(analysis), []
+    for run in analysis.runs:
+        handle, folder, measure = analysis.handle(run), relative(run.path, out), measures[run]
+        device = (run.environment.get("gpu") or {}).get("name") or run.environment.get("device") or "–"
+        label = relative(run.path, folder_of_all)
+        if run.old_config:
+            label = say("in_brackets", text=label, more=say("note_old_config"))
+        rows.append(
+            [
+                Cell(handle, anchor=f"run-{handle}"),
+                Cell(run.method, code=True),
+                Cell(numbers.rate(run.rate)),
+                Cell(str(run.seed)),
+                Cell(numbers.figure(measure, run.figure(measure))),
+                Cell(numbers.figure("steps", run.figure("steps"))),
+                Cell(str(device)),
+                Cell(run.id, code=True),
+                Cell(label, folder=folder),
+            ]
+        )
+    return Table("runs", columns, rows, (2, 3, 4, 5))
+
+
+def reading_section(say: Words) -> list[Block]:
+    keys = ("read_pairs", "read_ratio", "read_holm", "read_tost", "read_rates", "read_confounded")
+    values = {"read_ratio": {"pairs": BOOTSTRAP_PAIRS, "resamples": f"{BOOTSTRAP_RESAMPLES:,}"}}
+    return [
+        Heading(say("reading"), 2, "reading"),
+        Bullets([Cell(say(key, **values.get(key, {}))) for key in keys]),
+    ]
+
+
+def runs_of(one: Comparison) -> tuple[Run, ...]:
+    return tuple(dict.fromkeys(run for pair in one.pairs for run in pair))
+
+
+def handles(analysis: Analysis, runs: tuple[Run, ...]) -> tuple[str, ...]:
+    return tuple(analysis.handle(run) for run in dict.fromkeys(runs))
+
+
+def root(analysis: Analysis) -> Path:
+    """The folder that all of them lie in."""
+    paths = [run.path for run in (*analysis.runs, *analysis.running)] + [item.path for item in analysis.left_out]
+    places = [str(path.resolve()) for path in paths or [bench.path for bench in analysis.benches]]
+    return Path(os.path.commonpath(places)) if len(places) > 1 else Path(places[0])
+
+
+def relative(path: Path, out: Path) -> str:
+    return os.path.relpath(path.resolve(), out.resolve())

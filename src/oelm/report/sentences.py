@@ -1,0 +1,194 @@
+"""What the runs show, in plain words: one sentence for each comparison and each verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..analysis import Analysis
+from ..analysis.arms import Setup
+from ..analysis.compare import Comparison, Note
+from ..analysis.hypotheses import REFUTED, SUPPORTED, Verdict
+from ..analysis.run import LeftOut
+from ..analysis.stats import ALPHA
+from . import numbers
+from .strings import Words, words
+
+# Notes on a comparison that a summary must not leave out.
+_DOUBTS = ("edge_low", "edge_high", "better_elsewhere", "no_spread")
+
+
+def summary(analysis: Analysis, language: str = "en") -> list[str]:
+    """The report's summary as lines of text, for a terminal."""
+    say = words(language)
+    lines = [*opening(analysis, say)]
+    told = [sentence(one, analysis, say) for one in analysis.comparisons]
+    lines += ["", say("heading_of", head=say("what_differs")), *(f"- {line}" for line in told)] if told else []
+    judged = by_verdict(analysis)
+    for key, verdicts in judged if any(found for _, found in judged) else []:
+        lines += ["", say("heading_of", head=say(key))]
+        lines += [f"- {verdict_line(one, analysis, say)}" for one in verdicts] or [f"- {say('nothing')}"]
+    scenarios = scenario_lines(analysis, say)
+    return lines + (["", *scenarios] if scenarios else [])
+
+
+def opening(analysis: Analysis, say: Words) -> list[str]:
+    """How much there is, and what must be known about the data before anything else."""
+    methods = len({run.method for run in analysis.runs})
+    counts = {"runs": len(analysis.runs), "methods": methods}
+    left = len(analysis.left_out)
+    found = Counter(item.kind for item in analysis.left_out)
+    kinds = ", ".join(f"{say(f'kind_{kind}')} {count}" for kind, count in sorted(found.items()))
+    lines = [say("counted", left=left, kinds=kinds, **counts) if left else say("counted_all", **counts)]
+    if analysis.running:
+        lines.append(say("still_running", count=len(analysis.running)))
+    for group in analysis.groups:
+        setup = group.setups[0]
+        if setup.runs[0].synthetic:
+            lines.append(say("synthetic", dataset=group.dataset))
+        elif setup.stand_in:
+            lines.append(say("stand_in", dataset=group.dataset))
+        if not any(one.reference for one in group.setups) and len(group.setups[0].arms) > 1:
+            lines.append(say("no_reference", dataset=group.dataset))
+    return lines
+
+
+def sentence(one: Comparison, analysis: Analysis, say: Words) -> str:
+    """A comparison in words: how much, how sure, on what basis, and what follows."""
+    basis = say(f"basis_{one.basis}", rate=numbers.rate(one.rate), reference_rate=numbers.rate(one.reference_rate))
+    text = say(
+        "sentence",
+        arm=one.arm,
+        reference=one.reference,
+        measure=say(f"m_{one.measure.name}"),
+        change=numbers.change(one, say),
+        interval=numbers.interval(one, say),
+        basis=basis,
+        verdict=reading(one, say),
+    )
+    doubts = [note_text(note, say) for note in one.notes if note.code in _DOUBTS]
+    if doubts:
+        text = say("but", sentence=text, doubts=say("and_then").join(doubts))
+    where = place(one.setup, analysis)
+    return say("sentence_on", dataset=where, sentence=text) if where else text
+
+
+def reading(one: Comparison, say: Words) -> str:
+    """What follows from a comparison, in a sentence."""
+    if not one.sound:
+        return say("says_confounded", fields=", ".join(item.field for item in one.confounds))
+    if not one.pairs:
+        return say("says_unpaired")
+    if one.adjusted is None:
+        return say("says_one_seed")
+    parts = []
+    if one.conclusive:
+        parts.append(say("says_better" if one.winner == one.arm else "says_worse"))
+    if one.alike is not None and one.alike < ALPHA:
+        parts.append(say("says_alike", margin=numbers.margin(one.measure.name)))
+    return " ".join(parts) or say("says_open")
+
+
+def short_reading(one: Comparison, say: Words) -> tuple[str, str]:
+    """The same in a word, and its tone."""
+    if not one.sound:
+        return say("basis_confounded_short"), "open"
+    if one.adjusted is None:
+        return say("one_seed_short") if one.pairs else say("no_pair_short"), "open"
+    if one.conclusive:
+        better = one.winner == one.arm
+        return say("better" if better else "worse"), "good" if better else "bad"
+    if one.alike is not None and one.alike < ALPHA:
+        return say("alike"), "good"
+    return say("undecided"), "open"
+
+
+def by_verdict(analysis: Analysis) -> list[tuple[str, list[Verdict]]]:
+    """The verdicts that had runs, by what came of them."""
+    had = [one for one in analysis.verdicts if one.found is not None or one.runs]
+    return [
+        ("what_holds", [one for one in had if one.verdict == SUPPORTED]),
+        ("what_fails", [one for one in had if one.verdict == REFUTED]),
+        ("what_is_open", [one for one in had if one.verdict not in (SUPPORTED, REFUTED)]),
+    ]
+
+
+def verdict_line(verdict: Verdict, analysis: Analysis, say: Words) -> str:
+    """A verdict in words: the hypothesis and its numbers."""
+    title = say("headed", head=verdict.hypothesis.id, text=verdict.hypothesis.text(language_of(say)))
+    return say("verdict_line", title=title, numbers=verdict_numbers(verdict, analysis, say))
+
+
+def verdict_numbers(verdict: Verdict, analysis: Analysis, say: Words) -> str:
+    text = numbers.found(verdict, say) if verdict.found is not None else ""
+    extra = [note_text(note, say) for note in verdict.notes if note.code != "one_seed"]
+    if verdict.beside is not None and verdict.hypothesis.beside is not None:
+        expected = verdict.hypothesis.beside
+        extra.append(
+            say(
+                "beside",
+                measure=say(f"m_{expected.measure}"),
+                value=numbers.figure(expected.measure, verdict.beside),
+                expected=numbers.figure(expected.measure, expected.expected),
+            )
+        )
+    where = place(verdict.setup, analysis) if verdict.setup is not None else ""
+    if where and text:
+        text = say("numbers_on", numbers=text, where=where)
+    return say("and_then").join([*([text] if text else []), *extra])
+
+
+def scenario_lines(analysis: Analysis, say: Words) -> list[str]:
+    """The plan's scenario that the runs select, for each setup that could."""
+    lines = []
+    for verdict in analysis.verdicts:
+        if verdict.hypothesis.scenarios and verdict.found is not None:
+            text = say(f"scenario_{verdict.scenario or 'none'}")
+            where = place(verdict.setup, analysis) if verdict.setup is not None else ""
+            lines.append(say("sentence_on", dataset=where, sentence=text) if where else text)
+    return lines
+
+
+def place(setup: Setup, analysis: Analysis) -> str:
+    """What tells a setup from the others of a report; nothing where there is only one."""
+    several = len(analysis.groups) > 1 or any(len(group.setups) > 1 for group in analysis.groups)
+    return setup_name(setup) if several else ""
+
+
+def setup_name(setup: Setup) -> str:
+    """The data, and the settings in which this setup differs from the others on the same data."""
+    # Many hashes may differ at once; a name needs no more than a few settings.
+    settings = [f"{field} {value}" for field, value in setup.apart if not field.startswith("environment.")][:4]
+    told = setup.task.name == "language" or _letters(setup.task.name) in _letters(setup.dataset)
+    name = setup.dataset if told else f"{setup.task.name}: {setup.dataset}"
+    return ", ".join([name, *settings])
+
+
+def _letters(text: str) -> str:
+    """A name without what spellings differ in: SST-2 is sst2."""
+    return "".join(char for char in text.lower() if char.isalnum())
+
+
+def note_text(note: Note, say: Words) -> str:
+    return say(f"note_{note.code}", **dict(note.values))
+
+
+def comparison_notes(one: Comparison, say: Words) -> list[str]:
+    """Everything that a reader must know about a comparison."""
+    notes = [note_text(note, say) for note in one.notes if note.code != "one_seed"]
+    if one.confounds:
+        told = ", ".join(f"{item.field} ({item.one} / {item.other})" for item in one.confounds)
+        notes.append(say("note_confounded", fields=told))
+    if one.cautions:
+        notes.append(say("note_cautions", fields=", ".join(item.field for item in one.cautions)))
+    return notes
+
+
+def why_left_out(item: LeftOut, say: Words) -> str:
+    """Why a run does not count; what a failed or damaged one said is quoted as it is."""
+    if item.kind in ("damaged", "failed"):
+        return item.reason
+    return say(f"why_{item.kind}", **dict(item.values))
+
+
+def language_of(say: Words) -> str:
+    return "zh" if say("summary") == words("zh")("summary") else "en"

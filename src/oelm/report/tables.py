@@ -1,0 +1,211 @@
+"""Tables for papers and spreadsheets: results.csv, results.json, and every table as CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import asdict
+from typing import Any
+
+from .. import __version__
+from ..analysis import Analysis
+from ..analysis.compare import Comparison
+from ..analysis.flops import flops_per_token
+from ..analysis.stats import Estimate
+from ..files import to_json
+from .document import Table, spans
+
+FORMAT = 1
+_FIGURES = (
+    *("val_loss", "perplexity", "best_perplexity", "bits_per_byte", "accuracy", "best_accuracy", "macro_f1"),
+    *("matthews", "exact_match", "chrf", "bleu", "steps", "tokens", "epochs", "total", "trainable", "frozen"),
+    *("frozen_share", "step_seconds", "tokens_per_second", "seconds", "gpu_hours", "peak_memory"),
+)
+
+
+def results_csv(analysis: Analysis) -> str:
+    """One line for every run, counted or not."""
+    names = [
+        "run",
+        "state",
+        "reason",
+        "task",
+        "dataset",
+        "experiment",
+        "method",
+        "learning_rate",
+        "seed",
+        "id",
+        "device",
+    ]
+    rows: list[dict[str, Any]] = [_row(analysis, run) for run in analysis.runs]
+    for item in analysis.left_out:
+        rows.append(
+            {
+                "state": item.kind,
+                "reason": item.reason,
+                "method": item.method,
+                "seed": item.seed,
+                "path": str(item.path),
+            }
+        )
+    for run in analysis.running:
+        rows.append({"state": "running", "method": run.method, "seed": run.seed, "path": str(run.path)})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*names, *_FIGURES, "path"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def results_json(analysis: Analysis) -> str:
+    """Everything that the report says, as data."""
+    content = {
+        "format": FORMAT,
+        "oelm": __version__,
+        "runs": [{**_row(analysis, run), "flops_per_token": flops_per_token(run)} for run in analysis.runs],
+        "running": [str(run.path) for run in analysis.running],
+        "left_out": [
+            {"path": str(item.path), "kind": item.kind, "reason": item.reason, "method": item.method, "seed": item.seed}
+            for item in analysis.left_out
+        ],
+        "comparisons": [_comparison(analysis, one) for one in analysis.comparisons],
+        "equal_rates": [_comparison(analysis, one) for one in analysis.equal],
+        "step_times": [_comparison(analysis, one) for one in analysis.times],
+        "hypotheses": [
+            {
+                "id": one.hypothesis.id,
+                "verdict": one.verdict,
+                "scenario": one.scenario,
+                "rule": {one.hypothesis.rule.kind: getattr(one.hypothesis.rule, one.hypothesis.rule.kind)},
+                "found": _estimate(one.found),
+                "p": one.p,
+                "p_holm": one.adjusted,
+                "dataset": one.setup.dataset if one.setup else None,
+                "notes": [{"code": note.code, **dict(note.values)} for note in one.notes],
+                "runs": [analysis.handle(run) for run in one.runs],
+            }
+            for one in analysis.verdicts
+        ],
+        "published": [
+            {
+                "id": one.experiment.id,
+                "metric": one.metric,
+                "published": one.value,
+                "measured": _estimate(one.measured),
+                "published_change": one.published_change,
+                "measured_change": _estimate(one.measured_change),
+                "verdict": one.verdict,
+                "stand_in": one.stand_in,
+                "setup": [asdict(item) for item in one.differs],
+                "runs": [analysis.handle(run) for run in one.runs],
+            }
+            for one in analysis.replications
+        ],
+        "bench": [{"path": str(bench.path), "rows": list(bench.rows)} for bench in analysis.benches],
+    }
+    return to_json(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _row(analysis: Analysis, run: Any) -> dict[str, Any]:
+    device = (run.environment.get("gpu") or {}).get("name") or run.environment.get("device")
+    about = {
+        "run": analysis.handle(run),
+        "state": "finished",
+        "task": run.task.name,
+        "dataset": run.dataset,
+        "experiment": run.experiment,
+        "method": run.method,
+        "learning_rate": run.rate,
+        "seed": run.seed,
+        "id": run.id,
+        "device": device,
+        "path": str(run.path),
+    }
+    return about | {name: value for name in _FIGURES if (value := run.figure(name)) is not None}
+
+
+def _comparison(analysis: Analysis, one: Comparison) -> dict[str, Any]:
+    return {**comparison_data(one), "pairs": [[analysis.handle(a), analysis.handle(b)] for a, b in one.pairs]}
+
+
+def comparison_data(one: Comparison) -> dict[str, Any]:
+    """A comparison as data, its runs by their folders."""
+    return {
+        "dataset": one.setup.dataset,
+        "setup": dict(one.setup.apart),
+        "measure": one.measure.name,
+        "arm": one.arm,
+        "reference": one.reference,
+        "basis": one.basis,
+        "learning_rate": one.rate,
+        "reference_learning_rate": one.reference_rate,
+        "grid": list(one.grid),
+        "n": one.n,
+        "ratio": _estimate(one.ratio),
+        "difference": _estimate(one.difference),
+        "p_holm": one.adjusted,
+        "p_alike_holm": one.alike,
+        "confounds": [asdict(item) for item in one.confounds],
+        "cautions": [asdict(item) for item in one.cautions],
+        "notes": [{"code": note.code, **dict(note.values)} for note in one.notes],
+        "pairs": [[str(a.path), str(b.path)] for a, b in one.pairs],
+    }
+
+
+def _estimate(found: Estimate | None) -> dict[str, Any] | None:
+    return asdict(found) if found is not None else None
+
+
+def table_csv(table: Table) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows([[_plain(cell.text, cell.runs) for cell in row] for row in table.rows])
+    return text.getvalue()
+
+
+def table_latex(table: Table) -> str:
+    """A table for a paper, with booktabs' rules; runs are named by their handles."""
+    columns = "".join("r" if index in table.numeric else "l" for index in range(len(table.columns)))
+    lines = [
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        " & ".join(map(latex, table.columns)) + r" \\",
+        r"\midrule",
+    ]
+    for row in table.rows:
+        cells = [
+            rf"\texttt{{{latex(cell.text)}}}" if cell.code else latex(_plain(cell.text, cell.runs)) for cell in row
+        ]
+        lines.append(" & ".join(cells) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    return f"% {table.name}; needs \\usepackage{{booktabs}}\n" + "\n".join(lines) + "\n"
+
+
+def latex(text: str) -> str:
+    """Text whose characters LaTeX takes as they are."""
+    special = {
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "−": "$-$",
+        "–": "--",
+        "≤": r"$\leq$",
+        "≥": r"$\geq$",
+        "→": r"$\rightarrow$",
+        "†": r"\dag{}",
+    }
+    special |= {char: f"\\{char}" for char in "&%$#_"}
+    return "".join(special.get(char, char) for char in " ".join(text.split()))
+
+
+def _plain(text: str, runs: tuple[str, ...]) -> str:
+    if text.startswith(("=", "@", "\t")):  # a spreadsheet would take it for a formula
+        text = f"'{text}"
+    return f"{text} {' '.join('–'.join(span) for span in spans(runs))}".strip()

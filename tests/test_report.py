@@ -1,0 +1,422 @@
+"""The report's files: what they say, in both languages, and what happens where something is missing."""
+
+import csv
+import json
+import os
+import re
+import socket
+import string
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from oelm.report import commands, summary, write_report
+from oelm.report import figures as drawing
+from oelm.report import pdf as typesetting
+from oelm.report.strings import STRINGS
+from oelm.report.tables import latex
+
+from .report_records import change, classification_run, language_run, study, write
+
+pytest.importorskip("scipy", reason="scipy is not installed")
+needs_matplotlib = pytest.mark.skipif(not drawing.available(), reason="matplotlib is not installed")
+needs_typst = pytest.mark.skipif(not typesetting.available(), reason="typst is not installed")
+
+APP = "import typer; from oelm.report import commands as c; a = typer.Typer(pretty_exceptions_enable=False); "
+APP += "a.command('report')(c.report); a.command('compare')(c.compare); a()"
+
+
+def oelm(*arguments):
+    """The commands in a process of their own, as a user starts them."""
+    command = [sys.executable, "-c", APP, *map(str, arguments)]
+    variables = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120)
+
+
+def oelm_here(*arguments):
+    """The same in this process, where it is only the words that matter."""
+    app = typer.Typer()
+    app.command("report")(commands.report)
+    app.command("compare")(commands.compare)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A study of language, one of classification, and runs that do not count."""
+    root = tmp_path_factory.mktemp("runs")
+    study(root)
+    language_run(root, "oelm-random-matched", 0, 3.31)
+    for seed, noise in enumerate((0.0, 0.003, -0.002)):
+        for method, accuracy in (("baseline", 0.93), ("oelm-freeze", 0.91), ("freeze-pretrained", 0.925)):
+            classification_run(root, method, seed, accuracy + noise * len(method) / 10)
+    classification_run(root, "oelm-random", 0, 0.51, at_chance=True)
+    failed = language_run(root, "oelm-core", 0, rate=4e-3)
+    (failed / "result.json").unlink()
+    write(failed, "status.json", {"state": "failed", "message": "TrainingError: the disk is full"})
+    return root
+
+
+@pytest.fixture(scope="module")
+def report(runs, tmp_path_factory):
+    return write_report([runs], tmp_path_factory.mktemp("report"))
+
+
+def test_every_form_is_written(report):
+    folder = report.files[0].parent.parent
+    assert report.problems == ()
+    for name in ("report.md", "report.html", "report.pdf", "results.csv", "results.json"):
+        assert (folder / name).stat().st_size > 500
+    assert (folder / "report.pdf").read_bytes()[:5] == b"%PDF-"
+    drawn = {path.name for path in (folder / "figures").iterdir()}
+    kinds = {re.sub(r"^\d+-|\.\w+$", "", name) for name in drawn}
+    assert kinds == {
+        *("change", "accuracy", "validation", "training", "sweep", "parameters", "time", "target", "map"),
+        *("entropy", "logits", "confusion"),
+    }
+    assert {name.replace(".svg", ".png") for name in drawn if name.endswith(".svg")} <= drawn
+
+
+def test_the_summary_comes_first_and_says_what_holds_and_what_does_not(report):
+    lines = summary(report.analysis)
+    text = "\n".join(lines)
+    assert lines[0].startswith("28 runs of 4 methods count; 2 were left out")
+    assert "oelm-freeze against baseline: perplexity +10.5 %" in text
+    assert "95 % interval" in text
+    assert "Worse, and not by chance." in text
+    assert "one seed: no interval; both at learning rate 0.001). No verdict from one seed." in text
+    places = [text.index(heading) for heading in ("What holds", "What does not hold", "What is undecided")]
+    assert places == sorted(places)
+    assert "- Nothing." in text[places[0] : places[1]]
+    assert "TARGET-LOSS" in text[places[1] : places[2]]
+
+
+def test_markdown_names_every_run_and_links_to_its_folder(report, runs):
+    folder = report.files[0].parent.parent
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    links = dict(re.findall(r"^\[(R\d+)\]: <(.+)>$", text, re.MULTILINE))
+    assert len(links) == len(report.analysis.runs) == 28
+    for handle, link in links.items():
+        assert (folder / link / "result.json").is_file(), handle
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    assert len(pictures) > 15
+    assert all((folder / picture).is_file() for picture in pictures)
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(line.endswith("|") for line in tables)
+    assert "the disk is full" in text
+    assert "accuracy 51.0%; the commonest class alone gives 51.0%" in text
+    assert text.index("## Summary") < text.index("## Results")
+
+
+def test_csv_has_one_line_for_every_run_counted_or_not(report, runs):
+    folder = report.files[0].parent.parent
+    with open(folder / "results.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["state"] for row in rows].count("finished") == 28
+    assert {row["state"] for row in rows} == {"finished", "failed", "at-chance"}
+    first = next(row for row in rows if row["run"] == "R1")
+    assert float(first["val_loss"]) == pytest.approx(
+        json.loads(Path(first["path"], "result.json").read_text())["val_loss"]
+    )
+
+
+def test_json_holds_what_the_report_says(report):
+    folder = report.files[0].parent.parent
+    data = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    (freeze,) = [one for one in data["comparisons"] if one["arm"] == "oelm-freeze" and one["measure"] == "perplexity"]
+    assert freeze["ratio"]["low"] < freeze["ratio"]["mean"] < freeze["ratio"]["high"]
+    assert freeze["n"] == 3
+    verdicts = {one["id"]: one["verdict"] for one in data["hypotheses"]}
+    assert verdicts["TARGET-LOSS"] == "refuted"
+    assert {one["id"] for one in data["published"]} >= {"SST-2-01", "SST-2-02"}
+
+
+def test_numbers_in_the_report_are_those_of_the_records(report):
+    """The mean of an arm, recomputed from result.json files alone."""
+    folder = report.files[0].parent.parent
+    with open(folder / "results.csv", encoding="utf-8", newline="") as file:
+        rows = [
+            row for row in csv.DictReader(file) if row["method"] == "oelm-freeze" and row["learning_rate"] == "0.001"
+        ]
+    values = [json.loads(Path(row["path"], "result.json").read_text())["perplexity"] for row in rows]
+    mean = f"{sum(values) / len(values):.2f}"
+    table = (folder / "tables" / "2-arms.csv").read_text(encoding="utf-8")
+    line = next(line for line in table.splitlines() if line.startswith("oelm-freeze,0.001"))
+    assert mean in line
+
+
+def test_latex_tables_are_whole_and_escaped(report):
+    folder = report.files[0].parent.parent
+    for file in (folder / "tables").glob("*.tex"):
+        text = file.read_text(encoding="utf-8")
+        body = text[text.index("\\midrule") : text.index("\\bottomrule")]
+        columns = len(re.search(r"\\begin\{tabular\}\{([lr]+)\}", text)[1])
+        for line in body.splitlines()[1:]:
+            assert line.endswith(r" \\")
+            assert len(re.findall(r"(?<!\\)&", line)) == columns - 1
+    assert latex("50 % of a_b & {c} <d>") == r"50 \% of a\_b \& \{c\} \textless{}d\textgreater{}"
+
+
+def test_every_string_has_both_languages_with_the_same_places():
+    def fields(text):
+        return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+    for key, (english, chinese) in STRINGS.items():
+        assert english, key
+        assert chinese, key
+        assert fields(english) == fields(chinese), key
+    untranslated = {key for key, (english, chinese) in STRINGS.items() if english == chinese}
+    assert untranslated == {"rule_within", "rule_at_most", "rule_at_least", "rule_above", "rule_below", "col_mean"}
+
+
+def test_no_words_stand_outside_the_table_of_strings():
+    """Every key that the code asks for exists, and every key is asked for."""
+    sources = {path.name: path.read_text(encoding="utf-8") for path in Path(drawing.__file__).parent.glob("*.py")}
+    text = "\n".join(source for name, source in sources.items() if name != "strings.py")
+    asked = set(re.findall(r"""say\(\s*["']([\w-]+)["']""", text))
+    assert asked - set(STRINGS) == set()
+
+
+def test_a_report_in_chinese(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "available", lambda: False)  # the figures have a test of their own
+    made = write_report([runs], tmp_path / "out", language="zh", formats=("md", "html"))
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "## 摘要" in text
+    assert "困惑度 +10.5 %" in text
+    assert "更差，且不是偶然。" in text
+    english = {STRINGS[key][0] for key in STRINGS if len(STRINGS[key][0]) > 25 and "{" not in STRINGS[key][0]}
+    assert [words for words in english if words in text] == []
+    assert 'lang="zh-CN"' in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert any("对比" in line for line in summary(made.analysis, "zh"))
+
+
+@needs_typst
+def test_without_a_chinese_font_the_pdf_says_so_and_the_rest_is_written(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(typesetting, "cjk_font", lambda: None)
+    monkeypatch.setattr(drawing, "cjk_font", lambda: None)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "report.pdf").write_bytes(b"of an earlier report")
+    made = write_report([runs / "lr-0.001" / "baseline"], out, language="zh")
+    assert not (out / "report.pdf").exists()
+    assert (out / "report.md").is_file()
+    assert any("fonts-noto-cjk" in problem and "report.pdf" in problem for problem in made.problems)
+    assert any("matplotlib" in problem for problem in made.problems)
+
+
+@needs_typst
+@pytest.mark.skipif(
+    not (typesetting.available() and typesetting.cjk_font()), reason="no CJK font: fonts-noto-cjk has one"
+)
+def test_the_chinese_pdf_embeds_a_chinese_font(runs, tmp_path):
+    pdfium = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed")
+    write_report([runs / "lr-0.001" / "baseline"], tmp_path, language="zh", formats=("pdf",))
+    document = pdfium.PdfDocument(tmp_path / "report.pdf")
+    text = "".join(page.get_textpage().get_text_range() for page in document)
+    assert "摘要" in text
+    assert "困惑度" in text
+
+
+def test_what_is_not_installed_is_named_and_the_rest_written(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr(typesetting, "available", lambda: False)
+    made = write_report([runs], tmp_path)
+    assert [problem for problem in made.problems if "matplotlib" in problem]
+    assert [problem for problem in made.problems if "typst" in problem]
+    assert "![" not in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_names_that_are_code_stay_text(tmp_path):
+    """Whatever a record says is shown, never run: in the page, in Markdown, in typst."""
+    evil = '</script><script>alert(1)</script><img src=x onerror=alert(2)> | `x` #emph[y] $z$ "q" \\'
+    for seed, noise in enumerate((0.0, 0.01)):
+        for method in ("baseline", "oelm-freeze"):
+            folder = language_run(tmp_path / "runs", method, seed, 3.0 + noise, description=evil, notes=(evil,))
+    failed = language_run(tmp_path / "runs", "oelm-core", 0)
+    (failed / "result.json").unlink()
+    write(failed, "status.json", {"state": "failed", "message": evil})
+    made = write_report([tmp_path / "runs"], tmp_path / "out", title=evil)
+    assert made.problems == ()
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert page.count("<script") == 2
+    assert page.count("</script") == 2
+    assert "<img" not in page
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "<script" not in text.replace("\\<script", "")
+    assert folder.is_dir()
+
+
+def test_a_report_without_arms_to_compare_still_lists_its_runs(tmp_path):
+    language_run(tmp_path / "runs", "oelm-freeze", 0, attention=False)
+    made = write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    assert made.analysis.comparisons == ()
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "learning-rate sweep: no arm was run at more than one rate" in text
+    assert "attention entropy" in text
+
+
+def test_only_runs_that_do_not_count_make_a_report_too(tmp_path):
+    folder = language_run(tmp_path / "runs", loss=None)
+    made = write_report([tmp_path / "runs"], tmp_path / "out", formats=("md", "html"))
+    assert made.analysis.runs == ()
+    assert folder.name in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert summary(made.analysis)[0].startswith("0 runs of 0 methods count; 1 were left out")
+
+
+def test_a_bootstrap_stands_beside_the_interval_where_there_are_seeds_enough(tmp_path):
+    write_report([study(tmp_path / "runs", seeds=6)], tmp_path / "out", formats=("html",))
+    with open(tmp_path / "out" / "tables" / "1-comparisons.csv", encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    numbers = [float(n) for n in re.findall(r"[+−]([\d.]+) %", f"{row['95 % interval']} {row['bootstrap']}")]
+    assert numbers[:2] == pytest.approx(numbers[2:], abs=0.5)
+    assert row["seeds"] == "6"
+
+
+def test_other_splits_and_notes_of_the_records_are_shown(tmp_path):
+    for seed in (0, 1):
+        for method in ("baseline", "oelm-freeze"):
+            folder = classification_run(tmp_path / "runs", method, seed, 0.83 + seed / 100, task="mnli")
+    change(folder, "result.json", warnings=["12 training texts were longer than 128 tokens: cut"])
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("html",))
+    table = (tmp_path / "out" / "tables" / "1-other-splits.csv").read_text(encoding="utf-8")
+    assert "baseline,mismatched,2e-05,2,82.50 %" in table
+    assert "12 training texts were longer" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_chinese_readme_shows_only_code_that_the_english_one_tests():
+    root = Path(__file__).parent.parent
+    chinese, english = ((root / name).read_text(encoding="utf-8") for name in ("README.zh-CN.md", "README.md"))
+    for link in re.findall(r"\]\(([^)#:]+)\)", chinese):
+        assert (root / link).exists(), link
+    block = re.search(r"```python\n(.*?)```", chinese, re.DOTALL)[1]
+    tested = {line.split("  #")[0].strip() for line in english.splitlines()}
+    assert {line.split("  #")[0].strip() for line in block.splitlines()} <= tested
+
+
+def test_a_second_report_leaves_nothing_of_the_first(runs, tmp_path):
+    write_report([runs], tmp_path / "out", formats=("html",))
+    (tmp_path / "out" / "tables" / "mine.csv").write_text("kept")
+    before = {path.name for path in (tmp_path / "out" / "tables").iterdir()}
+    language_run(tmp_path / "alone", "baseline", 0)
+    write_report([tmp_path / "alone"], tmp_path / "out", formats=("html",))
+    left = {path.name for path in (tmp_path / "out" / "tables").iterdir()}
+    assert {"mine.csv", "1-arms.csv"} <= left
+    assert {"2-arms.csv", "1-comparisons.tex", "left-out.csv"} <= before - left
+
+
+def test_the_command_writes_prints_and_warns(runs, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = oelm("report", runs, empty, "--out", tmp_path / "out", "--formats", "html", "--title", "Mine")
+    assert done.returncode == 0, done.stderr
+    assert "oelm-freeze against baseline" in done.stdout
+    assert f"wrote {tmp_path / 'out' / 'report.html'}" in done.stdout
+    assert "empty: holds no run" in done.stderr
+    assert "<title>Mine</title>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert not (tmp_path / "out" / "report.pdf").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere",), "nowhere: no such file or folder"),
+        ((".",), "no runs found"),
+        (("RUNS", "--formats", "html,docx"), "format 'docx'"),
+        (("RUNS", "--lang", "fr"), "language 'fr': use one of en, zh"),
+        (("RUNS", "--hypotheses", "absent.yaml"), "absent.yaml: cannot be read"),
+        (("RUNS", "--out", "FILE"), "a file; the report needs a folder"),
+    ],
+)
+def test_bad_input_is_one_clear_line(runs, tmp_path, arguments, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text("")
+    given = [runs if argument == "RUNS" else argument for argument in arguments]
+    done = oelm_here("report", *given, *(() if "--out" in given else ("--out", tmp_path / "out")))
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_compare_prints_the_figures_and_what_differs(tmp_path):
+    one = language_run(tmp_path, "oelm-freeze", 0, 3.1, 2e-3, environment={"gpu": {"name": "Another GPU"}})
+    other = language_run(tmp_path, "baseline", 0, 3.0, 1e-3)
+    done = oelm("compare", one, other)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"perplexity +22\.20 +20\.09 +\+10\.5 %", done.stdout)
+    assert "optimizer.learning_rate  0.002  /  0.001" in done.stdout
+    assert "environment.gpu.name" in done.stdout
+    assert "no interval" in done.stdout
+    same = oelm_here("compare", language_run(tmp_path, "oelm-freeze", 0, 3.1), other)
+    assert "they differ in the method only" in same.stdout
+    data = json.loads(oelm_here("compare", one, other, "--json").stdout)
+    assert data["ratio"]["mean"] == pytest.approx(1.10517, abs=1e-4)
+
+
+def test_compare_refuses_what_cannot_be_compared(tmp_path):
+    language, sentiment = language_run(tmp_path), classification_run(tmp_path)
+    for pair, message in (
+        ((language, sentiment), "runs of different tasks are not compared"),
+        ((language, tmp_path), "holds no run"),
+        ((language, tmp_path / "absent"), "no such folder"),
+        ((language, language_run(tmp_path, seed=1, loss=None)), "not a number"),
+    ):
+        done = oelm_here("compare", *pair)
+        assert done.exit_code == 2, done.stdout
+        assert message in done.stderr
+
+
+def test_watching_refreshes_until_no_run_is_left(tmp_path):
+    """From a folder with no runs yet, to one that trains, to none left."""
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    runs.mkdir()
+    aside = tmp_path / "aside"
+    language_run(aside, "baseline", 0)
+    going = language_run(aside, "oelm-freeze", 0, 3.1)
+    result = (going / "result.json").read_text()
+    (going / "result.json").unlink()
+    alive = {"state": "running", "host": socket.gethostname(), "pid": os.getpid(), "step": 200}
+    write(going, "status.json", {**alive, "updated": time.time()})
+
+    command = [sys.executable, "-u", "-c", APP, "report", runs, "--out", out, "--watch", "--every", "0.3"]
+    command += ["--formats", "html"]
+    with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as watcher:
+
+        def wait_for(words):
+            for line in watcher.stdout:
+                if words in line:
+                    return
+            raise AssertionError(f"ended without saying {words!r}")
+
+        wait_for("no runs yet")
+        aside.rename(runs / "all")
+        going = runs / "all" / going.relative_to(aside)
+        wait_for("1 done, 1 running")
+        page = (out / "report.html").read_text(encoding="utf-8")
+        assert 'http-equiv="refresh"' in page
+        assert "oelm-freeze, seed 0, running" in page
+        (going / "result.json").write_text(result)
+        change(going, "status.json", state="finished")
+        wait_for("2 done, 0 running")
+        assert "oelm-freeze against baseline" in watcher.stdout.read()  # the summary at the end
+    assert watcher.returncode == 0
+    assert 'http-equiv="refresh"' not in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_help_needs_no_heavy_module():
+    script = "import sys; import oelm.report.commands; print(*[m for m in sys.modules])"
+    loaded = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split())
+    assert not loaded & {"torch", "transformers", "matplotlib", "scipy", "typst", "numpy", "pydantic"}
+
+
+def test_the_statistics_say_what_they_need(runs, monkeypatch):
+    from oelm.analysis import AnalysisError, analyse
+
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(AnalysisError, match=r"need scipy: pip install 'oelm\[report\]'"):
+        analyse([runs])
