@@ -85,7 +85,12 @@ def reading(one: Comparison, say: Words) -> str:
         parts.append(say("says_better" if one.winner == one.arm else "says_worse"))
     if one.alike is not None and one.alike < ALPHA:
         parts.append(say("says_alike", margin=numbers.margin(one.measure.name)))
-    return " ".join(parts) or say("says_open")
+    if parts:
+        return " ".join(parts)
+    alone = one.difference.p if one.difference is not None else None
+    if alone is not None and alone < ALPHA:
+        return say("says_open_corrected", p=numbers.p_value(one.adjusted))
+    return say("says_open")
 
 
 def short_reading(one: Comparison, say: Words) -> tuple[str, str]:

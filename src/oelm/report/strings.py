@@ -101,6 +101,11 @@ STRINGS: dict[str, tuple[str, str]] = {
         "Undecided: these runs can tell neither a difference nor that there is none.",
         "尚无定论：这些运行既不能说明有差异，也不能说明没有差异。",
     ),
+    "says_open_corrected": (
+        "Undecided: taken alone the interval leaves zero out, but among the comparisons of this report that may be "
+        "chance (corrected p {p}).",
+        "尚无定论：单独看区间不含零，但在本报告的多项比较中这可能是偶然（校正后 p {p}）。",
+    ),
     "says_one_seed": ("No verdict from one seed.", "只有一个种子，不下结论。"),
     "says_confounded": ("No verdict: confounded by {fields}.", "不下结论：受 {fields} 混淆。"),
     "says_unpaired": ("No verdict: the two share no seed.", "不下结论：两者没有共同的种子。"),
