@@ -169,7 +169,7 @@ def test_a_vocabulary_larger_than_the_models(refused):
         (["method={preset: oelm-freeze, layers: [5]}"], "layers [5] are out of range: the model has layers 0 to 1"),
         (
             ["method={preset: oelm-freeze, schedule: {kind: unfreeze, steps: [12]}}"],
-            "step 12: unfroze 2 matrices is past train.max_steps 12",
+            "step 12: unfroze 2 matrices is past the run's 12 steps",
         ),
         (
             ["method={preset: oelm-freeze, schedule: {kind: unfreeze, steps: [2, 3, 4]}}"],

@@ -9,21 +9,28 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__, commands
+from .lab import commands as lab_commands
+from .report import commands as report_commands
 from .terminal import errors, quiet_libraries
 
 app = typer.Typer(
     name="oelm",
-    help="Frozen and orthogonal attention for Transformers: apply it, prove it, save it, export it.",
+    help="Frozen and orthogonal attention for Transformers: apply it, prove it, train with it, measure it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 app.command("train")(commands.train)
+app.command("finetune")(commands.finetune)
 app.command("eval")(commands.evaluate)
+app.command("predict")(commands.predict)
 app.command("generate")(commands.generate)
 app.command("bench")(commands.bench)
 app.add_typer(commands.data_app, name="data")
+app.command("report")(report_commands.report)
+app.command("compare")(report_commands.compare)
+lab_commands.register(app)
 
 SeedOption = Annotated[int, typer.Option(help="Seed of random matrices and of the sample batch.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import platform
+import signal
 import socket
 import subprocess
 import time
@@ -27,6 +28,10 @@ from .files import read_json, recover_folder, remove_leftovers, to_json, write_j
 FORMAT = 1
 # States of a run. "stopped" is a run that was asked to stop and can go on; "failed" says why in its message.
 STATES = ("running", "finished", "stopped", "failed")
+# A file of this name in a run's folder asks the run to stop: it looks for one whenever it logs.
+STOP = "stop"
+# Whoever looks whether a lock is held holds it for an instant: a lock that is taken is tried again for so many seconds.
+_PATIENCE = 1.0
 
 
 class RunFolder:
@@ -55,8 +60,8 @@ class RunFolder:
         """Make the folder this process's: raises if a live process has it, or if it holds another run."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / "lock", "a+", encoding="utf-8")
-            self._lock_it(self._lock)
+            self._lock = hold(self.path)
+            (self / STOP).unlink(missing_ok=True)  # it was meant for whoever had the folder before
             recover_folder(self.path / "best")
             remove_leftovers(self.path)
             self._check_config()
@@ -68,16 +73,6 @@ class RunFolder:
         except BaseException:
             self.close()
             raise
-
-    def _lock_it(self, lock: TextIO) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            raise TrainingError(f"{self.path}: in use by {lock.read().strip() or 'another process'}") from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        lock.flush()
 
     def _check_config(self) -> None:
         """Raise if the folder holds another run's work. One that was refused before its first step left none."""
@@ -120,6 +115,14 @@ class RunFolder:
         here = {"host": socket.gethostname(), "pid": os.getpid(), "updated": time.time()}
         self._status = {**self._status, "format": FORMAT, "id": self.config.id, "state": state, **here, **values}
         write_json(self / "status.json", self._status)
+        if state == "running":
+            self._obey()
+
+    def _obey(self) -> None:
+        """Pass on a request to stop that was left here from another machine, as the signal it would be on this one."""
+        if (self / STOP).exists() and callable(signal.getsignal(signal.SIGTERM)):
+            (self / STOP).unlink(missing_ok=True)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
         for file in (self._metrics, self._log, self._lock):
@@ -127,6 +130,47 @@ class RunFolder:
                 with suppress(OSError):  # a line that a full disk refused is tried once more; it was told already
                     file.close()
         self._metrics = self._log = self._lock = None
+
+
+def hold(folder: Path, name: str = "lock", patience: float = _PATIENCE) -> TextIO:
+    """A folder's lock, which this process has until the file is closed, or it and all who inherited the file have died.
+
+    Raises if a live process has it.
+    """
+    lock = open(folder / name, "a+", encoding="utf-8")
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(0.02)
+                continue
+            lock.seek(0)
+            who = lock.read().strip() or "another process"
+            lock.close()
+            raise TrainingError(f"{folder}: in use by {who}") from None
+        except OSError:
+            lock.close()
+            raise
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    lock.flush()
+    return lock
+
+
+def holder(folder: Path, name: str = "lock") -> str | None:
+    """Which live process has a folder's lock, in its own words; none if no process has."""
+    try:
+        with open(folder / name, encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return lock.read().strip() or "another process"
+    except OSError:  # there is no lock, or no locks on this file system
+        return None
+    return None
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

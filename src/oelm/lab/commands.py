@@ -1,0 +1,357 @@
+"""The lab's commands: experiments, run, matrix, status, logs, stop, clean, demo. Thin, and gathered by `oelm.cli`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..terminal import errors
+
+if TYPE_CHECKING:
+    from .expand import Planned, Request
+    from .launch import Launcher
+
+# Above either of these a matrix asks before it starts.
+MANY_RUNS, MANY_HOURS = 50, 24.0
+
+
+class Scale(StrEnum):
+    """How large an experiment is run."""
+
+    full = "full"
+    smoke = "smoke"
+
+
+class Where(StrEnum):
+    """What starts the runs."""
+
+    local = "local"
+    slurm = "slurm"
+
+
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="The folder that holds the runs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+ScaleOption = Annotated[Scale, typer.Option(help="full, or smoke: a tiny model on built-in data, in seconds.")]
+DataOption = Annotated[str | None, typer.Option(help="Your own copy of the data: a folder.")]
+GpusOption = Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1; '' for none. Default: those free.")]
+JobsOption = Annotated[int | None, typer.Option(min=1, help="Runs at once on the CPU, or on each (set of) GPU.")]
+ProcessesOption = Annotated[int, typer.Option("--gpus-per-run", min=1, help="Processes, so GPUs, of each run.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+RunName = Annotated[str, typer.Argument(help="A run's folder, or a part of its name.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the lab's commands to a command line."""
+    for command in (experiments, run, matrix, status, logs, stop, clean, demo):
+        app.command()(command)
+
+
+def experiments(
+    name: Annotated[str | None, typer.Argument(help="One experiment, to see all of it.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the named experiments: what each asks, and what was published for it."""
+    with errors():
+        from .experiment import find, listed
+        from .show import details, experiment_lines
+
+        if name is not None:
+            import yaml
+
+            shown = details(find(name))
+            typer.echo(
+                json.dumps(shown, indent=2) if as_json else yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+            )
+        elif as_json:
+            typer.echo(json.dumps([details(experiment) for experiment in listed()], indent=2))
+        else:
+            typer.echo("\n".join(experiment_lines(listed())))
+
+
+def run(
+    name: Annotated[str, typer.Argument(help="An experiment's name, or a YAML file of your own.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value for anything else.")] = None,
+    scale: ScaleOption = Scale.full,
+    data: DataOption = None,
+    seed: Annotated[int, typer.Option(help="The run's seed.")] = 0,
+    out: OutOption = Path("runs"),
+    gpus: GpusOption = None,
+    jobs: JobsOption = None,
+    gpus_per_run: ProcessesOption = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check it without data, and train nothing.")] = False,
+    yes: YesOption = False,
+) -> None:
+    """Run one experiment with one seed: all its arms, or its only run. The same command goes on with what was cut."""
+    with errors():
+        from .expand import Request
+
+        request = Request(scale.value, (seed,), {}, tuple(overrides or ()), data, str(out))
+        planned = _plan([name], request)
+        if dry_run:
+            _dry_run(planned)
+            return
+        _require(planned)
+        if len(planned) == 1 and gpus_per_run == 1 and gpus is None:
+            code = _train_here(planned[0])
+        else:
+            from .launch import local_launcher
+
+            code = _run_matrix(planned, local_launcher(gpus, jobs, gpus_per_run), 1, yes)
+    raise typer.Exit(code)
+
+
+def matrix(
+    names: Annotated[list[str], typer.Argument(help="Experiments, YAML files of your own, and key=value overrides.")],
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds: 0 to N - 1.")] = None,
+    lr_grid: Annotated[str | None, typer.Option(help="Learning rates for every arm, such as 3e-4,1e-3.")] = None,
+    axis: Annotated[list[str] | None, typer.Option(help="One more axis, such as data.fraction=0.1,1.")] = None,
+    scale: ScaleOption = Scale.full,
+    data: DataOption = None,
+    out: OutOption = Path("runs"),
+    retries: Annotated[int, typer.Option(min=0, help="How often a run that failed is tried again.")] = 1,
+    launcher: Annotated[Where, typer.Option(help="local, or slurm (needs submitit).")] = Where.local,
+    gpus: GpusOption = None,
+    jobs: JobsOption = None,
+    gpus_per_run: ProcessesOption = 1,
+    partition: Annotated[str | None, typer.Option(help="Slurm: the partition.")] = None,
+    minutes: Annotated[int, typer.Option("--time", min=1, help="Slurm: minutes until a job is requeued.")] = 480,
+    cpus: Annotated[int, typer.Option(min=1, help="Slurm: cores of each process.")] = 4,
+    slurm: Annotated[list[str] | None, typer.Option(help="Slurm: more of sbatch's options, as key=value.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every run without data; train nothing.")] = False,
+    yes: YesOption = False,
+) -> None:
+    """Run a matrix: experiments x methods x rates x seeds. What is done is skipped, what was cut goes on.
+
+    Exits with 1 if a run failed, and with 75 if some were stopped: the same command goes on with those.
+    """
+    with errors():
+        from .expand import LEARNING_RATE, Request, parse_values
+
+        axes = _axes(axis or [])
+        if lr_grid is not None:
+            if LEARNING_RATE in axes:
+                from .errors import LabError
+
+                raise LabError(f"--lr-grid and --axis {LEARNING_RATE}=... both list learning rates: give one of them")
+            axes[LEARNING_RATE] = parse_values(lr_grid)
+        counted = None if seeds is None else tuple(range(seeds))
+        overrides = tuple(word for word in names if "=" in word)
+        request = Request(scale.value, counted, axes, overrides, data, str(out))
+        planned = _plan([word for word in names if "=" not in word], request)
+        if dry_run:
+            _dry_run(planned)
+            return
+        _require(planned)
+        chosen: Launcher
+        if launcher is Where.slurm:
+            from .slurm import slurm_launcher
+
+            extra = dict(option.split("=", 1) for option in slurm or [] if "=" in option)
+            chosen = slurm_launcher(
+                out, partition=partition, gpus=gpus_per_run, minutes=minutes, cpus=cpus, jobs=jobs or 64, extra=extra
+            )
+        else:
+            from .launch import local_launcher
+
+            chosen = local_launcher(gpus, jobs, gpus_per_run)
+        code = _run_matrix(planned, chosen, retries, yes)
+    raise typer.Exit(code)
+
+
+def status(
+    out: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = Path("runs"),
+    once: Annotated[bool, typer.Option("--once", help="Show it once, even in a terminal.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every run: its state, step, loss, speed, time left, host and memory. Live in a terminal while runs go on."""
+    with errors():
+        from .show import status_lines, watch
+        from .survey import survey
+
+        _require_folder(out)
+        runs = survey(out)
+        if as_json:
+            typer.echo(json.dumps([state.to_dict() for state in runs], indent=2))
+        elif _terminal() and not once:
+            watch(lambda: survey(out))
+        else:
+            typer.echo("\n".join(status_lines(runs)))
+
+
+def logs(
+    name: RunName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 40,
+    out: OutOption = Path("runs"),
+) -> None:
+    """Print the end of a run's log."""
+    with errors():
+        from . import control
+        from .survey import find_run
+
+        with suppress(KeyboardInterrupt):
+            for line in control.log_lines(find_run(name, out), lines, follow):
+                typer.echo(line.rstrip("\n"))
+
+
+def stop(
+    name: Annotated[str | None, typer.Argument(help="A run's folder, or a part of its name.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every run that goes on in the folder.")] = False,
+    out: OutOption = Path("runs"),
+) -> None:
+    """Ask a run to save a checkpoint and stop. The command that started it goes on with it later."""
+    with errors():
+        from . import control
+        from .errors import LabError
+        from .survey import find_run, survey
+
+        if (name is None) != everything:
+            raise LabError("name one run, or give --all")
+        if name is None:
+            _require_folder(out)
+        wanted = [state for state in survey(out) if state.live] if name is None else [find_run(name, out)]
+        if not wanted:
+            raise LabError(f"no run goes on below {out}")
+        for state in wanted:
+            typer.echo(f"{state.name}: {control.stop(state)}")
+
+
+def clean(
+    out: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = Path("runs"),
+    best: Annotated[bool, typer.Option("--best", help="Remove the best models too.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the checkpoints of finished runs. Shows what that would free, and asks. Records are never removed."""
+    with errors():
+        from .control import free, freeable
+        from .survey import survey
+
+        _require_folder(out)
+        things = freeable(survey(out), best)
+        total = sum(thing.bytes for thing in things)
+        if as_json:
+            typer.echo(json.dumps([{"path": str(thing.path), "bytes": thing.bytes} for thing in things], indent=2))
+        else:
+            for thing in things:
+                typer.echo(f"{thing.bytes / 1e6:>10,.1f} MB  {thing.path}")
+            typer.echo(f"{total / 1e6:>10,.1f} MB  in {len(things)} folders of finished runs")
+        if not things or (as_json and not yes):
+            return
+        _ask("Remove them?", yes)
+        typer.echo(f"freed {free(things) / 1e6:,.1f} MB", err=as_json)
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the runs and the report go.")] = Path("demo"),
+    minutes: Annotated[float, typer.Option(min=0.5, help="The most it may take, report included.")] = 4.0,
+) -> None:
+    """Seven methods on a tiny GPT and built-in stories, in at most four minutes on two cores, and what they show."""
+    with errors():
+        from .demo import run_demo
+
+        code = run_demo(out, minutes * 60)
+    raise typer.Exit(code)
+
+
+def _plan(names: list[str], request: Request) -> list[Planned]:
+    from .errors import LabError
+    from .expand import expand
+    from .experiment import find
+
+    if not names:
+        raise LabError("name at least one experiment: `oelm experiments` lists them")
+    return expand([find(name) for name in names], request)
+
+
+def _dry_run(planned: list[Planned]) -> None:
+    from .dryrun import dry_run
+
+    for run in planned:
+        tried = dry_run(run)
+        changes = f"; changes at steps {', '.join(map(str, tried.changes_at))}" if tried.changes_at else ""
+        typer.echo(f"{run.name}: {tried.parameters:,} parameters, {tried.matrices} matrices set or frozen{changes}")
+    typer.echo(f"{len(planned)} runs, all in order")
+
+
+def _require(planned: list[Planned]) -> None:
+    from .needs import require_all
+
+    require_all(planned)
+
+
+def _train_here(planned: Planned) -> int:
+    """One run in this process, with its own progress."""
+    from ..terminal import quiet_libraries
+    from ..training.engine import Stopped, train
+
+    quiet_libraries()
+    try:
+        train(planned.config)
+    except Stopped as stopped:
+        return stopped.code
+    return 0
+
+
+def _run_matrix(planned: list[Planned], launcher: Launcher, retries: int, yes: bool) -> int:
+    from .estimate import estimate
+    from .matrix import Matrix
+    from .show import MatrixView
+
+    size = estimate(planned, launcher.slots)
+    typer.echo(f"{size}, {launcher.slots} at once", err=True)
+    if size.runs - size.done > MANY_RUNS or size.hours > MANY_HOURS:
+        _ask("Start them?", yes)
+    with MatrixView() as view:
+        work = Matrix(planned, launcher, retries, view.say)
+        counts = work.run(view)
+    typer.echo(", ".join(f"{count} {state}" for state, count in counts.items()))
+    if counts.get("failed") or counts.get("blocked"):
+        return 1
+    return 0 if set(counts) <= {"finished"} else 75
+
+
+def _axes(written: list[str]) -> dict[str, tuple[Any, ...]]:
+    from .errors import LabError
+    from .expand import parse_values
+
+    axes: dict[str, tuple[Any, ...]] = {}
+    for text in written:
+        name, found, values = text.partition("=")
+        if not found or not name:
+            raise LabError(f"--axis {text}: write it as field=value,value, such as data.fraction=0.1,1")
+        if name in axes:
+            raise LabError(f"--axis {name}: given twice")
+        axes[name] = parse_values(values)
+    return axes
+
+
+def _ask(question: str, yes: bool) -> None:
+    """Go on if the user says so; without a terminal, only with --yes."""
+    if yes:
+        return
+    from .errors import LabError
+    from .show import interactive
+
+    if not interactive():
+        raise LabError(f"{question} There is no terminal to ask in: give --yes to go on")
+    if not typer.confirm(question):
+        raise typer.Exit(1)
+
+
+def _require_folder(out: Path) -> None:
+    from .errors import LabError
+
+    if not out.is_dir():
+        raise LabError(f"{out}: no such folder; name the one that holds the runs")
+
+
+def _terminal() -> bool:
+    import sys
+
+    return sys.stdout.isatty()

@@ -1,0 +1,137 @@
+"""What can be done to runs from their records: find their log, ask them to stop, free what they no longer need."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import TrainingError
+from ..files import read_json
+from ..records import STOP, hold, holder
+from .errors import LabError
+from .launch import CONSOLE, LAUNCH
+from .survey import RunState, look
+
+# In a run's folder: the process that was asked to stop.
+_ASKED = "stopping"
+_HOLDER = re.compile(r"process (\d+) on (.+)")
+
+
+def stop(run: RunState) -> str:
+    """Ask a run to save and stop; says what was done.
+
+    On this machine its process gets SIGTERM, if that process is the one that holds the run's lock. On another machine
+    a file is left in its folder, which it looks for whenever it logs. A job that still waits in a queue is cancelled.
+    """
+    who = holder(run.path)
+    if who is None and run.state != "running":
+        job = _queued_job(run.path)
+        if job is not None:
+            return _cancel(job)
+        raise LabError(f"{run.name}: is not running; it is {run.state}")
+    asked = run.path / _ASKED
+    if who is not None and asked.is_file() and asked.read_text(encoding="utf-8") == who:
+        return "was asked before; it is saving, or finishing its step"  # a second signal would end it unsaved
+    asked.write_text(who or "", encoding="utf-8")
+    found = _HOLDER.fullmatch(who or "")
+    if found and found[2] == socket.gethostname():
+        try:
+            os.kill(int(found[1]), signal.SIGTERM)
+            return "asked to stop; it saves first"
+        except ProcessLookupError:
+            pass  # the same name on another machine, or in another container
+        except PermissionError:
+            raise LabError(f"{run.name}: process {found[1]} belongs to another user") from None
+    (run.path / STOP).touch()
+    where = run.host or "another machine"
+    return f"it runs on {where}: asked to stop by a file in its folder, which it sees at its next line of log"
+
+
+def log_file(run: RunState) -> Path:
+    """A run's log; where it ended before it had one, what its process printed."""
+    for name in ("train.log", CONSOLE):
+        file = run.path / name
+        if file.is_file() and (file.stat().st_size or run.live):
+            return file
+    raise LabError(f"{run.name}: has no log yet; it is {run.state}")
+
+
+def log_lines(run: RunState, last: int, follow: bool = False, pause: float = 0.5) -> Iterator[str]:
+    """The last lines of a run's log; then, if wanted, those that it grows by until no process has the run any more."""
+    with open(log_file(run), encoding="utf-8", errors="replace") as log:
+        going_on = follow
+        yield from deque(log, maxlen=last)
+        while going_on:
+            # Asked before reading: what a run says last, after its result, is read once it has gone.
+            going_on = holder(run.path) is not None or look(run.path).live
+            yield from iter(log.readline, "")
+            if going_on:
+                time.sleep(pause)
+
+
+@dataclass(frozen=True)
+class Freeable:
+    """Something of a finished run that can be removed, and its size in bytes."""
+
+    run: str
+    path: Path
+    bytes: int
+
+
+def freeable(runs: list[RunState], best: bool = False) -> list[Freeable]:
+    """The checkpoints of finished runs, and with `best` their best models too. Records are never among them."""
+    found = []
+    for run in runs:
+        if run.state != "finished" or holder(run.path) is not None:
+            continue
+        for name in ("checkpoints", "best") if best else ("checkpoints",):
+            size = _size(run.path / name)
+            if size:
+                found.append(Freeable(run.name, run.path / name, size))
+    return found
+
+
+def free(things: list[Freeable]) -> int:
+    """Remove them; the bytes that were freed. A run that came to life meanwhile keeps what it has."""
+    freed = 0
+    for thing in things:
+        try:
+            with hold(thing.path.parent):
+                shutil.rmtree(thing.path)
+                freed += thing.bytes
+        except TrainingError:
+            continue  # a process has it now
+        except OSError as error:
+            raise LabError(f"{thing.path}: cannot be removed ({error.strerror})") from None
+    return freed
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+
+
+def _queued_job(folder: Path) -> str | None:
+    """The id of a Slurm job that this run was submitted as."""
+    file = folder / LAUNCH
+    launch = read_json(file) if file.is_file() else {}
+    return str(launch["job"]) if launch.get("launcher") == "slurm" and not (folder / "result.json").exists() else None
+
+
+def _cancel(job: str) -> str:
+    import subprocess
+
+    try:
+        done = subprocess.run(["scancel", job], capture_output=True, text=True, check=False)
+    except OSError:
+        raise LabError(f"it waits as Slurm job {job}, and there is no scancel here: cancel it where Slurm is") from None
+    if done.returncode:
+        raise LabError(f"Slurm job {job} could not be cancelled: {done.stderr.strip()}")
+    return f"Slurm job {job} was cancelled"

@@ -1,0 +1,82 @@
+"""A run tried without its data: the model built without memory, the method checked against it, its steps counted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ..errors import OelmError
+from .errors import LabError
+from .expand import Planned
+
+# What a model is given where its data would say it: GPT-2's vocabulary, or about that of built-in data; two classes.
+_VOCABULARY, _BUILT_IN, _LABELS = 50257, 600, 2
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run would be: its model's parameters, how many matrices the method sets, and when its schedule acts."""
+
+    name: str
+    model: str
+    parameters: int
+    matrices: int
+    changes_at: tuple[int, ...]
+    flops_per_token: float
+
+
+def dry_run(run: Planned) -> DryRun:
+    """Check a run as far as that goes without data. Raises a `LabError` that names the run and what does not fit."""
+    from ..bench import train_flops_per_token
+    from ..plan import plan
+    from ..schedule import events
+    from ..sites import find_sites
+
+    config = run.config
+    try:
+        model = _skeleton(run)
+        family, sites = find_sites(model)
+        targets = [] if config.method.sets_nothing else plan(model, family, sites, config.method)
+        steps = tuple(event.step for event in events(model, config.method))
+        if steps and config.train.max_steps is not None and steps[-1] >= config.train.max_steps:
+            raise LabError(f"method.schedule acts at step {steps[-1]}, past train.max_steps {config.train.max_steps}")
+        flops = train_flops_per_token(model, config.data.sequence_length)
+    except OelmError as error:
+        raise LabError(f"{run.name}: {error}") from None
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return DryRun(run.name, type(model).__name__, parameters, len(targets), steps, flops)
+
+
+def _skeleton(run: Planned) -> Any:
+    """The model of a run, without its weights. Where it starts from another run, that one's."""
+    model = run.config.model if run.after is None else run.after.config.model
+    fields = json.dumps(model.fields, sort_keys=True)
+    classify = run.config.task.kind == "classification"
+    built_in = "builtin:" in f"{run.config.data.path} {run.config.task.name}"
+    room = (_BUILT_IN if built_in else _VOCABULARY, run.config.data.sequence_length)
+    return _build(model.name, fields, room, classify, run.experiment.stand_in)
+
+
+@cache
+def _build(name: str, fields: str, room: tuple[int, int], classify: bool, stand_in: str | None) -> Any:
+    """A model on the meta device, where it takes no memory and no time, whatever its size."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    from ..models.gpt import gpt_config
+    from ..models.small import small_model
+
+    if name.startswith("random:"):
+        return small_model(name.removeprefix("random:"))
+    if name.startswith("gpt:"):
+        sizes = {"vocab_size": room[0], "max_position_embeddings": room[1], **json.loads(fields)}
+        own: Any = gpt_config(name.removeprefix("gpt:"), **sizes)
+    elif stand_in is not None:
+        own = AutoConfig.for_model(stand_in)
+    else:
+        raise LabError(f"model.name {name}: a dry run cannot see a pretrained model; the experiment names no stand_in")
+    own.num_labels = _LABELS
+    with torch.device("meta"):
+        return (AutoModelForSequenceClassification if classify else AutoModelForCausalLM).from_config(own)

@@ -1,0 +1,124 @@
+"""Runs as jobs of submitit, through its local executor: real processes, signals and requeuing, without a cluster."""
+
+import os
+import signal
+
+import pytest
+
+from oelm.lab.errors import LabError
+from oelm.lab.matrix import Matrix
+from oelm.lab.slurm import TrainJob, slurm_launcher
+from oelm.lab.survey import look
+
+from .lab_helpers import refusal
+from .test_lab_matrix import finishes, plan, undisturbed
+from .train_helpers import outcome, timeless
+
+submitit = pytest.importorskip("submitit")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.timeout(300)
+def test_a_preempted_job_is_requeued_and_goes_on_exactly(tmp_path):
+    """SIGUSR2 to the task: the run saves, submitit puts the job back, the second start goes on. SIGTERM alone, which
+    submitit ignores, would do neither.
+    """
+    from .test_lab_matrix import _longer
+
+    (run,) = plan(tmp_path, axes={"seed": [0]}, config=_longer(tmp_path, 400, checkpoint=1000))
+    said: list[str] = []
+    signalled: list[int] = []
+
+    def preempt(_: Matrix) -> None:
+        state = look(run.folder)
+        if not signalled and state.live and (state.step or 0) >= 6:
+            signalled.append(state.pid)
+            os.kill(state.pid, signal.SIGUSR2)
+
+    launcher = slurm_launcher(tmp_path / "runs", cluster="local", gpus=0, minutes=5)
+    assert Matrix([run], launcher, tell=said.append).run(preempt) == {"finished": 1}, said
+    assert len(signalled) == 1
+    log = (run.folder / "train.log").read_text()
+    assert "stopped by SIGUSR2" in log
+    assert "resumed from step" in log
+    assert look(run.folder).pid != signalled[0], "another process brought it to its end"
+    assert finishes(run.folder) == 1
+    (alone,) = undisturbed([run], tmp_path / "undisturbed").values()
+    assert outcome(run.folder) == outcome(alone)
+    assert timeless(run.folder) == timeless(alone)
+
+
+@pytest.mark.timeout(300)
+def test_a_job_that_is_asked_to_stop_is_not_requeued(tmp_path):
+    from .test_lab_matrix import _longer
+
+    (run,) = plan(tmp_path, axes={"seed": [0]}, config=_longer(tmp_path, 2000, checkpoint=1000))
+
+    def stop(_: Matrix) -> None:
+        state = look(run.folder)
+        if state.live and (state.step or 0) >= 3:
+            from oelm.lab import control
+
+            control.stop(state)
+
+    launcher = slurm_launcher(tmp_path / "runs", cluster="local", gpus=0, minutes=5)
+    assert Matrix([run], launcher, tell=lambda _: None).run(stop) == {"stopped": 1}
+    assert look(run.folder).state == "stopped"
+
+
+def test_a_job_is_the_same_run_again():
+    job = TrainJob("run.json")
+    assert job.checkpoint().function == job
+
+
+def test_without_a_cluster_the_launcher_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "there is no Slurm here" in refusal(
+        "matrix", "GPT-01", "--scale", "smoke", "--launcher", "slurm", "--out", tmp_path / "runs"
+    )
+
+
+def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "submitit", None)
+    with pytest.raises(LabError, match=r"pip install 'oelm\[slurm\]'"):
+        slurm_launcher(tmp_path)
+
+
+def test_a_cluster_gets_what_was_asked_for(tmp_path, monkeypatch):
+    """The script for sbatch: partition, GPUs, time, the warning signal, requeuing, and the user's own options."""
+    stub = tmp_path / "srun"
+    stub.write_text("#!/bin/sh\n")
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    launcher = slurm_launcher(
+        tmp_path / "runs", partition="long", gpus=2, minutes=90, cpus=3, warning=120, extra={"account": "lab"}
+    )
+    script = launcher.executor._executor._make_submission_file_text("train", "id")
+    for line in (
+        "--partition=long",
+        "--gpus-per-node=2",
+        "--ntasks-per-node=2",
+        "--cpus-per-task=3",
+        "--time=90",
+        "--signal=USR2@120",
+        "--requeue",
+        "--open-mode=append",
+        "--account=lab",
+    ):
+        assert f"#SBATCH {line}\n" in script, line
+
+
+def test_a_job_of_a_dead_runner_is_found_again(tmp_path, monkeypatch):
+    launcher = slurm_launcher(tmp_path / "runs", cluster="local", gpus=0)
+    launcher.cluster = "slurm"
+    about = {"launcher": "slurm", "job": "17", "folder": str(tmp_path / "runs" / "submitit")}
+    states = iter(["PENDING", "COMPLETED"])
+    monkeypatch.setattr(submitit.SlurmJob, "state", property(lambda _: next(states)))
+    monkeypatch.setattr(submitit.SlurmJob, "done", lambda *_, **__: False)
+    assert launcher.attach(about).about == about
+    assert launcher.attach(about) is None
+    assert launcher.attach({"launcher": "local", "pid": 3}) is None
