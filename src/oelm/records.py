@@ -224,7 +224,8 @@ def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> l
 
 
 def _done_by(line: dict[str, Any], step: int) -> bool:
-    return bool(line["step"] < step or (line["step"] == step and line["kind"] != "event"))
+    """Whether a line is of what `step` steps did. A run that starts anew has done nothing."""
+    return bool(line["step"] < step or (line["step"] == step > 0 and line["kind"] != "event"))
 
 
 def _append(file: TextIO, line: str) -> None:

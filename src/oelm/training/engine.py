@@ -120,6 +120,8 @@ def _train(run: Run) -> bool:
     Whether it came to its end; it did not if it was asked to stop.
     """
     config, state, pace, batch = run.config, run.state, run.pace, run.config.train.batch_size
+    if state.step == 0:
+        _probe(run)
     run.timer.begin()
     started, before = time.perf_counter(), state.seconds
     while state.step < pace.steps:
