@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format types pytest slow clean help
+.PHONY: demo test lint format types pytest results slow clean help
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +23,9 @@ types: $(STAMP)
 
 pytest: $(STAMP)
 	$(BIN)/pytest -q -n 2 --dist loadgroup
+
+results: $(STAMP)  ## write docs/results.md from the records in results/
+	$(BIN)/python -m oelm.report.evidence results/questions.yaml docs/results.md
 
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/pytest -q -n 2 --dist loadgroup -m slow

@@ -19,7 +19,10 @@ from .stats import Estimate, estimate
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """What a set of runs shows. `comparisons` are corrected together; `times` and `equal` go with them."""
+    """What a set of runs shows. `comparisons` are corrected together; `times` and `equal` go with them.
+
+    `first` is the number of its first run, for a document that holds several analyses.
+    """
 
     runs: tuple[Run, ...]
     running: tuple[Run, ...]
@@ -33,6 +36,7 @@ class Analysis:
     verdicts: tuple[Verdict, ...]
     replications: tuple[Replication, ...]
     seconds: float
+    first: int = 1
 
     def handle(self, run: Run) -> str:
         """A run's short name in this report: R1, R2, ... in the order of their folders."""
@@ -40,7 +44,7 @@ class Analysis:
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
-        return {id(run): number for number, run in enumerate(self.runs, start=1)}
+        return {id(run): number for number, run in enumerate(self.runs, start=self.first)}
 
     def of(self, setup: Setup) -> tuple[Comparison, ...]:
         return tuple(one for one in self.comparisons if one.setup is setup)

@@ -91,15 +91,15 @@ def _summary(analysis: Analysis, say: Words) -> list[Block]:
 def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: Words) -> list[Block]:
     blocks: list[Block] = [
         Heading(say("headed", head=say("results"), text=setup_name(setup)), 2, f"results-{number}"),
-        Paragraph(_settings(setup), tone="muted"),
-        _arms_table(analysis, setup, number, say),
+        Paragraph(settings(setup), tone="muted"),
+        arms_table(analysis, setup, number, say),
     ]
     figures, missing = pictures(analysis, setup, number, styles, say)
     comparisons = analysis.of(setup)
     first = [figure for figure in figures if figure.name.endswith(("-change", "-accuracy"))]
     if comparisons:
         blocks += [Heading(say("comparisons"), 3, f"comparisons-{number}"), *first]
-        blocks.append(_comparison_table(analysis, list(comparisons), f"{number}-comparisons", say))
+        blocks.append(comparison_table(analysis, list(comparisons), f"{number}-comparisons", say))
         notes = [
             Cell(say("headed", head=one.arm, text=say("and_then").join(told)), tone="" if one.sound else "bad")
             for one in comparisons
@@ -112,7 +112,7 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
     equal = [one for one in analysis.equal if one.setup is setup]
     if len(equal) > len(comparisons):
         blocks.append(Heading(say("equal_rates"), 3, f"equal-{number}"))
-        blocks.append(_comparison_table(analysis, equal, f"{number}-equal-rates", say, tested=False))
+        blocks.append(comparison_table(analysis, equal, f"{number}-equal-rates", say, tested=False))
     blocks += _other_splits(analysis, setup, number, say)
     if missing:
         blocks.append(
@@ -151,7 +151,7 @@ def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> 
     return [Heading(say("other_splits"), 3, f"other-splits-{number}"), table]
 
 
-def _settings(setup: Setup) -> str:
+def settings(setup: Setup) -> str:
     """The settings that matter most, on one line."""
     run, shared = setup.runs[0], dict(setup.settings)
     hardware = (run.environment.get("gpu") or {}).get("name") or run.environment.get("device") or "?"
@@ -160,7 +160,8 @@ def _settings(setup: Setup) -> str:
     return " · ".join([*told, str(hardware)])
 
 
-def _arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Table:
+def arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Table:
+    """Every arm of a setup at the rate at which it is shown: its figures, what trains, its step."""
     measure = setup.measure.name
     best = {"perplexity": "best_perplexity", "accuracy": "best_accuracy"}.get(measure)
     wanted = ("bits_per_byte", "macro_f1", "matthews", "chrf", "bleu")
@@ -198,7 +199,7 @@ def _mean_cell(runs: tuple[Run, ...], name: str) -> Cell:
     return Cell(numbers.figure(name, found.mean if found else None))
 
 
-def _comparison_table(
+def comparison_table(
     analysis: Analysis, comparisons: list[Comparison], name: str, say: Words, tested: bool = True
 ) -> Table:
     """Comparisons by one measure; those at every equal rate are shown without tests, which the others have."""

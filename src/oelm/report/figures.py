@@ -36,8 +36,10 @@ def cjk_font() -> str | None:
     return next((name for name in CJK_FONTS if name in names), None)
 
 
-def draw(figures: list[Figure], folder: Path, language: str = "en") -> list[Path]:
-    """Write every figure as SVG and PNG; the files."""
+def draw(
+    figures: list[Figure], folder: Path, language: str = "en", endings: tuple[str, ...] = ("png", "svg")
+) -> list[Path]:
+    """Write every figure, as SVG and PNG unless told otherwise; the files."""
     matplotlib = import_module("matplotlib")
     folder.mkdir(parents=True, exist_ok=True)
     family = ["DejaVu Sans"] if language == "en" else [cjk_font() or "DejaVu Sans", "DejaVu Sans"]
@@ -62,7 +64,8 @@ def draw(figures: list[Figure], folder: Path, language: str = "en") -> list[Path
     with matplotlib.rc_context(style):
         for figure in figures:
             picture = _picture(figure)
-            for ending, options in (("png", {"dpi": 160}), ("svg", {"metadata": {"Date": None}})):
+            for ending in endings:
+                options: dict[str, Any] = {"dpi": 160} if ending == "png" else {"metadata": {"Date": None}}
                 path = folder / f"{figure.name}.{ending}"
                 picture.savefig(path, **options)
                 picture.set_layout_engine("none")  # laid out once; the second file keeps it
