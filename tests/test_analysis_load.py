@@ -15,7 +15,7 @@ from oelm.method import Method
 
 from .report_records import change, classification_run, language_run, write
 
-RESULTS = Path(__file__).parent.parent / "results" / "books-65m"
+RESULTS = Path(__file__).parent.parent / "results" / "books-65m-first"
 
 
 def left_out(loaded):
