@@ -314,9 +314,13 @@ def test_numbers_as_labels_of_ones_own_are_in_their_order(tmp_path):
 
 def test_columns_of_ones_own_are_found_or_named(tmp_path):
     write(tmp_path / "train.csv", [{"a": f"t {n}", "b": f"u {n}", "kind": "xy"[n % 2]} for n in range(30)])
-    with pytest.raises(DataError, match=r"which column holds the label\? it has 'a', 'b', 'kind'; name one as `label`"):
+    with pytest.raises(
+        DataError, match=r"which column holds the label\? it has 'a', 'b', 'kind'; name one: task.label=COLUMN"
+    ):
         open_labelled("folder", tmp_path)
-    with pytest.raises(DataError, match=r"which column holds the text\? it has 'a', 'b', 'kind'; name one as `text`"):
+    with pytest.raises(
+        DataError, match=r"which column holds the text\? it has 'a', 'b', 'kind'; name one: task.text=COLUMN"
+    ):
         open_labelled("folder", tmp_path, label="kind")
     with pytest.raises(DataError, match="no column 'c', which `pair` names; it has 'a', 'b', 'kind'"):
         open_labelled("folder", tmp_path, label="kind", text="a", pair="c")
@@ -450,7 +454,7 @@ def test_two_files_for_one_split_are_refused(tmp_path):
         ({"name": "sst2", "path": "file"}, "file: a file; name the folder that holds it"),
         ({"name": "sst2", "path": "."}, r"no training file for the task 'sst2'.*train .*hf download nyu-mll/glue"),
         ({"name": "folder", "path": "."}, r"no training file for the task 'folder'. Looked for train \(with .jsonl"),
-        ({"name": "folder"}, "task 'folder': give the path"),
+        ({"name": "folder"}, "task 'folder': where is it"),
         ({"name": "sst2", "form": "words"}, "form 'words': use 'labels' .* or 'text'"),
         ({"name": "sst2", "fraction": 0}, "fraction 0: must be above 0"),
         ({"name": "sst2", "validation_share": 0.9}, "validation_share 0.9: must be above 0 and at most 0.5"),
@@ -603,7 +607,7 @@ def test_a_models_tokenizer_is_found_or_refused(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     again = load_model_tokenizer(str(tmp_path / "saved"))
     assert again("the film", "was fine").data == made("the film", "was fine").data
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: {"owner/name": made}[name])
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: {"owner/name": made}[name])
     assert load_model_tokenizer("owner/name") is made
     with pytest.raises(DataError, match="tokenizer 'owner/none': cannot be loaded"):
         load_model_tokenizer("owner/none")

@@ -71,20 +71,20 @@ def test_truncation_of_a_published_tokenizer_is_switched_off(gpt2, tmp_path):
 
 def test_a_name_goes_to_transformers(gpt2, monkeypatch):
     made = transformers.GPT2Tokenizer(str(gpt2 / "vocab.json"), str(gpt2 / "merges.txt"))
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: {"owner/name": made}[name])
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: {"owner/name": made}[name])
     tokenizer = load_tokenizer("owner/name")
     assert tokenizer.name == "owner/name"
     assert tokenizer.sha256 == load_tokenizer(gpt2).sha256
 
 
 def test_a_name_that_cannot_be_fetched_is_refused(monkeypatch):
-    def fail(name):
+    def fail(name, **_):
         raise OSError("We couldn't connect\nto anything")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
     with pytest.raises(DataError, match=r"tokenizer 'owner/name': cannot be loaded \(We couldn't connect\)"):
         load_tokenizer("owner/name")
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: object())
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: object())
     with pytest.raises(DataError, match="not a fast tokenizer"):
         load_tokenizer("owner/name")
 

@@ -112,7 +112,7 @@ def test_the_result_holds_the_best_and_the_last_epoch_apart(tmp_path):
     validations = [line for line in read_metrics(run.folder) if line["kind"] == "val"]
     assert [line["epoch"] for line in validations] == [1.0, 2.0]
     assert result["last"]["accuracy"] == result["accuracy"] == validations[-1]["accuracy"]
-    best = max(validations, key=lambda line: line["accuracy"])
+    best = max(validations, key=lambda line: (line["accuracy"], -line["loss"]))
     assert result["best"]["step"] == result["best_step"] == best["step"]
     assert result["best"]["accuracy"] == result["best_accuracy"] == best["accuracy"]
     confusion = np.array(result["last"]["confusion"])
@@ -138,8 +138,7 @@ def test_validation_is_the_same_in_any_batch_size(tmp_path):
     assert one["accuracy"] == other["accuracy"]
     assert one["confusion"] == other["confusion"]
     assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-5)
-    best = read(run / "result.json")["best"]
-    assert one["confusion"] == best["confusion"]
+    assert one["n"] == 400, "all of them"
 
 
 def test_targets_are_accuracies(tmp_path):
@@ -278,21 +277,86 @@ def test_a_pretrained_body_keeps_its_weights_and_gets_a_seeded_head(tmp_path):
         torch.testing.assert_close(model(**batch).logits, before, rtol=1e-5, atol=1e-5)
 
 
-def test_the_export_runs_in_a_plain_pipeline(tmp_path):
-    run_here(tmp_path, method="oelm-exact")
-    run = config(tmp_path, method="oelm-exact").folder
-    finished("export", run, tmp_path / "plain")
-    text = "the film is good"
-    ours = predict_one(run, text)
+HEART = {"data": {"fraction": 0.02}, "train": {"max_steps": 60}, "eval": {"every": 60}}  # few rows, known by heart
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "oelm-gpt", "oelm-gpt-rotary"])
+def test_the_export_runs_in_a_plain_pipeline(family, tmp_path):
+    changes = fields(tmp_path, method="oelm-freeze", **HEART)
+    changes["model"] = {"name": f"random:{family}"}
+    run = oelm.RunConfig.load(changes)
+    oelm.train(run, quiet=True)
+    finished("export", run.folder, tmp_path / "plain")
+    texts = open_task(run).data.splits["train"].texts[:4]
+    ours = [predict_one(run.folder, text) for text in texts]
+    assert len({round(one["probabilities"]["positive"], 3) for one in ours}) > 1, "it tells texts apart"
     script = (
         "import sys, json; from transformers import pipeline; "
-        f"found = pipeline('text-classification', model={str(tmp_path / 'plain')!r}, device='cpu')({text!r})[0]; "
+        f"judge = pipeline('text-classification', model={str(tmp_path / 'plain')!r}, device='cpu'); "
+        f"found = [judge(text)[0] for text in {texts!r}]; "
         "assert 'oelm' not in sys.modules; print(json.dumps(found))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    theirs = json.loads(done.stdout.splitlines()[-1])
-    assert theirs["label"] == ours["label"]
-    assert theirs["score"] == pytest.approx(ours["probabilities"][ours["label"]], abs=1e-4)
+    for one, other in zip(ours, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert other["label"] == one["label"]
+        assert other["score"] == pytest.approx(one["probabilities"][one["label"]], abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "qwen2", "gptj"])
+def test_predict_reads_a_pair_as_training_did(family, tmp_path):
+    changes = fields(tmp_path, task={"name": "builtin:inference"}, **HEART)
+    changes["model"] = {"name": f"random:{family}"}
+    run = oelm.RunConfig.load(changes)
+    oelm.train(run, quiet=True)
+    task, model = open_task(run), load_run(run.folder)
+    split = task.data.splits["validation"]
+    for row, place in enumerate(task.in_turn[:4]):
+        batch = task.validation(row, 1, 1)
+        batch.pop("labels")
+        with torch.no_grad():
+            expected = torch.softmax(model(**batch).logits[0], -1).tolist()
+        found = predict_one(run.folder, split.texts[place], split.pairs[place])["probabilities"]
+        assert list(found.values()) == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(oelm.OelmError, match="judges pairs of texts: give two"):
+        predict_one(run.folder, "one text")
+    with pytest.raises(oelm.OelmError, match="the text is empty"):
+        predict_one(run.folder, " ", "x")
+
+
+def own_files(place):
+    """The user's own files, with a split that is only reported, and the fields of a run on them."""
+    from oelm.data.judgements import judgement_tokenizer
+
+    (place / "data").mkdir()
+    for split, size in (("train", 64), ("validation", 24), ("test", 50)):
+        rows = [f"{split} film {'good' if i % 2 else 'bad'} {'so ' * (i % 9)}{i},{i % 2}" for i in range(size)]
+        (place / f"data/{split}.csv").write_text("\n".join(["text,label", *rows, ""]))
+    judgement_tokenizer().save_pretrained(place / "reader")
+    model = {"tokenizer": str(place / "reader")}
+    return {"task": {"name": "folder"}, "data": {"path": str(place / "data")}, "model": model}
+
+
+def test_other_splits_are_evaluated_whole_with_the_best_model(tmp_path):
+    changes = {**own_files(tmp_path), "eval": {"sequences": 10, "every": 10}}
+    result = run_here(tmp_path, **changes)
+    test = result["evaluations"]["test"]
+    assert test["n"] == 50, "all of it, although validation looks at 10"
+    assert test["majority"] == {"label": "0", "accuracy": 0.5}
+    assert test["step"] == result["best"]["step"]
+    assert result["best"]["n"] == 10
+    again = evaluate_run(config(tmp_path, **changes).folder)
+    assert again["n"] == 24
+    assert again["evaluations"]["test"]["confusion"] == test["confusion"]
+
+
+def test_a_run_that_keeps_no_best_model_is_evaluated_asked_and_exported(tmp_path):
+    changes = {**own_files(tmp_path), "checkpoint": {"best": False}}
+    result = run_here(tmp_path, **changes)
+    assert result["evaluations"]["test"]["step"] == result["steps"]
+    run = config(tmp_path, **changes).folder
+    assert predict_one(run, "film good")["label"] in ("0", "1")
+    finished("export", run, tmp_path / "plain")
+    assert (tmp_path / "plain/tokenizer.json").is_file()
 
 
 # The command line
@@ -301,16 +365,7 @@ def test_the_export_runs_in_a_plain_pipeline(tmp_path):
 def test_the_command_trains_and_answers(tmp_path):
     small = [f"model.fields={json.dumps({'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 2})}"]
     options = ["train.max_steps=6", "eval.sequences=50", "eval.every=6", "train.device=cpu", *small]
-    command = [
-        "finetune",
-        "builtin:inference",
-        "--model",
-        "random:bert",
-        "--method",
-        "oelm-freeze",
-        "--output",
-        tmp_path,
-    ]
+    command = ["finetune", "builtin:inference", "--model", "random:bert", "--output", tmp_path, "method=oelm-freeze"]
     process = finished(*command, "--recipe", "reference", *options, "--quiet")
     assert set(json.loads(process.output.splitlines()[-1])) == {
         "val_loss",
@@ -325,7 +380,7 @@ def test_the_command_trains_and_answers(tmp_path):
     assert answer["label"] in ("entailment", "neutral", "contradiction")
     assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
     again = json.loads(finished("eval", run).output)
-    assert again["examples"] == 50
+    assert again["examples"] == 400, "all of them"
     refused = start("generate", run)
     assert refused.wait() == 2
     assert "`oelm predict` asks it" in refused.output

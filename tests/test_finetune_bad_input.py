@@ -28,6 +28,7 @@ def opened(tmp_path, **changes):
         ({"task": {"name": "sst2", "source": "a", "target": "b"}}, "set form to 'text'"),
         ({"task": {"name": "folder", "form": "text", "source": "a"}}, "name both columns"),
         ({"task": {"name": "language", "form": "text"}}, "form 'text' belongs to a task with examples"),
+        ({"task": {"name": "sst2", "form": "text"}, "eval": {"targets": [0.5]}}, "a text-to-text run has neither"),
         ({"task": "language", "eval": {"choose": "accuracy"}}, "is a figure of classification, not of language"),
     ],
 )
@@ -56,6 +57,45 @@ def test_another_models_tokenizer(tmp_path):
     for folder, says in (("less", "the tokenizer's has"), ("more", "not its tokenizer"), ("other", "pad token is")):
         with pytest.raises(ConfigError, match=says):
             opened(tmp_path, model={"name": str(tmp_path / folder), **named})
+
+
+def test_an_encoder_run_as_a_decoder(tmp_path):
+    with pytest.raises(ConfigError, match="pooled where it has seen nothing yet"):
+        opened(tmp_path, model={"name": "random:bert-cross"})
+
+
+def test_a_tokenizer_whose_padding_lies_beyond_the_positions(tmp_path):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{index}": index for index in range(90)} | {"[END]": 90}
+    reader = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, "w0")), eos_token="[END]")
+    reader.save_pretrained(tmp_path / "reader")
+    with pytest.raises(ConfigError, match="counts positions from after its padding token"):
+        opened(tmp_path, model={"name": "random:roberta", "tokenizer": str(tmp_path / "reader")})
+
+
+def test_a_runs_folder_is_no_model(tmp_path):
+    run_here(tmp_path)
+    with pytest.raises(ConfigError, match="oelm export RUN OUT"):
+        opened(tmp_path, model={"name": str(config(tmp_path).folder)})
+
+
+def test_a_length_that_only_the_marks_fill(tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.sequence_length 2: the tokenizer's own marks take 2 of that"):
+        opened(tmp_path, data={"sequence_length": 2})
+
+
+def test_an_end_token_within_a_text(tmp_path):
+    (tmp_path / "data").mkdir()
+    rows = [f"film good {i},{i % 2}" for i in range(40)]
+    (tmp_path / "data/validation.csv").write_text("\n".join(["text,label", *rows, ""]))
+    longer = [f"x {row}" for row in rows]
+    (tmp_path / "data/train.csv").write_text("\n".join(["text,label", *longer, "a [SEP] b,1", ""]))
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    model = {"name": "random:bart", "tokenizer": str(tmp_path / "reader")}
+    with pytest.raises(oelm.OelmError, match=r"train, example 41: its text contains '\[SEP\]'"):
+        opened(tmp_path, task="folder", data={"path": str(tmp_path / "data")}, model=model)
 
 
 def test_a_model_that_was_operated_on(tmp_path):
@@ -90,7 +130,9 @@ def test_texts_beyond_the_models_positions_are_cut_counted_and_said(tmp_path):
     result = run_here(tmp_path, data={"sequence_length": 6})
     assert any("training texts" in warning and "longer than 6 tokens: cut" in warning for warning in result["warnings"])
     roomy = oelm.RunConfig.load(fields(tmp_path, data={"sequence_length": 1000}))
-    assert open_task(roomy).longest == 64, "the small BERT has 64 positions"
+    assert open_task(roomy).reader.longest == 64, "the small BERT has 64 positions"
     roberta = fields(tmp_path, data={"sequence_length": 1000})
     roberta["model"] = {"name": "random:roberta"}
-    assert open_task(oelm.RunConfig.load(roberta)).longest == 63, "RoBERTa counts positions from after its padding id"
+    assert open_task(oelm.RunConfig.load(roberta)).reader.longest == 63, (
+        "RoBERTa counts positions from after its padding id"
+    )

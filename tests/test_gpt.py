@@ -367,8 +367,8 @@ def test_an_export_loads_where_oelm_is_not_installed(tmp_path):
         assert distance(torch.load(tmp_path / positions / "logits.pt"), says(model, ids)) < 1e-4
 
 
-def test_only_the_language_model_can_be_exported(tmp_path):
-    with pytest.raises(ModelError, match="only the GPT with its language-model head"):
+def test_only_a_model_with_a_head_can_be_exported(tmp_path):
+    with pytest.raises(ModelError, match="only the GPT with a head"):
         to_transformers(small_gpt(cls=OelmGPTModel))
 
 

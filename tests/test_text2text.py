@@ -7,7 +7,7 @@ import pytest
 import oelm
 from oelm.data.errors import DataError
 from oelm.records import read_metrics
-from oelm.runs import load_run, predict_one
+from oelm.runs import evaluate_run, load_run, predict_one
 from oelm.training.engine import train
 from oelm.training.task import open_task
 from oelm.training.text2text import judged
@@ -21,8 +21,7 @@ pytest.importorskip("sacrebleu")
 def text_run(output, family="t5", **changes):
     base = fields(output, task={"name": "builtin:sentiment", "form": "text"}, **changes)
     base["eval"]["generations"] = 20
-    # transformers' cache takes a T5 decoder to have as many layers as the encoder.
-    base["model"] = {"name": f"random:{family}", "fields": {"num_decoder_layers": 2} if family == "t5" else {}}
+    base["model"] = {"name": f"random:{family}"}
     return base
 
 
@@ -53,7 +52,8 @@ def test_a_trained_one_writes_an_answer(tmp_path):
     run = oelm.RunConfig.load(text_run(tmp_path, train={"max_steps": 120, "batch_size": 32}, eval={"every": 60}))
     result = train(run, quiet=True)
     assert result["exact_match"] > 0.2, "it has learned to write one of two words"
-    assert predict_one(run.folder, "sentiment sentence: the film is good")["answer"] in ("positive", "negative")
+    assert predict_one(run.folder, "the film is good")["answer"] in ("positive", "negative")
+    assert evaluate_run(run.folder)["exact_match"] > 0.2
 
 
 def test_the_users_own_columns(tmp_path):
@@ -73,6 +73,36 @@ def test_the_users_own_columns(tmp_path):
     base["task"] = {**columns, "target": "reply"}
     with pytest.raises(DataError, match="reply"):
         open_task(oelm.RunConfig.load(base))
+
+
+def a_checkpoint(folder, name, **fields):
+    from oelm.data.judgements import judgement_tokenizer
+    from oelm.models.small import small_model
+
+    reader = judgement_tokenizer()
+    model = small_model(name, vocab_size=len(reader), pad_token_id=0, eos_token_id=reader.sep_token_id, **fields)
+    reader.save_pretrained(folder)
+    return model
+
+
+def test_settings_of_generation_that_came_with_a_checkpoint_are_let_go(tmp_path):
+    model = a_checkpoint(tmp_path / "bart", "bart")
+    model.generation_config.num_beams = 4
+    model.generation_config.no_repeat_ngram_size = 3
+    model.save_pretrained(tmp_path / "bart")
+    run = oelm.RunConfig.load(text_run(tmp_path) | {"model": {"name": str(tmp_path / "bart")}})
+    built = open_task(run).build_model(run)
+    assert built.generation_config.num_beams == 1
+    assert not built.generation_config.no_repeat_ngram_size
+
+
+def test_a_t5_that_lacks_a_layer(tmp_path):
+    a_checkpoint(tmp_path / "t5", "t5").save_pretrained(tmp_path / "t5")
+    config = (tmp_path / "t5/config.json").read_text()
+    (tmp_path / "t5/config.json").write_text(config.replace('"num_layers": 2', '"num_layers": 3'))
+    run = oelm.RunConfig.load(text_run(tmp_path) | {"model": {"name": str(tmp_path / "t5")}})
+    with pytest.raises(oelm.OelmError, match="weights are not in the checkpoint"):
+        open_task(run).build_model(run)
 
 
 def test_judging_by_hand():

@@ -127,11 +127,13 @@ def export(
             raise CheckpointError(f"{out} exists and is not empty: nothing was written")
         from .checkpoint import export as write
         from .checkpoint import load
-        from .runs import is_run, load_run
+        from .runs import is_run, load_run, save_tokenizer_of
 
         quiet_libraries()
         model = load_run(Path(source)) if is_run(Path(source)) else load(source)
-        typer.echo(f"wrote {write(model, out)}")
+        write(model, out)
+        save_tokenizer_of(Path(source), out)
+        typer.echo(f"wrote {out}")
 
 
 def _method(value: str) -> Any:

@@ -63,7 +63,7 @@ def finetune(
     """
     with errors():
         from .config import RunConfig
-        from .method import Method
+        from .errors import ConfigError
         from .recipes import reference_rate
 
         fields: dict[str, Any] = {
@@ -76,9 +76,14 @@ def finetune(
         }
         if data is not None:
             fields["data"] = {"path": str(data)}
-        if recipe is Recipe.reference:
-            fields["optimizer"] = {"learning_rate": reference_rate(Method.load(method))}
-        _train(RunConfig.load(fields, overrides), quiet)
+        config = RunConfig.load(fields, overrides)
+        if config.task.kind == "language":
+            raise ConfigError("oelm finetune: 'language' learns from running text; use oelm train")
+        given = any(one.startswith("optimizer.learning_rate=") for one in overrides or [])
+        if recipe is Recipe.reference and not given:
+            rate = reference_rate(config.method)
+            config = RunConfig.load(fields, [*(overrides or []), f"optimizer.learning_rate={rate}"])
+        _train(config, quiet)
 
 
 def _train(config: Any, quiet: bool) -> None:

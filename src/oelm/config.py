@@ -275,6 +275,8 @@ class RunConfig(Strict, refusal=ConfigError):
             raise ValueError("train.max_steps and train.epochs both give the run's length: set one of the two")
         if self.eval.choose not in (None, "loss") and self.task.kind != "classification":
             raise ValueError(f"eval.choose {self.eval.choose!r} is a figure of classification, not of {self.task.name}")
+        if self.eval.targets and self.task.kind == "text2text":
+            raise ValueError("eval.targets are perplexities or accuracies; a text-to-text run has neither")
         return self
 
     @classmethod

@@ -23,8 +23,11 @@ def classification_figures(confusion: Counts, labels: Sequence[str]) -> dict[str
     support, predicted = confusion.sum(1), confusion.sum(0)
     precision, recall = _share(hits, predicted), _share(hits, support)
     f1 = _share(2 * hits, support + predicted)
+    accuracy, commonest = float(hits.sum()) / total, majority(support.tolist(), labels)
     return {
-        "accuracy": float(hits.sum()) / total,
+        "accuracy": accuracy,
+        "majority": commonest,
+        "at_chance": is_at_chance(accuracy, total, commonest["accuracy"]),
         "macro_f1": float(f1.mean()),
         "matthews": matthews(confusion),
         "n": total,

@@ -12,5 +12,5 @@ RATE_GRID = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
 
 def reference_rate(method: Method) -> float:
     """The rate that the study gave to a method: whether it freezes anything decides."""
-    frozen = method.q.frozen or method.k.frozen or method.ffn.frozen
+    frozen = method.q.frozen or method.k.frozen or method.ffn.frozen or method.rest != "trained"
     return FROZEN_RATE if frozen else BASELINE_RATE

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from .checkpoint import load
 from .config import RunConfig
 from .errors import CheckpointError, ConfigError
-from .evaluate import validate
+from .evaluate import validate, written_figures
 from .files import read_json
 from .method import Method
 from .models.build import build_model
 from .training.language import LanguageModelling
 from .training.parallel import World
 from .training.state import list_checkpoints, load_model, restore_record
-from .training.task import open_task
+from .training.task import Task, open_task
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
 
 
 def is_run(path: Path) -> bool:
@@ -71,12 +81,19 @@ def find_model(name: str, seed: int = 0) -> tuple[PreTrainedModel, Method | None
 def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[str, Any]:
     """The figures of a run's model on all of its validation data, and on any other labelled split, in float32."""
     config = config_of(run)
+    config = config.model_copy(update={"eval": config.eval.model_copy(update={"sequences": None})})
     task = open_task(config)
     world = World(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     model: Any = load_run(run, last).to(world.device)
     about = task.describe()
-    figures = validate(task.loss(model), task, world, batch_size)
-    others = {name: validate(other.loss(model), other, world, batch_size) for name, other in task.others().items()}
+
+    def measured(one: Task) -> dict[str, Any]:
+        return validate(one.loss(model), one, world, batch_size) | written_figures(
+            model, one, world, batch_size, one.held_out_count
+        )
+
+    figures = measured(task)
+    others = {name: measured(other) for name, other in task.others().items()}
     found = {
         "run": str(run),
         "val_loss": figures.pop("loss"),
@@ -120,25 +137,42 @@ def generate_text(run: Path, prompt: str, tokens: int, temperature: float, top_k
     return str(tokenizer.decode(out[0], skip_special_tokens=True))
 
 
-@torch.no_grad()
 def predict_one(run: Path, text: str, pair: str | None = None) -> dict[str, Any]:
-    """What a fine-tuned model answers to one text or pair: a class with the probability of each, or what it writes."""
+    """What a fine-tuned model answers to one text or pair: a class with the probability of each, or what it writes.
+
+    The text is read just as it was in training.
+    """
     config = config_of(run)
     if config.task.kind == "language":
         raise ConfigError(f"{run}: a language model; `oelm generate` lets it go on from a prompt")
-    from .data.tokenizer import load_model_tokenizer
-    from .models.finetune import longest_text
+    from .data.labelled import posed
+    from .models.reader import Reader
+    from .training.classification import classify
+    from .training.text2text import answer
 
-    model: Any = load_run(run)
-    tokenizer = load_model_tokenizer(run / "best")
-    positions = longest_text(model.config, config.data.sequence_length)
-    inputs = tokenizer(text, pair, truncation=True, max_length=positions, return_tensors="pt")
-    kept = {name: rows for name, rows in inputs.items() if name in inspect.signature(model.forward).parameters}
-    if config.task.kind == "text2text":
-        kept.pop("token_type_ids", None)
-        out = model.generate(**kept, max_new_tokens=config.data.sequence_length, do_sample=False)
-        return {"answer": tokenizer.decode(out[0], skip_special_tokens=True).strip()}
-    shares = torch.softmax(model(**kept).logits[0].float(), -1).tolist()
-    labels = [model.config.id2label[index] for index in range(len(shares))]
-    likeliest = max(zip(shares, labels, strict=True))[1]
-    return {"label": likeliest, "probabilities": dict(zip(labels, shares, strict=True))}
+    if not text.strip():
+        raise ConfigError("the text is empty: give at least one word")
+    _require_as_in_training(run, pair)
+    model, reader = load_run(run), Reader.of(config)
+    if config.task.kind == "classification":
+        return classify(model, reader, text, pair)
+    source = reader.read([posed(config.task.name, text, pair)])
+    return {"answer": answer(model, reader, source, np.zeros(1, np.int64), reader.longest)[0]}
+
+
+def _require_as_in_training(run: Path, pair: str | None) -> None:
+    wants_two = read_json(run / "environment.json")["data"].get("pairs")
+    if wants_two is not None and wants_two != (pair is not None):
+        wanted = "judges pairs of texts: give two" if wants_two else "reads one text: give one"
+        raise ConfigError(f"{run}: its model {wanted}")
+
+
+def save_tokenizer_of(source: Path, out: Path) -> None:
+    """Put the tokenizer that a run's or a saved model reads beside its exported weights, where there is one."""
+    folder = source / "best" if is_run(source) else source
+    if is_run(source) and not folder.is_dir():
+        open_task(config_of(source)).save_tokenizer(out)
+        return
+    for name in _TOKENIZER_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)

@@ -75,7 +75,7 @@ def guess(
     _check_there(row, where, text=text, pair=pair, label=label)
     answer = label or _only(LABELS, row)
     if answer is None:
-        raise DataError(f"{where}: which column holds the label? {_has(row)}; name one as `label`")
+        raise DataError(f"{where}: which column holds the label? {_has(row)}; name one: task.label=COLUMN")
     if text is None and pair is None:
         known = [names for names in PAIRS if all(name in row for name in names)]
         if len(known) == 1:
@@ -85,7 +85,7 @@ def guess(
         textual = [name for name in rest if isinstance(row[name], str)]
         text = _only(TEXTS, rest) or (textual[0] if len(textual) == 1 else None)
     if text is None:
-        raise DataError(f"{where}: which column holds the text? {_has(row)}; name one as `text`")
+        raise DataError(f"{where}: which column holds the text? {_has(row)}; name one: task.text=COLUMN")
     if len({text, pair, answer}) < 3:
         raise DataError(f"{where}: text {text!r}, pair {pair!r} and label {answer!r} must be different columns")
     return Columns((text,), (pair,) if pair else (), (answer,))

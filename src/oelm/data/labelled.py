@@ -97,7 +97,7 @@ def open_labelled(
     if fraction < 1.0:
         _thin(draft, fraction)
     if form == "text" and draft.labels:
-        _pose(draft, PROMPTS[name])
+        _pose(draft)
     return _sealed(draft)
 
 
@@ -127,7 +127,7 @@ def _read(name: str, task: NamedTask, tables: Tables, form: str, given: dict[str
             splits = [place.split for places in (task.train, task.validation, *task.extra.values()) for place in places]
             return f"The splits of {name} that have labels: {', '.join(dict.fromkeys(filter(None, splits)))}"
         found = f"; {', '.join(draft.splits)} can stay as it is" if draft.splits else ""
-        return f"Add the answers, or move the file away{found}"
+        return f"Add the answers, or move the file away{found}; a class that is really called so needs another name"
 
     named = {"train": tables.train, "validation": tables.validation, **tables.extra}
     for split, table in named.items():
@@ -199,11 +199,17 @@ def _thin(draft: _Draft, fraction: float) -> None:
     draft.sources["train"] |= {"fraction": fraction, "of": len(train)}
 
 
-def _pose(draft: _Draft, prompt: str) -> None:
+def posed(name: str, text: str, pair: str | None) -> str:
+    """A row of a classification task as the text that a model answers; of the user's own data, the text as it is."""
+    prompt = PROMPTS.get(name)
+    return text if prompt is None else prompt.format(text=text, pair=pair or "")
+
+
+def _pose(draft: _Draft) -> None:
     """Turn classes into text: a prompt with the texts in it, and the class's name as the answer."""
     for split, examples in draft.splits.items():
         pairs = examples.pairs or [""] * len(examples)
-        texts = [prompt.format(text=text, pair=pair) for text, pair in zip(examples.texts, pairs, strict=True)]
+        texts = [posed(draft.name, text, pair) for text, pair in zip(examples.texts, pairs, strict=True)]
         answers = [draft.labels[index] for index in examples.labels.tolist()]
         draft.splits[split] = Examples(texts, None, np.empty(0, dtype=np.int64), answers)
     draft.labels = ()
@@ -288,7 +294,9 @@ def _check_arguments(
     if builtin and (path is not None or columns or revision):
         raise DataError(f"{name}: is made here; it takes no path, no columns and no revision")
     if name == FOLDER and path is None:
-        raise DataError("task 'folder': give the path of the folder that holds train.* and, best, validation.*")
+        raise DataError(
+            "task 'folder': where is it? --data DIR, or data.path; it holds train.* and, best, validation.*"
+        )
     if path is not None and revision is not None:
         raise DataError(f"revision {revision!r}: belongs to the Hub; local files below {path} have none")
     if not languages or (languages != ("en",) and name != "xnli"):

@@ -105,14 +105,14 @@ def load_tokenizer(name: str | Path, eos: str | None = None) -> TextTokenizer:
     return TextTokenizer(label, backend, special | {"eos_token": _end_of_text(backend, special, eos, label)})
 
 
-def load_model_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
+def load_model_tokenizer(name: str | Path, revision: str | None = None) -> PreTrainedTokenizerFast:
     """The tokenizer that a model reads, by its folder or Hub name, with the tokens that it puts around a text.
 
     A folder holds tokenizer.json, or BERT's vocab.txt, or GPT-2's vocab.json and merges.txt.
     """
     folder = _folder_of(name)
     if folder is None or (folder / "tokenizer.json").is_file():
-        return _load_fast(str(name))
+        return _load_fast(str(name), revision)
     if (folder / "vocab.txt").is_file():
         return _word_piece(folder / "vocab.txt")
     gpt2 = (folder / "vocab.json", folder / "merges.txt")
@@ -181,7 +181,7 @@ def check_bpe_size(size: int) -> None:
         raise DataError(f"train_bpe {size}: at least {_BYTES + 1} entries are needed, for every byte and end-of-text")
 
 
-def _load_fast(name: str) -> PreTrainedTokenizerFast:
+def _load_fast(name: str, revision: str | None = None) -> PreTrainedTokenizerFast:
     """A folder with tokenizer.json or a Hub name, loaded by transformers."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -190,7 +190,7 @@ def _load_fast(name: str) -> PreTrainedTokenizerFast:
         loaded = PreTrainedTokenizerFast(tokenizer_file=str(lone))
     else:
         try:
-            loaded = AutoTokenizer.from_pretrained(name)
+            loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, revision=revision or "main")
         except (OSError, ValueError, ImportError, KeyError) as error:
             reason = str(error).partition("\n")[0]
             raise DataError(

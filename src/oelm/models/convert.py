@@ -6,28 +6,38 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    GPTNeoXForSequenceClassification,
+    PreTrainedModel,
+)
 
 from ..errors import ModelError
-from .gpt import OelmGPTForCausalLM
+from .gpt import OelmGPTForCausalLM, OelmGPTForSequenceClassification, OelmGPTPreTrainedModel
 
 
-def to_transformers(model: OelmGPTForCausalLM) -> PreTrainedModel:
+def to_transformers(model: OelmGPTPreTrainedModel) -> PreTrainedModel:
     """The same function as a GPT-2 or GPT-NeoX model. The GPT must be plain: cores folded, identities written out.
 
     Biases that those have in attention and this GPT has not are zero there.
     """
-    if not isinstance(model, OelmGPTForCausalLM):
-        raise ModelError(f"{type(model).__name__}: only the GPT with its language-model head can be exported")
+    if not isinstance(model, OelmGPTForCausalLM | OelmGPTForSequenceClassification):
+        raise ModelError(f"{type(model).__name__}: only the GPT with a head can be exported")
     config: Any = model.config
     build = _gpt2 if config.positions == "learned" else _gpt_neox
     plain = build(model, config).to(model.dtype)
-    plain.generation_config = model.generation_config
+    if isinstance(model, OelmGPTForCausalLM):
+        plain.generation_config = model.generation_config
     return plain.train(model.training)
 
 
 def _gpt2(model: Any, config: Any) -> Any:
-    plain = GPT2LMHeadModel(
+    classifies = isinstance(model, OelmGPTForSequenceClassification)
+    plain = (GPT2ForSequenceClassification if classifies else GPT2LMHeadModel)(
         GPT2Config(
             vocab_size=config.vocab_size,
             n_positions=config.max_position_embeddings,
@@ -41,7 +51,7 @@ def _gpt2(model: Any, config: Any) -> Any:
             attn_pdrop=config.dropout,
             layer_norm_epsilon=config.layer_norm_eps,
             tie_word_embeddings=config.tie_word_embeddings,
-            **_special_tokens(config),
+            **_tokens_and_classes(config),
         )
     )
     state = _outer(model, "transformer.wte", "transformer.ln_f")
@@ -58,7 +68,8 @@ def _gpt2(model: Any, config: Any) -> Any:
 
 
 def _gpt_neox(model: Any, config: Any) -> Any:
-    plain = GPTNeoXForCausalLM(
+    classifies = isinstance(model, OelmGPTForSequenceClassification)
+    plain = (GPTNeoXForSequenceClassification if classifies else GPTNeoXForCausalLM)(
         GPTNeoXConfig(
             vocab_size=config.vocab_size,
             max_position_embeddings=config.max_position_embeddings,
@@ -74,7 +85,7 @@ def _gpt_neox(model: Any, config: Any) -> Any:
             use_parallel_residual=False,
             layer_norm_eps=config.layer_norm_eps,
             tie_word_embeddings=config.tie_word_embeddings,
-            **_special_tokens(config),
+            **_tokens_and_classes(config),
         )
     )
     state = _outer(model, "gpt_neox.embed_in", "gpt_neox.final_layer_norm")
@@ -90,12 +101,15 @@ def _gpt_neox(model: Any, config: Any) -> Any:
     return _filled(plain, state)
 
 
-def _special_tokens(config: Any) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+def _tokens_and_classes(config: Any) -> dict[str, Any]:
+    """What a config says of tokens and of classes."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id")
+    return {name: getattr(config, name) for name in names}
 
 
 def _outer(model: Any, embedding: str, norm: str) -> dict[str, Tensor]:
-    state = {f"{embedding}.weight": model.transformer.wte.weight, "lm_head.weight": model.lm_head.weight}
+    head = "score" if isinstance(model, OelmGPTForSequenceClassification) else "lm_head"
+    state = {f"{embedding}.weight": model.transformer.wte.weight, f"{head}.weight": getattr(model, head).weight}
     return state | _norm(norm, model.transformer.ln_f)
 
 

@@ -1,7 +1,6 @@
-"""The model of a fine-tuning run: a classifier or an encoder-decoder, pretrained or fresh, and the tokenizer it reads.
+"""The model of a fine-tuning run: a classifier or an encoder-decoder, pretrained or fresh.
 
-What is checked here is that the two belong together: ids within the vocabulary, the same special tokens, a head that
-is the only thing without loaded weights.
+What is checked of a pretrained one is that its head is the only thing without loaded weights.
 """
 
 from __future__ import annotations
@@ -12,142 +11,76 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import (
-    AutoConfig,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
-    PreTrainedConfig,
+    GenerationConfig,
     PreTrainedModel,
 )
 
-from ..checkpoint import require_reachable
 from ..config import ModelConfig
-from ..data.tokenizer import load_model_tokenizer
 from ..errors import ConfigError, ModelError, first_line
 from .build import RANDOM
-from .gpt import gpt_config
-from .language import GPT, seeded, with_fields
-from .small import small_config
-
-# Families that count positions from after the padding token's id, so that many of their positions are never used.
-_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
-# Rows of an embedding beyond the tokenizer's last token: vocabularies are padded, but not by more than this.
-_SPARE_ROWS = 1024
-_SPECIAL = ("pad_token_id", "cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id")
+from .language import GPT, seeded
+from .reader import Reader
 
 
-def tokenizer_for(config: ModelConfig, builtin: bool) -> Any:
-    """The tokenizer that a model reads: the one that is named, else the model's own, else that of the built-in data."""
-    fresh = config.name.startswith((GPT, RANDOM))
-    if config.tokenizer is not None:
-        tokenizer = load_model_tokenizer(config.tokenizer)
-    elif fresh and builtin:
-        from ..data.judgements import judgement_tokenizer
-
-        tokenizer = judgement_tokenizer()
-    elif fresh:
-        raise ConfigError(
-            f"model.tokenizer: {config.name} brings no tokenizer; name a folder or a Hub name (bert-base-uncased, say)"
-        )
-    else:
-        tokenizer = load_model_tokenizer(config.name)
-    if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token_id is None:
-            raise ConfigError(
-                f"model.tokenizer {config.tokenizer or config.name}: has neither a padding nor an end token"
-            )
-        tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.padding_side = tokenizer.truncation_side = "right"
-    return tokenizer
-
-
-def described(config: ModelConfig, tokenizer: Any, length: int) -> PreTrainedConfig:
-    """The model's own config: of a fresh one made to fit the tokenizer and the length, of a pretrained one as it is."""
-    if config.name.startswith(GPT):
-        fields = {"vocab_size": len(tokenizer), "max_position_embeddings": length, **config.fields}
-        return gpt_config(config.name.removeprefix(GPT), **fields)
-    if config.name.startswith(RANDOM):
-        return small_config(config.name.removeprefix(RANDOM), **{"vocab_size": len(tokenizer), **config.fields})
-    if config.fields and not config.from_scratch:
-        raise ConfigError("model.fields: a pretrained model's config is fixed; set model.from_scratch to change it")
-    require_reachable(config.name)
-    try:
-        found = AutoConfig.from_pretrained(config.name, trust_remote_code=False, revision=config.revision or "main")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model.name {config.name}: neither a model's folder nor a Hub name that can be reached "
-            f"({first_line(error)})"
-        ) from None
-    if getattr(found, "oelm", None) is not None:
-        raise ConfigError(
-            f"model.name {config.name}: a method was applied to it already. Write it out as a plain model first, "
-            f"`oelm export {config.name} OUT`, and fine-tune that"
-        )
-    return with_fields(found, config.fields)
-
-
-def longest_text(config: PreTrainedConfig, wanted: int) -> int:
-    """How many tokens the model can read, and at most `wanted`."""
-    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    if positions is None:
-        return wanted
-    if config.model_type in _OFFSET_POSITIONS:
-        positions -= (config.pad_token_id or 0) + 1
-    return min(wanted, int(positions))
-
-
-def build_classifier(
-    config: ModelConfig, own: PreTrainedConfig, tokenizer: Any, labels: Sequence[str], seed: int
-) -> PreTrainedModel:
+def build_classifier(config: ModelConfig, reader: Reader, labels: Sequence[str], seed: int) -> PreTrainedModel:
     """A model with a classification head for these labels. What is random is a function of the seed."""
+    own: Any = reader.own
+    if getattr(own, "is_decoder", False) and hasattr(own, "type_vocab_size"):
+        raise ConfigError(
+            f"model.name {config.name}: an encoder run as a decoder is pooled where it has seen nothing yet"
+        )
     own.id2label = dict(enumerate(labels))
     own.label2id = {label: index for index, label in enumerate(labels)}
     if hasattr(own, "use_cache"):
         own.use_cache = False
-    return _build(config, own, tokenizer, AutoModelForSequenceClassification, seed, "classification")
+    return _build(config, own, AutoModelForSequenceClassification, seed, "classification")
 
 
-def build_text_to_text(config: ModelConfig, own: PreTrainedConfig, tokenizer: Any, seed: int) -> PreTrainedModel:
-    """An encoder-decoder that writes its answers."""
+def kept_head(config: ModelConfig, reader: Reader, labels: Sequence[str]) -> str | None:
+    """What to know about a checkpoint that was a classifier already, and whose head is taken over under other names."""
+    own: Any = reader.own
+    classifies = any("SequenceClassification" in name for name in own.architectures or ())
+    theirs = [own.id2label[index] for index in sorted(own.id2label)] if classifies else []
+    if config.from_scratch or len(theirs) != len(labels) or theirs == list(labels):
+        return None
+    return (
+        f"the model was a classifier already, and its head is gone on with: its classes {', '.join(map(str, theirs))} "
+        f"are {', '.join(labels)} now, in that order"
+    )
+
+
+def build_text_to_text(config: ModelConfig, reader: Reader, seed: int) -> PreTrainedModel:
+    """An encoder-decoder that writes its answers, greedily: settings of generation that came with it are let go."""
+    own: Any = reader.own
     if not getattr(own, "is_encoder_decoder", False):
         raise ConfigError(
             f"model.name {config.name}: a {own.model_type} does not write answers; task.form 'text' needs an "
             "encoder-decoder such as t5-small or facebook/bart-base"
         )
-    return _build(config, own, tokenizer, AutoModelForSeq2SeqLM, seed, "text-to-text")
-
-
-def _build(config: ModelConfig, own: Any, tokenizer: Any, cls: Any, seed: int, head: str) -> PreTrainedModel:
-    fresh = config.from_scratch or config.name.startswith((GPT, RANDOM))
-    if not fresh:
-        _require_match(own, tokenizer, config)
-    own.pad_token_id = tokenizer.pad_token_id
-    if fresh:
-        _take_marks(own, tokenizer)
-    try:
-        if fresh:
-            model: Any = seeded(seed, lambda: cls.from_config(own))
-        else:
-            model = seeded(seed, lambda: _load(config, own, cls))
-    except (OSError, ValueError, SafetensorError) as error:
-        what = f"a {own.model_type} cannot be given a {head} head, or its weights cannot be loaded"
-        raise ConfigError(f"model.name {config.name}: {what} ({first_line(error)})") from None
-    rows = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
-        raise ConfigError(
-            f"model.name {config.name}: its vocabulary has {rows} entries, the tokenizer's has {len(tokenizer)}. "
-            "Is it another model's tokenizer?"
-        )
-    built: PreTrainedModel = model.float()
+    model: Any = _build(config, own, AutoModelForSeq2SeqLM, seed, "text-to-text")
+    came = model.generation_config
+    marks = {
+        name: getattr(own, name, None) if getattr(own, name, None) is not None else getattr(came, name, None)
+        for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
+    }
+    # transformers' cache takes a T5 decoder to have as many layers as the encoder.
+    uneven = own.model_type == "t5" and own.num_decoder_layers != own.num_layers
+    model.generation_config = GenerationConfig(**marks, do_sample=False, num_beams=1, use_cache=not uneven)
+    built: PreTrainedModel = model
     return built
 
 
-def _take_marks(own: Any, tokenizer: Any) -> None:
-    """Give a fresh model the tokenizer's marks: where a text ends, and what a decoder begins with."""
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    if end is not None:
-        own.eos_token_id = end
-    if getattr(own, "is_encoder_decoder", False):
-        own.decoder_start_token_id = tokenizer.pad_token_id
+def _build(config: ModelConfig, own: Any, cls: Any, seed: int, head: str) -> PreTrainedModel:
+    fresh = config.from_scratch or config.name.startswith((GPT, RANDOM))
+    try:
+        model: Any = seeded(seed, lambda: cls.from_config(own) if fresh else _load(config, own, cls))
+    except (OSError, ValueError, SafetensorError) as error:
+        what = f"a {own.model_type} cannot be given a {head} head, or its weights cannot be loaded"
+        raise ConfigError(f"model.name {config.name}: {what} ({first_line(error)})") from None
+    built: PreTrainedModel = model.float()
+    return built
 
 
 def _load(config: ModelConfig, own: Any, cls: Any) -> PreTrainedModel:
@@ -156,7 +89,8 @@ def _load(config: ModelConfig, own: Any, cls: Any) -> PreTrainedModel:
     model, info = cls.from_pretrained(
         config.name, config=own, output_loading_info=True, ignore_mismatched_sizes=True, **how, **where
     )
-    base = f"{model.base_model_prefix}."
+    # A model that is its own base, as T5 is, has no part that may be missing.
+    base = f"{model.base_model_prefix}." if hasattr(model, model.base_model_prefix) else ""
     mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
     lacking = [key for key in (*info["missing_keys"], *mismatched) if key.startswith(base) and ".pooler." not in key]
     if lacking:
@@ -166,21 +100,3 @@ def _load(config: ModelConfig, own: Any, cls: Any) -> PreTrainedModel:
         )
     loaded: PreTrainedModel = model
     return loaded
-
-
-def _require_match(own: Any, tokenizer: Any, config: ModelConfig) -> None:
-    """Refuse a tokenizer that can only be another model's: special tokens elsewhere, or a far smaller vocabulary."""
-    if config.tokenizer is None:
-        return
-    where = f"model.tokenizer {config.tokenizer}"
-    rows = getattr(own, "vocab_size", len(tokenizer))
-    if rows - len(tokenizer) >= _SPARE_ROWS:
-        raise ConfigError(f"{where}: has {len(tokenizer)} tokens, the model was trained with {rows}: not its tokenizer")
-    for name in _SPECIAL:
-        mine, theirs = getattr(tokenizer, name, None), getattr(own, name, None)
-        shared = mine is not None and isinstance(theirs, int)
-        if shared and mine != theirs and not (name == "pad_token_id" and tokenizer.pad_token == tokenizer.eos_token):
-            raise ConfigError(
-                f"{where}: its {name.removesuffix('_id').replace('_', ' ')} is {mine}, the model's is {theirs}: not "
-                "its tokenizer"
-            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..config import RunConfig
 from ..data.batches import Order
-from ..data.examples import Encoded, Grouped, encode
+from ..data.errors import DataError
+from ..data.examples import Encoded, Grouped
 from ..data.labelled import Examples, LabelledData, open_labelled
-from ..data.tasks import BUILTIN
 from ..errors import ConfigError
-from ..metrics import classification_figures, is_at_chance, majority
-from ..models.finetune import build_classifier, described, longest_text, tokenizer_for
+from ..metrics import classification_figures
+from ..models.finetune import build_classifier, kept_head
+from ..models.reader import Reader
 from .task import IGNORED, Batch, Figures, Task
 
 
@@ -28,29 +30,25 @@ class Classification(Task):
     """A labelled task. Batches hold examples of about the same length, padded to the longest of them."""
 
     data: LabelledData
-    tokenizer: Any
-    own: PreTrainedConfig
-    longest: int
+    reader: Reader
     train: Encoded
     order: Grouped
-    split: Examples
+    split: str
     held_out: Encoded
     in_turn: Order
     choose: str
+    about_head: str | None = None
 
     @classmethod
     def open(cls, config: RunConfig) -> Classification:
-        data = open_data(config)
-        tokenizer = tokenizer_for(config.model, config.task.name.startswith(BUILTIN))
-        own = described(config.model, tokenizer, config.data.sequence_length)
-        longest = longest_text(own, config.data.sequence_length)
-        train, held_out = (_encoded(data.splits[split], tokenizer, own, longest) for split in ("train", "validation"))
-        _require_end(own, tokenizer, train)
+        data, reader = open_data(config), Reader.of(config)
+        train = _encoded(data, "train", reader)
         order = Grouped(train.lengths, config.train.batch_size, config.data_seed)
+        held_out = _encoded(data, "validation", reader)
         in_turn = _longest_first(held_out, config.eval.sequences)
+        about_head = kept_head(config.model, reader, data.labels)
         choose = config.eval.choose or "accuracy"
-        split = data.splits["validation"]
-        return cls(data, tokenizer, own, longest, train, order, split, held_out, in_turn, choose)
+        return cls(data, reader, train, order, "validation", held_out, in_turn, choose, about_head)
 
     @property
     def samples_per_epoch(self) -> int:
@@ -62,16 +60,16 @@ class Classification(Task):
 
     @property
     def sha256(self) -> str:
-        return self.data.sha256
+        return hashlib.sha256(f"{self.data.sha256}\0{self.reader.sha256}".encode()).hexdigest()
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
-        return build_classifier(config.model, self.own, self.tokenizer, self.data.labels, config.seed)
+        return build_classifier(config.model, self.reader, self.data.labels, config.seed)
 
     def loss(self, model: nn.Module) -> nn.Module:
         return ClassifierLoss(model, len(self.data.labels))
 
     def batch(self, first: int, count: int) -> Batch:
-        return self._rows(self.train, self.data.splits["train"], self.order.chosen(first, count))
+        return self._rows(self.train, "train", self.order.chosen(first, count))
 
     def targets(self, first: int, count: int) -> int:
         return int((self.order.chosen(first, count) >= 0).sum())
@@ -90,32 +88,32 @@ class Classification(Task):
         confusion = np.rint(sums[2:]).astype(np.int64).reshape(classes, classes)
         return {"loss": sums[0] / sums[1], **classification_figures(confusion, self.data.labels)}
 
-    def score(self, figures: Figures) -> float:
-        return -float(figures["loss"]) if self.choose == "loss" else float(figures[self.choose])
+    def score(self, figures: Figures) -> tuple[float, ...]:
+        by_loss = -float(figures["loss"])
+        return (by_loss,) if self.choose == "loss" else (float(figures[self.choose]), by_loss)
 
     def reached(self, figures: Figures, target: float) -> bool:
         return bool(figures["accuracy"] >= target)
 
     def headline(self, figures: Figures) -> str:
         return (
-            f"accuracy {figures['accuracy']:.4f} (majority {self._majority()['accuracy']:.4f}), "
+            f"accuracy {figures['accuracy']:.4f} (majority {figures['majority']['accuracy']:.4f}), "
             f"macro-F1 {figures['macro_f1']:.4f}, validation loss {figures['loss']:.4f}"
         )
 
     def others(self) -> dict[str, Task]:
         found: dict[str, Task] = {}
-        for name, split in self.data.splits.items():
+        for name in self.data.splits:
             if name not in ("train", "validation"):
-                encoded = _encoded(split, self.tokenizer, self.own, self.longest)
-                found[name] = replace(self, split=split, held_out=encoded, in_turn=_longest_first(encoded, None))
+                encoded = _encoded(self.data, name, self.reader)
+                found[name] = replace(self, split=name, held_out=encoded, in_turn=_longest_first(encoded, None))
         return found
 
     def results(self, last: Figures, best: Figures) -> dict[str, Any]:
         chosen = best or last
-        chance = is_at_chance(chosen["accuracy"], chosen["n"], self._majority()["accuracy"])
         warning = (
             f"accuracy {chosen['accuracy']:.4f} on {chosen['n']} examples is within noise of always answering "
-            f"{self._majority()['label']!r} ({self._majority()['accuracy']:.4f}): a failed run, not a comparison"
+            f"{chosen['majority']['label']!r} ({chosen['majority']['accuracy']:.4f}): a failed run, not a comparison"
         )
         return {
             "val_loss": last["loss"],
@@ -125,25 +123,23 @@ class Classification(Task):
             "best_accuracy": best.get("accuracy"),
             "best_step": best.get("step"),
             "labels": list(self.data.labels),
-            "majority": self._majority(),
-            "at_chance": chance,
-            "warnings": [warning] if chance else [],
+            "majority": chosen["majority"],
+            "at_chance": chosen["at_chance"],
+            "warnings": [warning] if chosen["at_chance"] else [],
         }
 
     def warnings(self) -> list[str]:
-        said = []
-        for name, encoded in (("training", self.train), ("validation", self.held_out)):
-            if encoded.cut:
-                share = 100 * encoded.cut / len(encoded)
-                said.append(f"{encoded.cut:,} {name} texts ({share:.1f} %) were longer than {self.longest} tokens: cut")
-        return said
+        told = [self.about_head] if self.about_head else []
+        return told + cut_warnings({"training": self.train, self.split: self.held_out}, self.reader)
 
     def describe(self) -> dict[str, Any]:
         return {
             "description": self.data.description,
             "synthetic": self.data.synthetic,
             "labels": list(self.data.labels),
-            "longest": self.longest,
+            "longest": self.reader.longest,
+            "tokenizer": self.reader.sha256,
+            "pairs": self.data.splits["train"].pairs is not None,
             "splits": {
                 name: {
                     **self.data.sources.get(name, {}),
@@ -155,17 +151,13 @@ class Classification(Task):
         }
 
     def save_tokenizer(self, folder: Path) -> None:
-        self.tokenizer.save_pretrained(folder)
+        self.reader.save(folder)
 
-    def _majority(self) -> dict[str, Any]:
-        counts = np.bincount(self.split.labels[self.in_turn], minlength=len(self.data.labels))
-        return majority(counts.tolist(), self.data.labels)
-
-    def _rows(self, encoded: Encoded, split: Examples, chosen: Order) -> Batch:
+    def _rows(self, encoded: Encoded, split: str, chosen: Order) -> Batch:
         """Examples as a batch. An empty place is filled with the first example, and its label is ignored."""
         filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
-        rows = encoded.pad(filled, self.tokenizer.pad_token_id)
-        rows["labels"] = np.where(chosen < 0, IGNORED, split.labels[filled])
+        rows = encoded.pad(filled, self.reader.tokenizer.pad_token_id)
+        rows["labels"] = np.where(chosen < 0, IGNORED, self.data.splits[split].labels[filled])
         return {name: torch.from_numpy(values) for name, values in rows.items()}
 
 
@@ -206,26 +198,52 @@ class ClassifierLoss(nn.Module):
         return torch.cat([torch.stack([loss.double(), known.sum().double()]), confusion.double()])
 
 
-def _encoded(split: Examples, tokenizer: Any, own: PreTrainedConfig, longest: int) -> Encoded:
-    # Only a model that was made for them reads which of two texts a token belongs to.
-    types = "token_type_ids" in tokenizer.model_input_names and getattr(own, "type_vocab_size", 0) > 1
-    texts, pairs = split.texts, split.pairs
-    if pairs is not None and tokenizer("a", "b").input_ids == tokenizer("a").input_ids + tokenizer("b").input_ids:
-        # A decoder's tokenizer puts nothing between two texts; without a mark they would run into each other.
-        texts = [f"{text}{tokenizer.eos_token}{pair}" for text, pair in zip(texts, pairs, strict=True)]
-        pairs = None
-    return encode(tokenizer, texts, pairs, longest, types)
+@torch.no_grad()
+def classify(model: nn.Module, reader: Reader, text: str, pair: str | None) -> dict[str, Any]:
+    """What a classifier says of one text, or of one pair: the likeliest class, and the probability of each."""
+    encoded = reader.read([text], None if pair is None else [pair])
+    rows = encoded.pad(np.zeros(1, np.int64), reader.tokenizer.pad_token_id)
+    judge: Any = model
+    logits = judge(**{name: torch.from_numpy(values) for name, values in rows.items()}).logits
+    shares = torch.softmax(logits[0].float(), -1).tolist()
+    labels = [judge.config.id2label[index] for index in range(len(shares))]
+    likeliest = max(zip(shares, labels, strict=True))[1]
+    return {"label": likeliest, "probabilities": dict(zip(labels, shares, strict=True))}
 
 
-def _require_end(own: PreTrainedConfig, tokenizer: Any, encoded: Encoded) -> None:
-    """An encoder-decoder is pooled where the text ends, so its tokenizer must mark that."""
-    if getattr(own, "is_encoder_decoder", False):
-        marks = {tokenizer.eos_token_id, tokenizer.sep_token_id}
-        if int(encoded.ids[encoded.offsets[1] - 1]) not in marks:
-            raise ConfigError(
-                f"model: a {own.model_type} classifies by the end-of-text token, and its tokenizer puts none after a "
-                "text; name the model's own tokenizer"
-            )
+def cut_warnings(encoded: dict[str, Encoded], reader: Reader) -> list[str]:
+    """How many texts of each split were longer than the model reads."""
+    return [
+        f"{one.cut:,} {name} texts ({100 * one.cut / len(one):.1f} %) were longer than {reader.longest} tokens: cut"
+        for name, one in encoded.items()
+        if one.cut
+    ]
+
+
+def _encoded(data: LabelledData, split: str, reader: Reader) -> Encoded:
+    examples: Examples = data.splits[split]
+    encoded = reader.read(examples.texts, examples.pairs)
+    if getattr(reader.own, "is_encoder_decoder", False):
+        _require_one_end(encoded, reader, f"{data.name}, {split}")
+    return encoded
+
+
+def _require_one_end(encoded: Encoded, reader: Reader, where: str) -> None:
+    """An encoder-decoder is pooled where the text ends, so every text must have as many end tokens as the others."""
+    end = reader.own.eos_token_id
+    counts = np.add.reduceat((encoded.ids == end).astype(np.int64), encoded.offsets[:-1])
+    if counts[0] == 0:
+        raise ConfigError(
+            f"model: a {reader.own.model_type} classifies by the end-of-text token, and its tokenizer puts none after "
+            "a text; name the model's own tokenizer"
+        )
+    mark = reader.tokenizer.convert_ids_to_tokens(end)
+    odd = np.flatnonzero(counts != np.bincount(counts).argmax())
+    if len(odd):
+        raise DataError(
+            f"{where}, example {odd[0] + 1}: its text contains {mark!r}, the token "
+            f"by which a {reader.own.model_type} knows where a text ends; remove it ({len(odd)} such texts)"
+        )
 
 
 def _longest_first(encoded: Encoded, most: int | None) -> Order:

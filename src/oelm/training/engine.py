@@ -192,6 +192,8 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
         folder.status("running", step=state.step, max_steps=pace.steps)
         for note in task.warnings() + (state.notes if checkpoint is not None else []):
             display.say(note)
+    if config.task.kind == "text2text" and config.train.parallel == "fsdp" and world.size > 1:
+        state.notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
     display.start(pace.steps)
     timer = StepTimer(world.device, step_seconds)
     trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say)
@@ -261,8 +263,9 @@ def _log(run: Run, rate: float) -> None:
 
 def _validate(run: Run) -> None:
     state, task = run.state, run.task
-    figures = _figures(run, run.stepper.module, run.model, task)
-    better = math.isfinite(task.score(figures)) and (not state.best or task.score(figures) > task.score(state.best))
+    figures = _figures(run, run.stepper.module, run.model, task, run.config.eval.sequences)
+    finite = all(math.isfinite(number) for number in task.score(figures))
+    better = finite and (not state.best or task.score(figures) > task.score(state.best))
     when = {"step": state.step, "epoch": run.pace.epoch(state.step)}
     state.last = {**when, **figures}
     if better:
@@ -272,7 +275,7 @@ def _validate(run: Run) -> None:
             state.reached[str(target)] = {"step": state.step, "tokens": state.tokens, "seconds": state.seconds}
     run.display.say(f"step {state.step}: {task.headline(figures)}{' (best)' if better else ''}")
     if run.world.main:
-        numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
+        numbers = {name: value for name, value in figures.items() if type(value) in (int, float)}
         clock = {"seconds": state.seconds}
         run.folder.metric("val", state.step, epoch=when["epoch"], **numbers, tokens=state.tokens, time=clock)
         run.trackers.send({f"val/{name}": value for name, value in numbers.items()}, state.step)
@@ -282,10 +285,10 @@ def _validate(run: Run) -> None:
         _save_model(run, run.folder / "best")
 
 
-def _figures(run: Run, module: nn.Module, model: nn.Module, task: Task) -> Figures:
+def _figures(run: Run, module: nn.Module, model: nn.Module, task: Task, sequences: int | None) -> Figures:
     """The figures of a model on a task's validation examples, and of the answers it writes where a task asks that."""
     config, batch_size = run.config, run.config.eval.batch_size or run.state.micro_batch_size
-    figures = validate(module, task, run.world, batch_size, config.eval.sequences, run.stepper.autocast)
+    figures = validate(module, task, run.world, batch_size, sequences, run.stepper.autocast)
     reshard(module)
     if config.eval.generations and not run.sharded:
         figures |= written_figures(model, task, run.world, batch_size, config.eval.generations)
@@ -347,10 +350,10 @@ def _finish(run: Run) -> dict[str, Any]:
         verify(run.model)
     timing = run.timer.summary(state.tokens / max(1, state.step))
     report = audit_of(run.model, run.world)
+    memory = torch.cuda.max_memory_allocated() if run.world.device.type == "cuda" else None
     evaluations = _other_splits(run)
     if not run.world.main:
         return {}
-    memory = torch.cuda.max_memory_allocated() if run.world.device.type == "cuda" else None
     result = result_of(config, run.task, run.pace, state, report, timing, evaluations, memory, run.world.size)
     write_json(run.folder / "timing.json", {**timing, "notes": state.notes})
     write_json(run.folder / "audit.json", report)
@@ -368,11 +371,15 @@ def _other_splits(run: Run) -> dict[str, Figures]:
     others = run.task.others()
     if not others:
         return {}
-    model, module = run.model, run.stepper.module
-    if run.config.checkpoint.best and run.state.best:
-        model = load(run.folder / "best").to(run.world.device)
+    model, module, step = run.model, run.stepper.module, run.state.step
+    if run.state.best and run.world.any(run.world.main and (run.folder / "best").is_dir()):
+        model, step = load(run.folder / "best").to(run.world.device), run.state.best["step"]
         module = run.task.loss(model)
-    return {name: _figures(run, module, model, other) for name, other in others.items()}
+    found = {}
+    for name, other in others.items():
+        found[name] = {"step": step, **_figures(run, module, model, other, None)}
+        run.state.notes += [note for note in other.warnings() if note not in run.task.warnings()]
+    return found
 
 
 def _numbers(figures: Figures) -> Figures:

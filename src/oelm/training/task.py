@@ -89,9 +89,9 @@ class Task(ABC):
     @abstractmethod
     def save_tokenizer(self, folder: Path) -> None: ...
 
-    def score(self, figures: Figures) -> float:
-        """The higher, the better: by this the best model is chosen."""
-        return -float(figures["loss"])
+    def score(self, figures: Figures) -> tuple[float, ...]:
+        """The higher, the better, the first number first: by this the best model is chosen."""
+        return (-float(figures["loss"]),)
 
     def reached(self, figures: Figures, target: float) -> bool:
         """Whether a target of `eval.targets` is met."""

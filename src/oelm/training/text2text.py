@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..config import RunConfig
 from ..data.batches import Order
 from ..data.errors import optional
-from ..data.examples import Encoded, Grouped, encode
-from ..data.labelled import Examples, LabelledData
-from ..data.tasks import BUILTIN
-from ..models.finetune import build_text_to_text, described, longest_text, tokenizer_for
-from .classification import open_data
+from ..data.examples import Encoded, Grouped
+from ..data.labelled import PROMPTS, Examples, LabelledData
+from ..errors import ConfigError
+from ..models.finetune import build_text_to_text
+from ..models.reader import Reader
+from .classification import cut_warnings, open_data
 from .task import IGNORED, Batch, Figures, Task
 
 
@@ -37,24 +39,26 @@ class TextToText(Task):
     """Sources and targets. The loss is over the targets' tokens; answers are also written out, greedily, and judged."""
 
     data: LabelledData
-    tokenizer: Any
-    own: PreTrainedConfig
-    longest: int
+    reader: Reader
     train: Sides
     held_out: Sides
     order: Grouped
+    split: str = "validation"
 
     @classmethod
     def open(cls, config: RunConfig) -> TextToText:
         data = open_data(config)
         if config.eval.generations:
             optional("sacrebleu", "judging written answers (or set eval.generations to 0)")
-        tokenizer = tokenizer_for(config.model, config.task.name.startswith(BUILTIN))
-        own = described(config.model, tokenizer, config.data.sequence_length)
-        longest = longest_text(own, config.data.sequence_length)
-        train, held_out = (_sides(data.splits[name], tokenizer, longest) for name in ("train", "validation"))
+        reader = Reader.of(config)
+        train, held_out = (_sides(data.splits[name], reader) for name in ("train", "validation"))
+        if int(train.targets.ids[train.targets.offsets[1] - 1]) != reader.own.eos_token_id:
+            raise ConfigError(
+                "model: its tokenizer puts no end-of-text token after an answer, so it would never learn to stop; name "
+                "the model's own tokenizer"
+            )
         order = Grouped(train.sources.lengths, config.train.batch_size, config.data_seed)
-        return cls(data, tokenizer, own, longest, train, held_out, order)
+        return cls(data, reader, train, held_out, order)
 
     @property
     def samples_per_epoch(self) -> int:
@@ -66,10 +70,10 @@ class TextToText(Task):
 
     @property
     def sha256(self) -> str:
-        return self.data.sha256
+        return hashlib.sha256(f"{self.data.sha256}\0{self.reader.sha256}".encode()).hexdigest()
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
-        return build_text_to_text(config.model, self.own, self.tokenizer, config.seed)
+        return build_text_to_text(config.model, self.reader, config.seed)
 
     def loss(self, model: nn.Module) -> nn.Module:
         return AnswerLoss(model)
@@ -93,26 +97,16 @@ class TextToText(Task):
         return {"loss": sums[0] / sums[1]}
 
     def write(self, model: nn.Module, first: int, count: int) -> list[str]:
-        rows = self.held_out.sources.pad(np.arange(first, first + count), self.tokenizer.pad_token_id)
-        writer: Any = model
-        device = next(model.parameters()).device
-        out = writer.generate(
-            input_ids=torch.from_numpy(rows["input_ids"]).to(device),
-            attention_mask=torch.from_numpy(rows["attention_mask"]).to(device),
-            max_new_tokens=int(self.train.targets.lengths.max()),
-            do_sample=False,
-            num_beams=1,
-        )
-        return [text.strip() for text in self.tokenizer.batch_decode(out, skip_special_tokens=True)]
+        longest = max(int(sides.targets.lengths.max()) for sides in (self.train, self.held_out))
+        return answer(model, self.reader, self.held_out.sources, np.arange(first, first + count), longest)
 
     def judge(self, written: list[str]) -> Figures:
         assert self.held_out.examples.answers is not None
         # What the tokenizer makes of a target is what a model can write; that it may not be able to is not its fault.
         targets = self.held_out.targets
-        wanted = [
-            self.tokenizer.decode(targets.ids[targets.offsets[i] : targets.offsets[i + 1]], skip_special_tokens=True)
-            for i in range(len(written))
-        ]
+        ends = zip(targets.offsets[: len(written)], targets.offsets[1:], strict=False)
+        tokens = [targets.ids[start:end] for start, end in ends]
+        wanted = self.reader.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return judged(written, [text.strip() for text in wanted])
 
     def headline(self, figures: Figures) -> str:
@@ -126,7 +120,7 @@ class TextToText(Task):
 
     def others(self) -> dict[str, Task]:
         return {
-            name: replace(self, held_out=_sides(split, self.tokenizer, self.longest))
+            name: replace(self, held_out=_sides(split, self.reader), split=name)
             for name, split in self.data.splits.items()
             if name not in ("train", "validation")
         }
@@ -141,18 +135,17 @@ class TextToText(Task):
         }
 
     def warnings(self) -> list[str]:
-        cut = {"source": self.train.sources, "target": self.train.targets}
-        return [
-            f"{encoded.cut:,} training {name}s were longer than {self.longest} tokens: cut"
-            for name, encoded in cut.items()
-            if encoded.cut
-        ]
+        sides = {"training": self.train, self.split: self.held_out}
+        encoded = {f"{name} source": one.sources for name, one in sides.items()}
+        return cut_warnings(encoded | {f"{name} target": one.targets for name, one in sides.items()}, self.reader)
 
     def describe(self) -> dict[str, Any]:
         return {
             "description": self.data.description,
             "synthetic": self.data.synthetic,
-            "longest": self.longest,
+            "longest": self.reader.longest,
+            "tokenizer": self.reader.sha256,
+            "pairs": "{pair}" in PROMPTS.get(self.data.name, ""),
             "splits": {
                 name: {**self.data.sources.get(name, {}), "examples": len(split)}
                 for name, split in self.data.splits.items()
@@ -160,7 +153,7 @@ class TextToText(Task):
         }
 
     def save_tokenizer(self, folder: Path) -> None:
-        self.tokenizer.save_pretrained(folder)
+        self.reader.save(folder)
 
     @staticmethod
     def _length(encoded: Encoded, chosen: Order) -> int:
@@ -168,9 +161,9 @@ class TextToText(Task):
 
     def _rows(self, sides: Sides, chosen: Order) -> Batch:
         filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
-        rows = sides.sources.pad(filled, self.tokenizer.pad_token_id)
+        rows = sides.sources.pad(filled, self.reader.tokenizer.pad_token_id)
         rows.pop("token_type_ids", None)
-        answers = sides.targets.pad(filled, self.tokenizer.pad_token_id)
+        answers = sides.targets.pad(filled, self.reader.tokenizer.pad_token_id)
         counts = answers["attention_mask"].astype(bool) & (chosen >= 0)[:, None]
         rows["labels"] = np.where(counts, answers["input_ids"], IGNORED)
         return {name: torch.from_numpy(values) for name, values in rows.items()}
@@ -208,7 +201,20 @@ def judged(written: list[str], wanted: list[str]) -> Figures:
     }
 
 
-def _sides(split: Examples, tokenizer: Any, longest: int) -> Sides:
+@torch.no_grad()
+def answer(model: nn.Module, reader: Reader, sources: Encoded, chosen: Order, longest: int) -> list[str]:
+    """What the model writes to the chosen sources, of at most `longest` tokens, greedily."""
+    rows = sources.pad(chosen, reader.tokenizer.pad_token_id)
+    writer: Any = model
+    device = next(model.parameters()).device
+    out = writer.generate(
+        input_ids=torch.from_numpy(rows["input_ids"]).to(device),
+        attention_mask=torch.from_numpy(rows["attention_mask"]).to(device),
+        max_new_tokens=min(longest, reader.longest - 1),
+    )
+    return [text.strip() for text in reader.tokenizer.batch_decode(out, skip_special_tokens=True)]
+
+
+def _sides(split: Examples, reader: Reader) -> Sides:
     assert split.answers is not None, "text-to-text data has answers"
-    sources = encode(tokenizer, split.texts, split.pairs, longest)
-    return Sides(split, sources, encode(tokenizer, split.answers, None, longest))
+    return Sides(split, reader.read(split.texts, split.pairs), reader.read(split.answers))

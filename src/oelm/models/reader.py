@@ -1,0 +1,181 @@
+"""How the model of a fine-tuning run reads: its tokenizer, what its config says of itself, how many tokens it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from ..checkpoint import require_reachable
+from ..config import ModelConfig, RunConfig
+from ..data.examples import Encoded, encode
+from ..data.tasks import BUILTIN
+from ..data.tokenizer import fingerprint, load_model_tokenizer
+from ..errors import ConfigError, first_line
+from .build import RANDOM
+from .gpt import gpt_config
+from .language import GPT, with_fields
+from .small import small_config
+
+# Families that count positions from after the padding token's id, so that many of their positions are never used.
+_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
+# Rows of an embedding beyond the tokenizer's last token: vocabularies are padded, but not by more than this.
+_SPARE_ROWS = 1024
+_SPECIAL = ("pad_token_id", "cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A tokenizer and the config of the model that reads through it, which belong together."""
+
+    tokenizer: Any
+    own: PreTrainedConfig
+    longest: int
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Reader:
+        """The reader of a run, from its config alone."""
+        tokenizer = _tokenizer_for(config.model, config.task.name.startswith(BUILTIN))
+        own = _described(config.model, tokenizer, config.data.sequence_length)
+        _require_match(own, tokenizer, config.model)
+        own.pad_token_id = tokenizer.pad_token_id
+        if _is_fresh(config.model):
+            _take_marks(own, tokenizer)
+        return cls(tokenizer, own, _longest_text(own, config.data.sequence_length))
+
+    @property
+    def sha256(self) -> str:
+        return fingerprint(self.tokenizer.backend_tokenizer)
+
+    def read(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Encoded:
+        """Texts, or pairs of them, as the model reads them; the longer of two is cut first."""
+        marks = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
+        if self.longest <= marks:
+            raise ConfigError(
+                f"data.sequence_length {self.longest}: the tokenizer's own marks take {marks} of that; use more"
+            )
+        if pairs is not None and marks == 0:
+            # A decoder's tokenizer puts nothing between two texts; without a mark they would run into each other.
+            if self.tokenizer.eos_token is None:
+                raise ConfigError("model.tokenizer: it has no token to put between two texts; use another")
+            pairs = [f"{self.tokenizer.eos_token}{pair}" for pair in pairs]
+        return encode(self.tokenizer, texts, pairs, self.longest, self._types)
+
+    @property
+    def _types(self) -> bool:
+        """Whether the model reads which of two texts a token belongs to: only one that was made for that does."""
+        return "token_type_ids" in self.tokenizer.model_input_names and getattr(self.own, "type_vocab_size", 0) > 1
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer, which from then on gives a model just what it was trained on."""
+        if not self._types:
+            names = [name for name in self.tokenizer.model_input_names if name != "token_type_ids"]
+            self.tokenizer.model_input_names = names
+        self.tokenizer.save_pretrained(folder)
+
+
+def _is_fresh(config: ModelConfig) -> bool:
+    return config.from_scratch or config.name.startswith((GPT, RANDOM))
+
+
+def _tokenizer_for(config: ModelConfig, builtin: bool) -> Any:
+    """The tokenizer that a model reads: the one that is named, else the model's own, else that of the built-in data."""
+    unnamed = config.name.startswith((GPT, RANDOM))
+    if config.tokenizer is not None:
+        tokenizer = load_model_tokenizer(config.tokenizer)
+    elif unnamed and builtin:
+        from ..data.judgements import judgement_tokenizer
+
+        tokenizer = judgement_tokenizer()
+    elif unnamed:
+        raise ConfigError(
+            f"model.tokenizer: {config.name} brings no tokenizer; name a folder or a Hub name (bert-base-uncased, say)"
+        )
+    else:
+        if (Path(config.name) / "audit.json").is_file():
+            raise ConfigError(
+                f"model.name {config.name}: a run's folder; write its model out first: oelm export RUN OUT"
+            )
+        tokenizer = load_model_tokenizer(config.name, config.revision)
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            where = config.tokenizer or config.name
+            raise ConfigError(f"model.tokenizer {where}: it has neither a padding token nor an end-of-text token")
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = tokenizer.truncation_side = "right"
+    return tokenizer
+
+
+def _described(config: ModelConfig, tokenizer: Any, length: int) -> Any:
+    """The model's own config: of a fresh one made to fit the tokenizer and the length, of a pretrained one as it is."""
+    if config.name.startswith(GPT):
+        fields = {"vocab_size": len(tokenizer), "max_position_embeddings": length, **config.fields}
+        return gpt_config(config.name.removeprefix(GPT), **fields)
+    if config.name.startswith(RANDOM):
+        return small_config(config.name.removeprefix(RANDOM), **{"vocab_size": len(tokenizer), **config.fields})
+    if config.fields and not config.from_scratch:
+        raise ConfigError("model.fields: a pretrained model's config is fixed; set model.from_scratch to change it")
+    require_reachable(config.name)
+    try:
+        found = AutoConfig.from_pretrained(config.name, trust_remote_code=False, revision=config.revision or "main")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.name {config.name}: neither a model's folder nor a Hub name that can be reached "
+            f"({first_line(error)})"
+        ) from None
+    if getattr(found, "oelm", None) is not None:
+        raise ConfigError(
+            f"model.name {config.name}: a method was applied to it already. Write it out as a plain model first, "
+            f"`oelm export {config.name} OUT`, and fine-tune that"
+        )
+    return with_fields(found, config.fields)
+
+
+def _longest_text(own: Any, wanted: int) -> int:
+    """How many tokens the model can read, and at most `wanted`."""
+    positions = getattr(own, "max_position_embeddings", None) or getattr(own, "n_positions", None)
+    if positions is None:
+        return wanted
+    if own.model_type in _OFFSET_POSITIONS:
+        positions -= own.pad_token_id + 1
+        if positions < 1:
+            raise ConfigError(
+                f"model: a {own.model_type} counts positions from after its padding token, whose id is "
+                f"{own.pad_token_id} here: use a tokenizer with a padding token at the start of its vocabulary"
+            )
+    return min(wanted, int(positions))
+
+
+def _require_match(own: Any, tokenizer: Any, config: ModelConfig) -> None:
+    """Refuse a tokenizer that can only be another model's: ids beyond the vocabulary, or special tokens elsewhere."""
+    rows = getattr(own, "vocab_size", len(tokenizer))
+    if len(tokenizer) > rows:
+        raise ConfigError(
+            f"model.name {config.name}: its vocabulary has {rows} entries, the tokenizer's has {len(tokenizer)}. "
+            "Is it another model's tokenizer?"
+        )
+    if config.tokenizer is None or _is_fresh(config):
+        return
+    where = f"model.tokenizer {config.tokenizer}"
+    if rows - len(tokenizer) >= _SPARE_ROWS:
+        raise ConfigError(f"{where}: has {len(tokenizer)} tokens, the model was trained with {rows}: not its tokenizer")
+    for name in _SPECIAL:
+        mine, theirs = getattr(tokenizer, name, None), getattr(own, name, None)
+        shared = mine is not None and isinstance(theirs, int)
+        if shared and mine != theirs and not (name == "pad_token_id" and tokenizer.pad_token == tokenizer.eos_token):
+            raise ConfigError(
+                f"{where}: its {name.removesuffix('_id').replace('_', ' ')} is {mine}, the model's is {theirs}: not "
+                "its tokenizer"
+            )
+
+
+def _take_marks(own: Any, tokenizer: Any) -> None:
+    """Give a fresh model the tokenizer's marks: where a text ends, and what a decoder begins with."""
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    if end is not None:
+        own.eos_token_id = end
+    if getattr(own, "is_encoder_decoder", False):
+        own.decoder_start_token_id = tokenizer.pad_token_id
