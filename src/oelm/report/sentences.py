@@ -136,6 +136,9 @@ def verdict_numbers(verdict: Verdict, analysis: Analysis, say: Words) -> str:
                 expected=numbers.figure(expected.measure, expected.expected),
             )
         )
+    corrected = verdict.adjusted is not None and verdict.p is not None and verdict.p < ALPHA <= verdict.adjusted
+    if corrected:
+        extra.append(say("corrected_away", towards=say(verdict.towards), p=numbers.p_value(verdict.adjusted)))
     where = place(verdict.setup, analysis) if verdict.setup is not None else ""
     if where and text:
         text = say("numbers_on", numbers=text, where=where)

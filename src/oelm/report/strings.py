@@ -106,6 +106,10 @@ STRINGS: dict[str, tuple[str, str]] = {
         "chance (corrected p {p}).",
         "尚无定论：单独看区间不含零，但在本报告的多项比较中这可能是偶然（校正后 p {p}）。",
     ),
+    "corrected_away": (
+        "taken alone {towards}, but not among the hypotheses of this report (corrected p {p})",
+        "单独看为{towards}，但在本报告的多项假设中不成立（校正后 p {p}）",
+    ),
     "says_one_seed": ("No verdict from one seed.", "只有一个种子，不下结论。"),
     "says_confounded": ("No verdict: confounded by {fields}.", "不下结论：受 {fields} 混淆。"),
     "says_unpaired": ("No verdict: the two share no seed.", "不下结论：两者没有共同的种子。"),
