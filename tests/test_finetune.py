@@ -173,6 +173,13 @@ def test_arms_share_their_batches_and_their_head(tmp_path):
     assert torch.equal(*weights)
 
 
+def test_the_largest_batch_is_as_wide_as_any(tmp_path):
+    task = open_task(config(tmp_path))
+    widest = max(task.batch(first, 16)["input_ids"].shape[1] for first in range(0, task.samples_per_epoch, 16))
+    assert task.largest(16)["input_ids"].shape == (16, widest)
+    assert task.largest(5000)["labels"].shape == (5000,), "more than there are"
+
+
 def test_accumulation_changes_nothing_but_rounding(tmp_path):
     still = {"model": {"fields": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}}}
     whole = run_here(tmp_path / "whole", **still)

@@ -71,6 +71,9 @@ class Classification(Task):
     def batch(self, first: int, count: int) -> Batch:
         return self._rows(self.train, "train", self.order.chosen(first, count))
 
+    def largest(self, count: int) -> Batch:
+        return self._rows(self.train, "train", np.resize(_longest_first(self.train, None), count))
+
     def targets(self, first: int, count: int) -> int:
         return int((self.order.chosen(first, count) >= 0).sum())
 

@@ -187,8 +187,10 @@ class Stepper:
         return self.task.targets(step * batch, batch)
 
     def _batch(self, first: int, count: int) -> Batch:
-        """Samples on the device; a copy to a GPU overlaps with what it is doing."""
-        batch = self.task.batch(first, count)
+        return self._to_device(self.task.batch(first, count))
+
+    def _to_device(self, batch: Batch) -> Batch:
+        """A batch on the device; a copy to a GPU overlaps with what it is doing."""
         if not self._cuda:
             return batch
         return {name: rows.pin_memory().to(self.world.device, non_blocking=True) for name, rows in batch.items()}
@@ -214,7 +216,7 @@ class Stepper:
             failed = False
             try:
                 with self._scratch():
-                    batch = self._batch(0, state.micro_batch_size)
+                    batch = self._to_device(self.task.largest(state.micro_batch_size))
                     with without_sync(self.module, last=False), self.autocast:
                         torch.autograd.backward(self.module(**batch))
             except torch.OutOfMemoryError:

@@ -58,6 +58,10 @@ class Task(ABC):
     def batch(self, first: int, count: int) -> Batch:
         """Samples first to first + count - 1 of the run."""
 
+    def largest(self, count: int) -> Batch:
+        """As large a batch of `count` samples as any that will come: what fits it fits all."""
+        return self.batch(0, count)
+
     @abstractmethod
     def targets(self, first: int, count: int) -> int:
         """How many predictions those samples ask for: what their summed loss is divided by."""

@@ -81,6 +81,10 @@ class TextToText(Task):
     def batch(self, first: int, count: int) -> Batch:
         return self._rows(self.train, self.order.chosen(first, count))
 
+    def largest(self, count: int) -> Batch:
+        lengths = self.train.sources.lengths + self.train.targets.lengths
+        return self._rows(self.train, np.resize(np.argsort(-lengths, kind="stable"), count))
+
     def targets(self, first: int, count: int) -> int:
         return self._length(self.train.targets, self.order.chosen(first, count))
 
