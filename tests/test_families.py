@@ -38,6 +38,8 @@ REFUSED = {
     ("gemma", "oelm-global"): "64 rows of width 48 cannot be orthonormal over all heads",
     ("gemma", "identity-query"): "4 x 16 is not 48",
     ("gemma", "identity-key"): "4 x 16 is not 48",
+    ("qwen3", "identity-core"): "4 x 16 is not 48",
+    ("gemma", "identity-core"): "4 x 16 is not 48",
     ("albert", "last-layers"): "this model has one block for all its layers",
 }
 # A head of its own has a model whose output layer is not its embedding; the others have no head to train alone.

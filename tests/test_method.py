@@ -147,8 +147,9 @@ def test_a_preset_does_what_it_says(name):
         assert row.init == spec.init
         assert (row.orthogonality_error is not None) == (spec.init in ORTHONORMAL - {"identity"})
         if spec.init == "identity":
-            assert isinstance(module, IdentityProjection)
-            assert row.state == "no parameters"
+            cored = row.role == "q" and method.core == "matrix"
+            assert isinstance(module.identity if cored else module, IdentityProjection)
+            assert row.state == ("trainable" if cored else "no parameters")
             continue
         assert module.weight.requires_grad == (not spec.frozen)
         assert torch.equal(module.weight, before.weight) == (spec.init in KEEPING)
@@ -272,6 +273,64 @@ def test_a_core_is_trained_on_the_side_or_sides_where_it_belongs(name, core, sha
             start = torch.ones(shapes[role]) if core == "gain" else torch.eye(D_HEAD).expand(shapes[role])
             assert torch.equal(module.core, start)
     assert all(row.state == "frozen, rest trained" for row in report.rows if row.role in shapes)
+
+
+@pytest.mark.parametrize("preset", ["oelm-core", "oelm-exact", "identity-core"])
+@pytest.mark.parametrize(("reach", "sizes"), [(2, (24, 24, 24)), ([4, 1, 2], (48, 12, 24))])
+def test_heads_within_reach_share_a_core(preset, reach, sizes):
+    model, plain = small_model("bert"), small_model("bert")
+    oelm.apply(model, {"preset": preset, "reach": reach})
+    assert [tuple(attention(model, layer).query.core.shape) for layer in range(3)] == [
+        (WIDTH // size, size, size) for size in sizes
+    ]
+    if preset == "oelm-exact":
+        ids = torch.arange(24).view(2, 12)
+        torch.testing.assert_close(model.eval()(ids).logits, plain.eval()(ids).logits, atol=1e-5, rtol=0)
+
+
+def test_a_core_that_reaches_all_heads_mixes_them_and_one_of_reach_1_does_not():
+    for reach, mixes in ((4, True), (1, False)):
+        query = _queried(small_model("bert"), reach)
+        hidden = torch.randn(1, 1, WIDTH, generator=torch.Generator().manual_seed(0))
+        moved = hidden.clone()
+        moved[..., -1] += 1.0  # a coordinate of the last head
+        assert torch.equal(query(hidden)[..., :D_HEAD], query(moved)[..., :D_HEAD]) != mixes
+
+
+def _queried(model, reach):
+    oelm.apply(model, {"preset": "identity-core", "reach": reach})
+    return attention(model, 0).query
+
+
+def test_a_core_between_identities_starts_orthogonal_and_not_as_one():
+    """One would have each token attend to itself, since query and key are the same slice."""
+    first, again, other = (small_model("bert") for _ in range(3))
+    for model, seed in ((first, 0), (again, 0), (other, 1)):
+        oelm.apply(model, "identity-core", seed=seed)
+    core = attention(first, 0).query.core
+    torch.testing.assert_close(core @ core.mT, torch.eye(D_HEAD).expand(HEADS, -1, -1), atol=1e-5, rtol=0)
+    assert core.diagonal(dim1=1, dim2=2).abs().mean() < 0.6
+    assert torch.equal(core, attention(again, 0).query.core)
+    assert not torch.equal(core, attention(other, 0).query.core)
+
+
+@pytest.mark.parametrize(
+    ("reach", "said"),
+    [
+        (3, "does not divide its 4 heads"),
+        ([1, 2], "names 2 layers, and the method covers 3"),
+        (0, "reach"),
+        ([], "reach"),
+    ],
+)
+def test_a_reach_that_does_not_fit_is_refused(reach, said):
+    with pytest.raises(MethodError, match=said):
+        oelm.apply(small_model("bert"), {"preset": "identity-core", "reach": reach})
+
+
+def test_reach_belongs_to_a_matrix_core():
+    with pytest.raises(MethodError, match="reach 2 is that of a matrix core"):
+        Method.load({"preset": "oelm-freeze", "reach": 2})
 
 
 def test_the_cores_of_exact_leave_the_models_function_unchanged():

@@ -141,6 +141,8 @@ class Method(Strict, refusal=MethodError):
 
     q, k, ffn      how those matrices are made, and whether they are frozen
     core           what is trained between frozen Q and K: nothing, a gain per head, or a d_head x d_head matrix
+    reach          how many neighbouring heads a matrix core reads and writes together: one number, or one per chosen
+                   layer. With all heads it is a whole trained matrix after the frozen basis
     biases         whether the biases of frozen Q and K are frozen with them (the reference counts do) or trained
     adapter        what is added to frozen matrices and trained in their place
     rest           what happens to every other parameter: trained, or all frozen but the biases, the last N blocks
@@ -156,6 +158,7 @@ class Method(Strict, refusal=MethodError):
     k: Projection = Projection()
     ffn: FeedForward = FeedForward()
     core: Literal["none", "gain", "matrix"] = "none"
+    reach: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], ...] = 1
     biases: Literal["frozen", "trained"] = "frozen"
     adapter: Adapter = Adapter()
     rest: str = "trained"
@@ -186,6 +189,8 @@ class Method(Strict, refusal=MethodError):
                 f"core {self.core!r} sits between two frozen bases; next to a trained Q or K it adds nothing: "
                 "freeze both, or set core to 'none'"
             )
+        if self.reach != 1 and self.core != "matrix":
+            raise ValueError(f"reach {self.reach} is that of a matrix core, and core is {self.core!r}")
         if self.schedule.kind != "static":
             if not (self.q.frozen or self.k.frozen or self.ffn.frozen):
                 raise ValueError(f"schedule {self.schedule.kind!r} has nothing to act on: no matrix is frozen")
@@ -288,6 +293,7 @@ def _both(spec: Projection, core: Literal["none", "gain", "matrix"] = "none") ->
 
 
 _IDENTITY = Projection(init="identity", frozen=True, scale=2.0)
+_SLICE = Projection(init="identity", frozen=True)
 _QR = Projection(init="qr", frozen=True)
 _FRESH = Projection(init="orthogonal", frozen=True)
 _FROZEN_FFN = FeedForward(init="qr", frozen=True)
@@ -308,6 +314,7 @@ PRESETS: MappingProxyType[str, Method] = MappingProxyType(
         "freeze-pretrained": _both(Projection(init="pretrained", frozen=True)),
         "oelm-exact": _both(_QR, core="matrix"),
         "oelm-core": _both(_FRESH, core="matrix"),
+        "identity-core": Method(q=_SLICE, k=_SLICE, core="matrix"),
         "identity-query": Method(q=_IDENTITY),
         "identity-key": Method(k=_IDENTITY),
         "lora": Method(rest="head", adapter=Adapter(kind="lora")),
@@ -334,6 +341,7 @@ ABOUT: MappingProxyType[str, str] = MappingProxyType(
         "freeze-pretrained": "the loaded Q and K, frozen as they are",
         "oelm-exact": "pretrained: QR bases frozen, a core per head trained, the model's function unchanged at step 0",
         "oelm-core": "from scratch: random orthogonal bases frozen, a core per head trained",
+        "identity-core": "each head's query and key are its slice of the hidden state; a core per head trained between",
         "identity-query": "each head's query is its slice of the hidden state, times 2; Key trained",
         "identity-key": "each head's key is its slice of the hidden state, times 2; Query trained",
         "lora": "LoRA of rank 8 on Q and V, and the task's head; all else frozen (needs peft)",

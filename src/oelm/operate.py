@@ -202,7 +202,7 @@ def _attention_changes(
             rows = site.heads_of(role) * site.d_head
             identity = IdentityProjection(rows, site.width, target.factor, Replaced(module))
         if role in sides:
-            core = _start_core(site, role, method, sides, coefficients)
+            core = _start_core(target, method, sides, coefficients, seed)
             if new_bias is not None and sides == ("q",) and coefficients["k"] is not None:
                 new_bias = _through_key(new_bias, coefficients["k"], site)
             built = _core_projection(module, identity, matrices[role], core, new_bias)
@@ -270,17 +270,28 @@ def _new_bias(bias: Tensor, target: Target) -> Tensor:
 
 
 def _start_core(
-    site: Site, role: str, method: Method, sides: tuple[str, ...], coefficients: dict[str, Tensor | None]
+    target: Target, method: Method, sides: tuple[str, ...], coefficients: dict[str, Tensor | None], seed: int | None
 ) -> Tensor:
-    """The core's first value: what leaves the function unchanged where the basis came from the weights, else one."""
+    """The core's first value: what leaves the function unchanged where the basis came from the weights, else one.
+
+    Between a query and a key that are the same slice, one would have every token attend to itself: there it is a random
+    orthogonal matrix.
+    """
+    site, role = target.site, target.role
     heads, d_head = site.heads_of(role), site.d_head
     if method.core == "gain":
         return torch.ones(heads)
+    rows = target.reach * d_head
+    if method.q.init == method.k.init == "identity" and role == "q" and seed is not None:
+        draw = init.generator(seed, f"{target.path}.core")
+        return init.orthogonal(heads * d_head, rows, heads // target.reach, draw).view(-1, rows, rows)
     own = coefficients[role]
     core = torch.eye(d_head).repeat(heads, 1, 1) if own is None else own
     if sides == ("q",) and coefficients["k"] is not None:
         core = _per_query_head(coefficients["k"], site).mT @ core
-    return core
+    by_group = core.view(-1, target.reach, d_head, d_head)
+    side_by_side = torch.eye(target.reach, dtype=core.dtype)[None, :, None, :, None] * by_group[:, :, :, None, :]
+    return side_by_side.reshape(-1, rows, rows)
 
 
 def _through_key(bias: Tensor, coefficient: Tensor, site: Site) -> Tensor:

@@ -22,7 +22,7 @@ SHARE_TOLERANCE = 0.005
 class Target:
     """One matrix to set or freeze: where it is, how it is made, and how many orthonormal blocks it has.
 
-    `factor` is what its orthonormal (or Gaussian) rows are multiplied by.
+    `factor` is what its orthonormal (or Gaussian) rows are multiplied by. `reach` is how many heads share a core on it.
     """
 
     site: Site
@@ -31,12 +31,15 @@ class Target:
     spec: Projection | FeedForward
     blocks: int
     factor: float
+    reach: int = 1
 
 
 def plan(model: nn.Module, family: Family, sites: list[Site], method: Method) -> list[Target]:
     """Every matrix that the method touches. Raises when the method does not fit the model or would touch nothing."""
     chosen = choose_sites(family, sites, method)
-    targets = [target for site in chosen for target in _targets(model, family, site, method)]
+    targets = []
+    for site, reach in zip(chosen, _reaches(chosen, method), strict=True):
+        targets += _targets(model, family, site, method, reach)
     if not method.ffn.untouched and not any(target.role.startswith("ffn") for target in targets):
         raise MethodError("the method sets the feed-forward matrices, but the chosen attentions' blocks name none")
     for target in targets:
@@ -80,13 +83,29 @@ def choose_sites(family: Family, sites: list[Site], method: Method) -> list[Site
     return chosen
 
 
-def _targets(model: nn.Module, family: Family, site: Site, method: Method) -> list[Target]:
+def _reaches(chosen: list[Site], method: Method) -> list[int]:
+    """How many heads share a core, for each chosen site."""
+    if isinstance(method.reach, int):
+        return [method.reach] * len(chosen)
+    found = []
+    for kind in dict.fromkeys(site.kind for site in chosen):
+        layers = sum(site.kind == kind for site in chosen)
+        if len(method.reach) != layers:
+            raise MethodError(
+                f"reach names {len(method.reach)} layers, and the method covers {layers} {kind} layers: name each"
+            )
+        found += list(method.reach)
+    return found
+
+
+def _targets(model: nn.Module, family: Family, site: Site, method: Method, reach: int) -> list[Target]:
     targets = []
+    sides = core_sides(model, family, method)
     for role, spec in (("q", method.q), ("k", method.k)):
         if not spec.untouched:
             blocks = 1 if spec.scope == "global" else site.heads_of(role)
             factor = spec.scale * _family_factor(model, family, site, role, spec, method)
-            targets.append(Target(site, role, site.roles[role], spec, blocks, factor))
+            targets.append(Target(site, role, site.roles[role], spec, blocks, factor, reach if role in sides else 1))
     if not method.ffn.untouched:
         targets += [Target(site, role, path, method.ffn, 1, 1.0) for role, path in site.feed_forward()]
     return targets
@@ -132,6 +151,8 @@ def check(family: Family, target: Target, method: Method) -> None:
             raise MethodError(f"{where}: {error}") from None
     if method.core == "matrix" and spec.scope == "global" and spec.init in ("qr", "polar"):
         raise MethodError(f"{where}: a core per head needs a basis per head; use scope 'head'")
+    if heads % target.reach:
+        raise MethodError(f"{where}: reach {target.reach} does not divide its {heads} heads into groups")
 
 
 def _up_to_share(model: nn.Module, sites: list[Site], targets: list[Target], ratio: float | str) -> list[Target]:

@@ -45,6 +45,7 @@ class IdentityProjection(nn.Module):
 class CoreProjection(nn.Module):
     """A frozen basis followed by a small trained core per head: a matrix (heads, d_head, d_head) or a gain (heads,).
 
+    Neighbouring heads may share a matrix, which then reads and writes all of theirs: (groups, rows, rows).
     The core acts on activations rather than on the weight: the product with the basis then needs no weight gradient.
     The basis is a frozen weight, or an IdentityProjection, which has none.
     """
@@ -70,22 +71,22 @@ class CoreProjection(nn.Module):
         self.replaced = replaced
 
     @property
-    def heads(self) -> int:
+    def groups(self) -> int:
         return int(self.core.shape[0])
 
     def forward(self, hidden: Tensor) -> Tensor:
         projected = self.identity(hidden) if self.identity is not None else F.linear(hidden, self.weight)
-        by_head = projected.unflatten(-1, (self.heads, -1))
+        by_group = projected.unflatten(-1, (self.groups, -1))
         if self.core.ndim == 1:
-            by_head = by_head * self.core[:, None]
+            by_group = by_group * self.core[:, None]
         else:
-            by_head = torch.einsum("...hi,hji->...hj", by_head, self.core)
-        out: Tensor = by_head.flatten(-2)
+            by_group = torch.einsum("...hi,hji->...hj", by_group, self.core)
+        out: Tensor = by_group.flatten(-2)
         return out if self.bias is None else out + self.bias
 
     def plain(self, like: Tensor) -> nn.Module:
         weight = self.identity.matrix() if self.identity is not None else self.weight
-        basis = weight.detach().to(self.core.device, torch.float64).view(self.heads, -1, weight.shape[1])
+        basis = weight.detach().to(self.core.device, torch.float64).view(self.groups, -1, weight.shape[1])
         core = self.core.detach().double()
         folded = core[:, None, None] * basis if core.ndim == 1 else core @ basis
         return self.replaced.build(folded.flatten(0, 1), self.bias, like)
