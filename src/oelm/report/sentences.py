@@ -15,6 +15,8 @@ from .strings import Words, words
 
 # Notes on a comparison that a summary must not leave out.
 _DOUBTS = ("edge_low", "edge_high", "better_elsewhere", "no_spread")
+# Settings that go with a run's length: a longer one warms up longer and is looked at less often.
+_FOLLOW_LENGTH = ("eval.every", "optimizer.warmup_steps")
 
 
 def summary(analysis: Analysis, language: str = "en") -> list[str]:
@@ -165,7 +167,10 @@ def place(setup: Setup, analysis: Analysis) -> str:
 def setup_name(setup: Setup) -> str:
     """The data, and the settings in which this setup differs from the others on the same data."""
     # Many hashes may differ at once; a name needs no more than a few settings.
-    settings = [f"{field} {value}" for field, value in setup.apart if not field.startswith("environment.")][:4]
+    apart = {field: value for field, value in setup.apart if not field.startswith("environment.")}
+    if "train.max_steps" in apart:
+        apart = {field: value for field, value in apart.items() if field not in _FOLLOW_LENGTH}
+    settings = [f"{field} {value}" for field, value in apart.items()][:4]
     told = setup.task.name == "language" or _letters(setup.task.name) in _letters(setup.dataset)
     name = setup.dataset if told else f"{setup.task.name}: {setup.dataset}"
     return ", ".join([name, *settings])
