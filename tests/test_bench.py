@@ -167,7 +167,7 @@ def test_steps_of_different_size_are_compared_by_the_example(unequal):
     assert small["tokens_per_second"] == pytest.approx(2 * LENGTH / small["step_ms"] * 1000)
     assert baseline["warning"] is None
     assert frozen["warning"] is None
-    assert "oelm-freeze@2 is 2 examples and one of baseline is 4" in small["warning"]
+    assert "oelm-freeze@2 has batches of 2, baseline of 4: " in small["warning"]
 
 
 def test_the_table_shows_both_ratios_whole(unequal):

@@ -222,8 +222,8 @@ def summarise(arms: list[Arm], against: str) -> list[dict[str, Any]]:
 
 def _unequal(name: str, batch: int, against: str, usual: int) -> str:
     return (
-        f"a step of {name} is {batch} examples and one of {against} is {usual}: its ratio compares steps of different "
-        "size and says nothing about speed; the ratio per example does"
+        f"{name} has batches of {batch}, {against} of {usual}: their ratio compares steps of different size and says "
+        "nothing about speed; the ratio per example does"
     )
 
 
@@ -292,7 +292,8 @@ def _running_text(config: RunConfig, own: Any, seed: int) -> Task:
 def _labelled(config: RunConfig, own: Any, seed: int) -> Task:
     """Random sequences, all of the full length, with random classes. None holds the padding token."""
     length, count = config.data.sequence_length, _BATCHES * config.train.batch_size
-    own.pad_token_id = 0 if own.pad_token_id is None else own.pad_token_id
+    padding = getattr(own, "pad_token_id", None)
+    own.pad_token_id = 0 if padding is None else padding
     if longest_text(own, length) < length:
         raise ConfigError(f"data.sequence_length {length} is more than the model's {longest_text(own, length)} tokens")
     draws = np.random.default_rng(seed)
