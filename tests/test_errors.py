@@ -289,7 +289,11 @@ def test_other_layers_may_be_what_they_like():
     model = small_model("bert")
     model.classifier = Adapted(48, 2)
     model.bert.encoder.layer[0].output.dense = Adapted(96, 48)
-    oelm.apply(model, FREEZE)
+    report = oelm.apply(model, FREEZE)
+    assert report.frozen == 3 * 2 * (48 * 48 + 48)
+    for layer in (model.classifier, model.bert.encoder.layer[0].output.dense):
+        assert type(layer) is Adapted
+        assert layer.weight.requires_grad
 
 
 # A model type of the user's own: refused, with the way to teach it

@@ -12,7 +12,7 @@ from oelm.lab.expand import Request, expand
 from oelm.lab.experiment import find, listed
 from oelm.lab.matrix import Matrix
 from oelm.lab.show import MatrixView, status_table, watch
-from oelm.lab.survey import look, survey
+from oelm.lab.survey import RunState, look, survey
 from oelm.schema import merge
 
 from .lab_helpers import experiment_file, lab, started
@@ -95,7 +95,16 @@ def test_the_status_table_names_what_went_wrong(tmp_path):
 
 
 def test_watching_ends_when_nothing_goes_on(tmp_path):
-    watch(lambda: survey(tmp_path))
+    states = ["waiting", "running", "finished"]
+    readings = [[RunState("study/x", tmp_path, state)] for state in states]
+    watch(lambda: readings.pop(0), seconds=0)
+    assert readings == []  # it looked until the run was finished, and no further: there is nothing more to read
+
+
+def test_watching_a_folder_without_runs_ends_at_once(tmp_path):
+    looks = []
+    watch(lambda: looks.append(0) or survey(tmp_path), seconds=60)
+    assert looks == [0]
 
 
 # The demo

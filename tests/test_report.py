@@ -289,6 +289,18 @@ def test_other_splits_and_notes_of_the_records_are_shown(tmp_path):
     assert "12 training texts were longer" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_benchmark_of_steps_of_different_size_says_so(tmp_path):
+    language_run(tmp_path / "runs")
+    whole = {"arm": "baseline", "step_ms": 10.0, "ratio": 1.0, "ratio_95": 0.0, "flop_bound": 1.0, "rounds": 5}
+    half = {**whole, "arm": "oelm-freeze@8", "ratio": 0.5, "batch_size": 8, "ratio_per_example": 0.97, "warning": "!"}
+    (tmp_path / "runs" / "bench.json").write_text(json.dumps([whole, half]))
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert text.count("steps of different size") == 1
+    assert "oelm-freeze@8" in text
+    assert "Per example its ratio is 0.970" in text
+
+
 def test_the_chinese_readme_shows_only_code_that_the_english_one_tests():
     root = Path(__file__).parent.parent
     chinese, english = ((root / name).read_text(encoding="utf-8") for name in ("README.zh-CN.md", "README.md"))

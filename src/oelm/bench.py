@@ -6,27 +6,50 @@ Machines are shared and clocks move, so arms are interleaved in rounds and compa
 from __future__ import annotations
 
 import statistics
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .config import RunConfig
 from .data.batches import Windows
+from .data.examples import Encoded, Grouped
+from .data.labelled import Examples, LabelledData
 from .data.tokens import in_memory
-from .models.language import build_for_run
+from .errors import ConfigError
+from .families import family_of
+from .models.build import RANDOM
+from .models.language import GPT
+from .models.reader import Reader, describe_model, longest_text
 from .operate import apply
-from .sites import find_sites
+from .rest import head_of
+from .schema import merge
+from .sites import find_sites, without_adapter
+from .training.classification import Classification
 from .training.language import LanguageModelling
 from .training.optim import build_optimizer, set_learning_rate
-from .training.parallel import World
+from .training.parallel import World, device_for
 from .training.state import TrainState
 from .training.step import Stepper
+from .training.task import Batch, Task
 
 # Dense bf16 peak of a device in FLOP/s by the vendor's datasheet, by a part of its name; for MFU.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX A5000": 111e12, "4090": 165e12}
+
+Kind = Literal["language", "classification"]
+
+_GPT_VOCABULARY = 8192
+_CLASSES = ("one", "two", "three")
+# Batches of random data before they come round again.
+_BATCHES = 64
+# Positions beyond a sequence's length: texts are padded to a multiple of 8, and some families leave the first unused.
+_SPARE_POSITIONS = 8
+# What an override may set; the rest of a run's config has no part in a step, or is given by the arms.
+_SECTIONS = ("model", "optimizer", "train")
 
 
 @dataclass(frozen=True)
@@ -45,69 +68,137 @@ class Arm:
         return statistics.median(second for seconds in self.rounds for second in seconds)
 
 
-def train_flops_per_token(model: Any, length: int) -> float:
-    """Multiply-adds times two that one token's training step must do, with frozen matrices' weight gradients left out.
+def plan_arms(
+    names: Sequence[str],
+    model: str,
+    batch_size: int = 8,
+    length: int = 128,
+    vocab_size: int | None = None,
+    kind: Kind | None = None,
+    compile_model: bool | None = None,
+    overrides: Sequence[str] = (),
+) -> dict[str, RunConfig]:
+    """The run of every arm. `PRESET@N` is an arm with batches of N; without a kind, the model says what it learns."""
+    for override in overrides:
+        section = override.partition("=")[0].partition(".")[0]
+        if section not in _SECTIONS:
+            raise ConfigError(f"{override}: a benchmark takes settings of {', '.join(_SECTIONS)}")
+    fields: dict[str, Any] = {
+        "model": {"name": model, "fields": _fitting(model, length, vocab_size)},
+        "data": {"sequence_length": length},
+        "train": {"batch_size": batch_size, "compile": "auto" if compile_model is None else compile_model},
+    }
+    usual = _kind_for(RunConfig.load(fields, [*overrides]))
+    if (kind or usual) == "classification":
+        fields["task"] = {"name": "random"}
+    arms = {}
+    for name in names:
+        if name in arms:
+            raise ConfigError(f"arm {name!r} is named twice")
+        method, size = _split_arm(name)
+        own = [] if size is None else [f"train.batch_size={size}"]
+        arms[name] = RunConfig.load(merge(fields, {"method": method}), [*overrides, *own])
+    return arms
 
-    Forward 2 per weight, backward 2 for the input's gradient and 2 for the weight's; causal attention half of full.
+
+def train_flops_per_token(model: Any, length: int, unreached: Collection[int] = ()) -> float:
+    """Multiply-adds times two that one token's training step must do.
+
+    For every weight 2 forward, 2 for the input's gradient and, where it trains, 2 for its own; causal attention is half
+    of full. `unreached` holds the ids of weights whose input needs no gradient. A fresh head reads a sequence once.
     """
-    _, sites = find_sites(model)
+    family, sites = find_sites(model)
+    head = head_of(model)
+    once = {id(parameter) for parameter in head.parameters.values()} if head.fresh else set()
+    # One block of ALBERT is gone through by many layers.
+    passes = model.config.num_hidden_layers / model.config.num_hidden_groups if family.shared else 1
+    repeated = {id(p) for site in sites for p in model.get_submodule(site.block).parameters()}
+
+    def cost(parameter: Tensor) -> float:
+        key = id(parameter)
+        per_weight = 2 + 2 * parameter.requires_grad + 2 * (key not in unreached)
+        uses = 1 / length if key in once else passes if key in repeated else 1
+        return uses * per_weight * parameter.numel()
+
     matrices = {id(m.weight): m.weight for m in model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)}
     tokens_only = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    head = model.get_output_embeddings()
-    if head is not None:
-        tokens_only.discard(id(head.weight))
-    flops = 0.0
-    for key, weight in matrices.items():
-        if weight.ndim == 2 and key not in tokens_only:
-            flops += (6 if weight.requires_grad else 4) * weight.numel()
-    for name, parameter in model.named_parameters():
-        if name.endswith(".core"):
-            flops += 6 * parameter.numel()
-    return flops + sum(6 * site.heads * site.d_head * length for site in sites)
+    output = model.get_output_embeddings()
+    if output is not None:
+        tokens_only.discard(id(output.weight))
+    flops = sum(cost(weight) for key, weight in matrices.items() if weight.ndim == 2 and key not in tokens_only)
+    flops += sum(cost(parameter) for name, parameter in model.named_parameters() if name.endswith(".core"))
+    for site in sites:
+        after: Any = without_adapter(model.get_submodule(site.roles["o"])) if "o" in site.roles else None
+        # Scores and their use: 2 products forward, 4 backward, 2 FLOPs each.
+        products = 2 if after is not None and id(after.weight) in unreached else 6
+        flops += passes * (1 if site.kind == "decoder" else 2) * products * site.heads * site.d_head * length
+    return flops
+
+
+def unreached_weights(loss: nn.Module, batch: Batch) -> set[int]:
+    """The ids of parameters whose module's input needs no gradient, since nothing trains below: from a forward pass."""
+    reached: dict[int, bool] = {}
+
+    def look(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        needed = not inputs or bool(inputs[0].requires_grad)
+        for parameter in module.parameters(recurse=False):
+            reached[id(parameter)] = reached.get(id(parameter), False) or needed
+
+    # An embedding's input are token ids; its weight may be the output layer's too, which is seen by itself.
+    hooks = [m.register_forward_pre_hook(look) for m in loss.modules() if not isinstance(m, nn.Embedding)]
+    try:
+        loss(**batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {key for key, needed in reached.items() if not needed}
 
 
 def benchmark(
     arms: dict[str, RunConfig], rounds: int = 5, steps: int = 20, warmup: int = 10, seed: int = 0
 ) -> list[Arm]:
     """Time whole optimiser steps of every arm on random tokens, `rounds` times `steps` each, interleaved."""
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = device_for(next(iter(arms.values())).train.device)
     world = World(0, 1, device)
     torch._dynamo.config.recompile_limit = 64  # every arm is one more variant of the same code
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     built = {}
     for name, config in arms.items():
-        stepper, state = _stepper(config, world, seed)
+        stepper, state, flops = _stepper(config, world, seed)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         for _ in range(warmup):
             _step(stepper, state)
         memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-        built[name] = (stepper, state, memory)
+        built[name] = (stepper, state, flops, memory)
     times: dict[str, list[list[float]]] = {name: [] for name in arms}
     for _ in range(rounds):
-        for name, (stepper, state, _) in built.items():
+        for name, (stepper, state, _, _) in built.items():
             _step(stepper, state)  # the caches belong to the arm before it
             times[name].append(_timed(stepper, state, steps, device))
     found = []
-    for name, (stepper, _, memory) in built.items():
+    for name, (stepper, _, flops, memory) in built.items():
         trainable = sum(p.numel() for p in stepper.model.parameters() if p.requires_grad)
-        flops = train_flops_per_token(stepper.model, arms[name].data.sequence_length)
         found.append(Arm(name, arms[name], times[name], trainable, flops, memory))
     return found
 
 
 def summarise(arms: list[Arm], against: str) -> list[dict[str, Any]]:
-    """One row per arm: step time, throughput, MFU, memory, and the ratio to one arm with its 95 % interval."""
+    """One row per arm: step time, throughput, MFU, memory, and the ratio to one arm with its 95 % interval.
+
+    The bound by FLOPs is per token, as the ratio per example is: where batches differ, the ratio of steps is neither.
+    """
     reference = next(arm for arm in arms if arm.name == against)
-    peak = _peak_flops()
+    peak = _peak_flops() if reference.peak_memory is not None else None
+    usual = reference.config.train.batch_size
     rows = []
     for arm in arms:
-        tokens = arm.config.train.batch_size * arm.config.data.sequence_length
+        batch = arm.config.train.batch_size
         pairs = zip(arm.rounds, reference.rounds, strict=True)
         ratios = np.array([statistics.median(own) / statistics.median(other) for own, other in pairs])
         spread = _t95(len(ratios)) * ratios.std(ddof=1) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
-        per_second = tokens / arm.step_seconds
+        per_second = batch * arm.config.data.sequence_length / arm.step_seconds
         rows.append(
             {
                 "arm": arm.name,
@@ -120,27 +211,102 @@ def summarise(arms: list[Arm], against: str) -> list[dict[str, Any]]:
                 "trainable": arm.trainable,
                 "peak_memory": arm.peak_memory,
                 "rounds": len(ratios),
+                "batch_size": batch,
+                "ratio_per_example": float(ratios.mean()) * usual / batch,
+                "ratio_per_example_95": float(spread) * usual / batch,
+                "warning": None if batch == usual else _unequal(arm.name, batch, against, usual),
             }
         )
     return rows
 
 
-def _stepper(config: RunConfig, world: World, seed: int) -> tuple[Stepper, TrainState]:
-    vocabulary = int(config.model.fields.get("vocab_size", 50257))
+def _unequal(name: str, batch: int, against: str, usual: int) -> str:
+    return (
+        f"{name} has batches of {batch}, {against} of {usual}: their ratio compares steps of different size and says "
+        "nothing about speed; the ratio per example does"
+    )
+
+
+def _split_arm(name: str) -> tuple[str, int | None]:
+    """A preset's name, and the batch size that the arm has of its own."""
+    method, mark, size = name.partition("@")
+    if not mark:
+        return name, None
+    if not (size.isascii() and size.isdigit() and int(size) > 0):
+        raise ConfigError(f"arm {name!r}: after @ stands the arm's own batch size, 1 or more, as in oelm-freeze@8")
+    return method, int(size)
+
+
+def _fitting(model: str, length: int, vocab_size: int | None) -> dict[str, Any]:
+    """Fields that make a fresh model fit the tokens: its vocabulary, and positions enough."""
+    fields = {} if vocab_size is None else {"vocab_size": vocab_size}
+    if model.startswith(GPT):
+        return {"vocab_size": _GPT_VOCABULARY, **fields}
+    if model.startswith(RANDOM):
+        own = describe_model(RunConfig.load({"model": {"name": model}}).model, None, length)
+        positions = getattr(own, "max_position_embeddings", None)
+        if positions is not None:
+            fields["max_position_embeddings"] = max(positions, length + _SPARE_POSITIONS)
+    return fields
+
+
+def _kind_for(config: RunConfig) -> Kind:
+    """What a model is there to learn: a decoder the next token, an encoder classes."""
+    own = describe_model(config.model, None, config.data.sequence_length)
+    stacks = {stack.kind for stack in family_of(own.model_type).stacks if stack.present(own)}
+    if not hasattr(own, "vocab_size") or {"encoder", "decoder"} <= stacks:
+        raise ConfigError(
+            f"model.name {config.model.name}: steps of language models and of text encoders can be timed, not those of "
+            f"a {own.model_type}"
+        )
+    return "classification" if stacks == {"encoder"} else "language"
+
+
+def _stepper(config: RunConfig, world: World, seed: int) -> tuple[Stepper, TrainState, float]:
     length = config.data.sequence_length
-    ids = np.random.default_rng(seed).integers(0, vocabulary, 64 * config.train.batch_size * length + 1)
-    data = in_memory(ids, vocab_size=vocabulary, description="random tokens")
-    windows = Windows(data.train.tokens, length)
-    task = LanguageModelling(data, windows, windows, length)
-    model: Any = build_for_run(config.model, vocabulary, length, seed)
-    apply(model, config.method, seed)
+    own = describe_model(config.model, None, length)
+    task = (_labelled if config.task.kind == "classification" else _running_text)(config, own, seed)
+    model: Any = task.build_model(config)
+    apply(model, config.method, config.seed)
+    if config.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
     model.to(world.device).train()
+    loss = task.loss(model)
+    unreached = unreached_weights(loss, {name: rows.to(world.device) for name, rows in task.batch(0, 1).items()})
     optimizer = build_optimizer(model, config.optimizer, world.device)
     set_learning_rate(optimizer, config.optimizer.learning_rate)
-    stepper = Stepper(config, world, task, model, task.loss(model), optimizer, reset_compiler=False)
+    stepper = Stepper(config, world, task, model, loss, optimizer, reset_compiler=False)
     state = TrainState()
     stepper.fit_micro_batch(state)
-    return stepper, state
+    return stepper, state, train_flops_per_token(model, length, unreached)
+
+
+def _running_text(config: RunConfig, own: Any, seed: int) -> Task:
+    length, vocabulary = config.data.sequence_length, int(own.vocab_size)
+    ids = np.random.default_rng(seed).integers(0, vocabulary, _BATCHES * config.train.batch_size * length + 1)
+    data = in_memory(ids, vocab_size=vocabulary, description="random tokens")
+    windows = Windows(data.train.tokens, length)
+    return LanguageModelling(data, windows, windows, length)
+
+
+def _labelled(config: RunConfig, own: Any, seed: int) -> Task:
+    """Random sequences, all of the full length, with random classes. None holds the padding token."""
+    length, count = config.data.sequence_length, _BATCHES * config.train.batch_size
+    padding = getattr(own, "pad_token_id", None)
+    own.pad_token_id = 0 if padding is None else padding
+    if longest_text(own, length) < length:
+        raise ConfigError(f"data.sequence_length {length} is more than the model's {longest_text(own, length)} tokens")
+    draws = np.random.default_rng(seed)
+    ids = draws.integers(0, own.vocab_size - 1, count * length)
+    ids = (ids + (ids >= own.pad_token_id)).astype(np.int32)
+    types = np.zeros(len(ids), np.int8) if getattr(own, "type_vocab_size", 0) > 1 else None
+    encoded = Encoded(ids, np.arange(count + 1) * length, types, cut=0)
+    examples = Examples([""] * count, None, draws.integers(0, len(_CLASSES), count))
+    splits = {"train": examples, "validation": examples}
+    data = LabelledData("random", "random tokens", True, _CLASSES, splits, {}, "")
+    reader = Reader(SimpleNamespace(pad_token_id=own.pad_token_id), own, length)
+    order = Grouped(encoded.lengths, config.train.batch_size, seed)
+    return Classification(data, reader, encoded, order, "validation", encoded, np.arange(count), "accuracy")
 
 
 def _step(stepper: Stepper, state: TrainState) -> None:

@@ -26,6 +26,13 @@ class Recipe(StrEnum):
     reference = "reference"
 
 
+class BenchTask(StrEnum):
+    """Which steps are timed."""
+
+    language = "language"
+    classification = "classification"
+
+
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder: runs/<experiment>/<method>/seed-<n>.")]
 
 
@@ -143,32 +150,48 @@ def generate(
 
 
 def bench(
-    methods: Annotated[list[str] | None, typer.Argument(help="Presets to compare.")] = None,
-    model: Annotated[str, typer.Option(help="gpt:SIZE, or another model's name.")] = "gpt:tiny",
+    arms: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Presets to compare; PRESET@N has batches of N. Among them key=value settings of model, optimizer and "
+            "train, such as train.precision=bfloat16 or model.fields.num_hidden_layers=12."
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="gpt:SIZE, random:FAMILY, a folder or a Hub name.")] = "gpt:tiny",
+    task: Annotated[
+        BenchTask | None,
+        typer.Option(help="Default: classification (3 classes) for an encoder, else language."),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences per step.")] = 8,
     sequence_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 128,
-    vocab_size: Annotated[int, typer.Option(min=2, help="Size of the vocabulary.")] = 8192,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(min=2, help="Default: 8192 for gpt:SIZE, else the model's own."),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, with the arms interleaved in each.")] = 5,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each arm in a round.")] = 10,
-    compile_model: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Default: on a GPU.")] = None,
+    compile_model: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="Default: as in training, language on a GPU.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Time whole optimiser steps of several methods side by side, on random tokens, as ratios to the first."""
     with errors():
-        from .bench import benchmark, summarise
-        from .config import RunConfig
+        from .bench import Kind, benchmark, plan_arms, summarise
         from .tables import bench_table, render
 
         quiet_libraries()
-        names = methods or ["baseline", "oelm-freeze", "identity-key"]
-        common: dict[str, Any] = {
-            "model": {"name": model, "fields": {"vocab_size": vocab_size}},
-            "data": {"sequence_length": sequence_length},
-            "train": {"batch_size": batch_size, "compile": "auto" if compile_model is None else compile_model},
-        }
-        arms = {name: RunConfig.load({**common, "method": name}) for name in names}
-        rows = summarise(benchmark(arms, rounds, steps), names[0])
+        names = [one for one in arms or [] if "=" not in one] or ["baseline", "oelm-freeze", "identity-key"]
+        overrides = [one for one in arms or [] if "=" in one]
+        kind: Kind | None = None
+        if task is not None:
+            kind = "classification" if task is BenchTask.classification else "language"
+        planned = plan_arms(names, model, batch_size, sequence_length, vocab_size, kind, compile_model, overrides)
+        rows = summarise(benchmark(planned, rounds, steps), names[0])
         typer.echo(json.dumps(rows, indent=2) if as_json else render(bench_table(rows)))
+        for row in rows:
+            if row["warning"]:
+                typer.echo(f"warning: {row['warning']}", err=True)
 
 
 @data_app.callback()

@@ -74,23 +74,34 @@ def totals(report: FreezeReport) -> str:
 
 
 def bench_table(rows: list[dict[str, Any]]) -> Table:
-    """A benchmark: one line per arm."""
+    """A benchmark: one line per arm. Where steps differ in size, with the ratio per example."""
     table = Table(title=f"whole optimiser steps, {rows[0]['rounds']} interleaved rounds", title_justify="left")
-    table.add_column("arm")
-    for name in ("step, ms", "tokens/s", "MFU", "ratio", "FLOP bound", "trainable", "peak memory, MB"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            row["arm"],
-            f"{row['step_ms']:.2f}",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['mfu']:.1%}" if row["mfu"] else "-",
-            f"{row['ratio']:.3f} ± {row['ratio_95']:.3f}",
-            f"{row['flop_bound']:.3f}",
-            f"{row['trainable']:,}",
-            f"{row['peak_memory'] / 1e6:,.0f}" if row["peak_memory"] else "-",
-        )
+    unequal = any(row["warning"] for row in rows)
+    cells = [_bench_cells(row, unequal) for row in rows]
+    for name in cells[0]:
+        table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
+    for row in cells:
+        table.add_row(*row.values())
     return table
+
+
+def _bench_cells(row: dict[str, Any], unequal: bool) -> dict[str, str]:
+    mfu = f"{row['mfu']:.1%}" if row["mfu"] else "-"
+    ratio = f"{row['ratio']:.3f} ± {row['ratio_95']:.3f}"
+    ends = {
+        "FLOP\nbound" if unequal else "FLOP bound": f"{row['flop_bound']:.3f}",
+        "trainable": f"{row['trainable']:,}",
+        "peak\nmemory, MB" if unequal else "peak memory, MB": (
+            f"{row['peak_memory'] / 1e6:,.0f}" if row["peak_memory"] else "-"
+        ),
+    }
+    step = {"step, ms": f"{row['step_ms']:.2f}"}
+    if not unequal:
+        speed = {"tokens/s": f"{row['tokens_per_second']:,.0f}", "MFU": mfu}
+        return {"arm": row["arm"], **step, **speed, "ratio": ratio, **ends}
+    per_example = f"{row['ratio_per_example']:.3f} ± {row['ratio_per_example_95']:.3f}"
+    ratios = {"ratio of\nsteps": ratio, "ratio per\nexample": per_example}
+    return {"arm": row["arm"], "batch": str(row["batch_size"]), **step, "MFU": mfu, **ratios, **ends}
 
 
 def _alike(rows: Iterable[Row]) -> list[list[Row]]:

@@ -10,8 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from ..checkpoint import require_reachable
 from ..config import ModelConfig
 from ..errors import ConfigError, OelmError, first_line
-from .build import build_model
+from .build import RANDOM, build_model
 from .gpt import OelmGPTForCausalLM, gpt_config
+from .small import require_fields, small_model
 
 GPT = "gpt:"
 
@@ -24,6 +25,10 @@ def build_for_run(config: ModelConfig, vocab_size: int, length: int, seed: int) 
     if config.name.startswith(GPT):
         fields = {"vocab_size": vocab_size, "max_position_embeddings": length, **config.fields}
         model: Any = seeded(seed, lambda: OelmGPTForCausalLM(gpt_config(config.name.removeprefix(GPT), **fields)))
+    elif config.name.startswith(RANDOM):
+        family = config.name.removeprefix(RANDOM)
+        require_fields(family, config.fields)
+        model = small_model(family, seed, **config.fields)
     elif config.from_scratch:
         model = _from_scratch(config, seed)
     else:

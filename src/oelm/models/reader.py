@@ -18,7 +18,7 @@ from ..errors import ConfigError, first_line
 from .build import RANDOM
 from .gpt import gpt_config
 from .language import GPT, with_fields
-from .small import small_config
+from .small import require_fields, small_config
 
 # Families that count positions from after the padding token's id, so that many of their positions are never used.
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
@@ -39,12 +39,12 @@ class Reader:
     def of(cls, config: RunConfig) -> Reader:
         """The reader of a run, from its config alone."""
         tokenizer = _tokenizer_for(config.model, config.task.name.startswith(BUILTIN))
-        own = _described(config.model, tokenizer, config.data.sequence_length)
+        own = describe_model(config.model, len(tokenizer), config.data.sequence_length)
         _require_match(own, tokenizer, config.model)
         own.pad_token_id = tokenizer.pad_token_id
         if _is_fresh(config.model):
             _take_marks(own, tokenizer)
-        return cls(tokenizer, own, _longest_text(own, config.data.sequence_length))
+        return cls(tokenizer, own, longest_text(own, config.data.sequence_length))
 
     @property
     def sha256(self) -> str:
@@ -109,13 +109,17 @@ def _tokenizer_for(config: ModelConfig, builtin: bool) -> Any:
     return tokenizer
 
 
-def _described(config: ModelConfig, tokenizer: Any, length: int) -> Any:
-    """The model's own config: of a fresh one made to fit the tokenizer and the length, of a pretrained one as it is."""
+def describe_model(config: ModelConfig, vocab_size: int | None, length: int) -> Any:
+    """The model's own config: of a fresh one fit for the vocabulary and the length, of a pretrained one as it is."""
+    fitting = {} if vocab_size is None else {"vocab_size": vocab_size}
     if config.name.startswith(GPT):
-        fields = {"vocab_size": len(tokenizer), "max_position_embeddings": length, **config.fields}
-        return gpt_config(config.name.removeprefix(GPT), **fields)
+        return gpt_config(
+            config.name.removeprefix(GPT), **{**fitting, "max_position_embeddings": length, **config.fields}
+        )
     if config.name.startswith(RANDOM):
-        return small_config(config.name.removeprefix(RANDOM), **{"vocab_size": len(tokenizer), **config.fields})
+        family = config.name.removeprefix(RANDOM)
+        require_fields(family, config.fields)
+        return small_config(family, **{**fitting, **config.fields})
     if config.fields and not config.from_scratch:
         raise ConfigError("model.fields: a pretrained model's config is fixed; set model.from_scratch to change it")
     require_reachable(config.name)
@@ -134,7 +138,7 @@ def _described(config: ModelConfig, tokenizer: Any, length: int) -> Any:
     return with_fields(found, config.fields)
 
 
-def _longest_text(own: Any, wanted: int) -> int:
+def longest_text(own: Any, wanted: int) -> int:
     """How many tokens the model can read, and at most `wanted`."""
     positions = getattr(own, "max_position_embeddings", None) or getattr(own, "n_positions", None)
     if positions is None:

@@ -6,6 +6,7 @@ Each is a real transformers model of its class with a small config. Features tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any
 
@@ -211,6 +212,14 @@ def small_config(name: str, **changes: Any) -> Any:
     _, config_class, fields = SMALL[name]
     home = gpt if hasattr(gpt, config_class) else transformers
     return getattr(home, config_class)(**{**fields, **changes})
+
+
+def require_fields(name: str, fields: Iterable[str]) -> None:
+    """Raises for a field that the family's config does not have: transformers takes any, and the size would stay."""
+    config = small_config(name)
+    for field in fields:
+        if not hasattr(config, field):
+            raise OelmError(f"model.fields: {name} has no field {field!r}.{nearest(field, config.to_dict())}")
 
 
 def small_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:

@@ -112,6 +112,10 @@ def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
         ]
         blocks.append(Paragraph(say("time_bench", file=relative(bench.path, out))))
         blocks.append(Table(f"bench-{bench.path.stem}", columns, rows, (1, 2, 3, 4, 5)))
+        for row in bench.rows:
+            if row.get("warning"):
+                values = {"batch": row["batch_size"], "ratio": f"{row['ratio_per_example']:.3f}"}
+                blocks.append(Paragraph(say("time_bench_unequal", arm=str(row["arm"]), **values)))
     sound = [one for one in analysis.times if one.sound and one.n > 1]
     if sound:
         columns = [say("col_method"), say("col_against"), say("col_seeds"), say("col_change"), say("col_interval")]

@@ -423,6 +423,11 @@ STRINGS: dict[str, tuple[str, str]] = {
         "Measured side by side with oelm bench, arms interleaved ({file}):",
         "用 oelm bench 交错实测（{file}）：",
     ),
+    "time_bench_unequal": (
+        "Steps of {arm} have batches of {batch}, unlike those it is measured by: its ratio compares steps of different "
+        "size and says nothing about speed. Per example its ratio is {ratio}.",
+        "{arm} 每步批量为 {batch}，与基准不同：所比为大小不同的步，不能说明速度。按每个样本计，比值为 {ratio}。",
+    ),
     "time_runs": ("From the runs themselves:", "来自各运行自身的计时："),
     "time_excluded": (
         "{count} comparisons of step times are left out: {why}.",

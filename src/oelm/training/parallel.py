@@ -95,7 +95,7 @@ class World:
 def joined(device: Literal["auto", "cpu", "cuda"]) -> Iterator[World]:
     """Join the group that a launcher started, or be alone; leave it in order when the block ends."""
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    where = _device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    where = device_for(device, int(os.environ.get("LOCAL_RANK", 0)))
     if size == 1:
         yield World(0, 1, where)
         return
@@ -246,7 +246,8 @@ def reshard(module: nn.Module) -> None:
         inner.reshard()
 
 
-def _device(wanted: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.device:
+def device_for(wanted: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> torch.device:
+    """The device that `train.device` means for a process."""
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
         raise ConfigError("train.device is 'cuda', but torch sees no CUDA device here; use 'auto' or 'cpu'")

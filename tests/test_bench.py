@@ -1,0 +1,265 @@
+"""Step times of arms side by side: what is timed, what is compared with what, and the FLOPs beside it.
+
+No time is asserted: machines are shared.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForSequenceClassification
+from typer.testing import CliRunner
+
+import oelm
+from oelm.bench import benchmark, plan_arms, summarise, train_flops_per_token, unreached_weights
+from oelm.cli import app
+from oelm.config import RunConfig
+from oelm.errors import OelmError
+from oelm.models.language import build_for_run
+from oelm.models.small import small_model
+from oelm.tables import bench_table, render
+from oelm.training.classification import ClassifierLoss
+from oelm.training.task import open_task
+
+from .train_helpers import config
+
+LENGTH = 16
+BERT = {"model": "random:bert", "batch_size": 4, "length": LENGTH}
+
+
+def command(*arguments: object):
+    return CliRunner().invoke(app, ["bench", *(str(argument) for argument in arguments)])
+
+
+@pytest.fixture(scope="module")
+def unequal():
+    """Rows of a benchmark of a small BERT, in which one arm has batches of its own, and the shapes that it saw."""
+    shapes = []
+    forward = ClassifierLoss.forward
+
+    def seen(self, labels, **inputs):
+        assert inputs["attention_mask"].all()
+        assert (labels < 3).all()
+        shapes.append(tuple(inputs["input_ids"].shape))
+        return forward(self, labels, **inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClassifierLoss, "forward", seen)
+        arms = plan_arms(["baseline", "oelm-freeze", "oelm-freeze@2"], **BERT)
+        rows = summarise(benchmark(arms, rounds=2, steps=2, warmup=1), "baseline")
+    return rows, shapes
+
+
+# What is timed
+
+
+def test_the_benchmark_interleaves_and_compares(tmp_path):
+    """No figure is asserted, only what is measured and how it is compared."""
+    arms = {name: config(tmp_path, method=name) for name in ("baseline", "oelm-freeze")}
+    rows = summarise(benchmark(arms, rounds=2, steps=2, warmup=1), "baseline")
+    assert [row["arm"] for row in rows] == ["baseline", "oelm-freeze"]
+    assert rows[0]["ratio"] == 1.0
+    assert rows[0]["flop_bound"] == 1.0
+    assert rows[1]["flop_bound"] < 1.0
+    assert rows[0]["trainable"] - rows[1]["trainable"] == 2 * 2 * 32 * 32
+    assert all(row["step_ms"] > 0 and row["rounds"] == 2 for row in rows)
+    assert [row["warning"] for row in rows] == [None, None]
+
+
+def test_an_encoder_is_timed_at_classification_in_whole_batches_of_the_full_length(unequal):
+    rows, shapes = unequal
+    steps = 1 + 2 * (1 + 2)  # warm-up, and in both rounds one to fill the caches and two that are timed
+    assert shapes.count((4, LENGTH)) == 2 * steps
+    assert shapes.count((2, LENGTH)) == steps
+    assert rows[0]["trainable"] - rows[1]["trainable"] == 3 * 2 * (48 * 48 + 48)
+
+
+def test_the_arms_take_turns(monkeypatch):
+    turns = []
+    forward = ClassifierLoss.forward
+
+    def seen(self, labels, **inputs):
+        turns.append(len(labels))
+        return forward(self, labels, **inputs)
+
+    monkeypatch.setattr(ClassifierLoss, "forward", seen)
+    benchmark(plan_arms(["baseline@3", "baseline@2"], **BERT), rounds=2, steps=1, warmup=0)
+    assert turns[-8:] == [3, 3, 2, 2, 3, 3, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("random:bert", "classification"),
+        ("random:modernbert", "classification"),
+        ("random:llama", "language"),
+        ("random:bert-cross", "language"),
+        ("gpt:tiny", "language"),
+    ],
+)
+def test_the_model_says_what_it_learns(model, kind):
+    arms = plan_arms(["baseline"], model)
+    assert arms["baseline"].task.kind == kind
+
+
+@pytest.mark.parametrize("model", ["random:roberta", "random:albert", "random:deberta-v2", "random:gpt2"])
+def test_other_families_can_be_timed_at_classification(model):
+    arms = plan_arms(["baseline", "oelm-freeze"], model, 2, LENGTH, kind="classification")
+    rows = summarise(benchmark(arms, rounds=1, steps=1, warmup=0), "baseline")
+    assert rows[1]["flop_bound"] < 1
+
+
+def test_a_causal_model_of_another_family_can_be_timed():
+    arms = plan_arms(["baseline"], "random:llama", 2, LENGTH, vocab_size=50)
+    (arm,) = benchmark(arms, rounds=1, steps=1, warmup=0)
+    changed = small_model("llama", vocab_size=50, max_position_embeddings=64)
+    assert arm.trainable == sum(p.numel() for p in changed.parameters())
+
+
+def test_settings_of_training_reach_every_arm():
+    more = ["train.precision=bfloat16", "model.fields.num_hidden_layers=1", "train.batch_size=6"]
+    arms = plan_arms(["baseline", "oelm-freeze@2"], **BERT, overrides=more)
+    assert [arm.train.precision for arm in arms.values()] == ["bfloat16", "bfloat16"]
+    assert [arm.model.fields["num_hidden_layers"] for arm in arms.values()] == [1, 1]
+    assert [arm.train.batch_size for arm in arms.values()] == [6, 2]
+    assert [arm.method.name for arm in arms.values()] == ["baseline", "oelm-freeze"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["baseline@0"], "'baseline@0': after @ stands the arm's own batch size, 1 or more"),
+        (["baseline@-2"], "'baseline@-2': after @ stands"),
+        (["baseline@x"], "'baseline@x': after @ stands"),
+        (["baseline@"], "'baseline@': after @ stands"),
+        (["oelm-freez@8"], "unknown preset 'oelm-freez'. Did you mean 'oelm-freeze'?"),
+        (["baseline", "baseline"], "'baseline' is named twice"),
+        (["task.name=sst2"], "a benchmark takes settings of model, optimizer, train"),
+        (["train.precison=float32"], "Did you mean 'precision'?"),
+        (["model.fields.hiden_size=96"], "bert has no field 'hiden_size'. Did you mean 'hidden_size'?"),
+        (["--model", "random:t5"], "not those of a t5"),
+        (["--model", "random:t5", "--task", "classification"], "not those of a t5"),
+        (["--model", "random:vit"], "not those of a vit"),
+        (["--task", "language"], "has no language-model head"),
+        (["model.fields.max_position_embeddings=64"], "data.sequence_length 128 is more than the model's 64"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments, says):
+    done = command("--model", "random:bert", "--rounds", 1, "--steps", 1, *arguments)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+
+
+# What is compared with what
+
+
+def test_steps_of_different_size_are_compared_by_the_example(unequal):
+    baseline, frozen, small = unequal[0]
+    assert [row["batch_size"] for row in unequal[0]] == [4, 4, 2]
+    assert frozen["ratio_per_example"] == frozen["ratio"]
+    assert small["ratio_per_example"] == pytest.approx(2 * small["ratio"])
+    assert small["ratio_per_example_95"] == pytest.approx(2 * small["ratio_95"])
+    assert small["flop_bound"] == frozen["flop_bound"]
+    assert small["tokens_per_second"] == pytest.approx(2 * LENGTH / small["step_ms"] * 1000)
+    assert baseline["warning"] is None
+    assert frozen["warning"] is None
+    assert "oelm-freeze@2 has batches of 2, baseline of 4: " in small["warning"]
+
+
+def test_the_table_shows_both_ratios_whole(unequal):
+    text = render(bench_table(unequal[0]))
+    small = unequal[0][2]
+    (line,) = [line for line in text.splitlines() if "oelm-freeze@2" in line]
+    assert f"{small['ratio']:.3f} ± " in line
+    assert f"{small['ratio_per_example']:.3f} ± " in line
+    assert "per example" not in " ".join(render(bench_table(unequal[0][:2])).split())
+
+
+def test_the_command_prints_json_and_warns_beside_it():
+    small = ("--model", "random:bert", "--batch-size", 2, "--sequence-length", LENGTH, "--rounds", 1, "--steps", 1)
+    done = command("baseline", "baseline@1", "train.precision=bfloat16", *small, "--json")
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)
+    assert [row["arm"] for row in rows] == ["baseline", "baseline@1"]
+    (warning,) = done.stderr.splitlines()
+    assert warning == f"warning: {rows[1]['warning']}"
+
+
+def test_rows_have_every_field_of_those_that_were_kept(unequal):
+    kept = Path(__file__).parent.parent / "results" / "bench-h200" / "bench-8192.json"
+    assert set(json.loads(kept.read_text())[0]) <= set(unequal[0][0])
+
+
+# FLOPs
+
+
+def counted(model, batch) -> float:
+    """FLOPs that torch sees in a forward and a backward pass, per token."""
+    with FlopCounterMode(display=False) as counter:
+        ClassifierLoss(model, 2)(**batch).backward()
+    return counter.get_total_flops() / batch["input_ids"].numel()
+
+
+def one_text() -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 90, (1, LENGTH))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([1])}
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *(("bert", method) for method in ("baseline", "oelm-freeze", "oelm-core", "identity-key", "oelm-qk-ffn")),
+        *(("bert", method) for method in ("bitfit", "last-layers", "head-only")),
+        *((name, "oelm-freeze") for name in ("roberta", "electra", "distilbert", "albert")),
+    ],
+)
+def test_an_encoders_flops_are_those_that_torch_counts(name, method):
+    """Full attention, no embedding, the head once per text, and no gradient where nothing below trains."""
+    model = small_model(name).train()
+    model.set_attn_implementation("eager")  # torch counts plain products, and not every fused attention
+    oelm.apply(model, method)
+    batch = one_text()
+    found = train_flops_per_token(model, LENGTH, unreached_weights(ClassifierLoss(model, 2), batch))
+    assert found == pytest.approx(counted(model, batch), rel=1e-9)
+
+
+def test_the_flops_that_freezing_saves():
+    """Freezing Q and K takes two weight gradients out of the step: 2.3 % of Medium-512's work at 512 tokens."""
+    model = build_for_run(RunConfig.load({"model": {"name": "gpt:medium-512"}}).model, 50257, 512, 0)
+    before = train_flops_per_token(model, 512)
+    oelm.apply(model, "oelm-freeze")
+    after = train_flops_per_token(model, 512)
+    assert before - after == 2 * 3_145_728
+    assert 1 - after / before == pytest.approx(0.023, abs=0.001)
+
+
+def test_the_flops_that_freezing_saves_in_bert_base():
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert"))
+    before = train_flops_per_token(model, 128)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("query.weight", "key.weight")):
+            parameter.requires_grad_(False)
+    after = train_flops_per_token(model, 128)
+    assert before - after == 2 * 2 * 12 * 768 * 768
+    assert 1 - after / before == pytest.approx(0.054, abs=0.0005)
+
+
+def test_looking_at_gradients_leaves_no_trace():
+    model = small_model("bert")
+    oelm.apply(model, "head-only")
+    assert unreached_weights(ClassifierLoss(model, 2), one_text())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("task", ["language", "builtin:sentiment"])
+def test_a_size_that_the_family_does_not_have_is_refused(task):
+    """transformers would take it, and the model would stay as small as it was."""
+    run = RunConfig.load({"task": task, "model": {"name": "random:llama", "fields": {"n_layers": 12}}})
+    with pytest.raises(OelmError, match=r"model\.fields: llama has no field 'n_layers'"):
+        open_task(run).build_model(run)
