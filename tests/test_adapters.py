@@ -32,9 +32,10 @@ from oelm.method import PRESETS, Adapter, Method
 from oelm.models.small import small_model
 from oelm.operate import install
 from oelm.projections import SplitProjection
-from oelm.proof import content_hash
+from oelm.proof import content_hash, fingerprint
 from oelm.rest import frozen_by_rest, head_of
-from oelm.sites import find_sites, without_adapter
+from oelm.sites import find_sites, weight_matrix, without_adapter
+from oelm.training.optim import placements
 
 from .helpers import assert_exports, distance, flip_bit, freeze_error, hashes, lively, lively_model, logits
 from .train_helpers import Death, assert_same_run, finished, start, tiny, written
@@ -167,6 +168,151 @@ def test_exports_work_where_neither_oelm_nor_peft_is_installed(tmp_path):
     for folder, wanted in expected.items():
         assert distance(torch.load(f"{folder}.out", weights_only=True), wanted) < 1e-4
         assert "lora" not in (Path(folder) / "config.json").read_text()
+
+
+# Beside matrices that the method itself freezes, while the rest trains
+
+
+def beside(preset: str, kind: str, targets: list[str], **changes: Any) -> dict[str, Any]:
+    return {"preset": preset, "adapter": {"kind": kind, "rank": 4, "targets": targets}, **changes}
+
+
+def matrices(model: PreTrainedModel) -> dict[str, str]:
+    """The hash of every matrix that the method set, by its path and whichever way round it is stored."""
+    return {path: content_hash(weight_matrix(model.get_submodule(path))) for path in model.config.oelm["matrices"]}
+
+
+QK, QK_FFN = ["q", "k"], ["q", "k", "ffn_in", "ffn_out"]
+BESIDE = [
+    ("bert", beside("oelm-freeze", "lora", QK)),
+    ("bert", beside("oelm-qk-ffn", "oft", QK_FFN, biases="trained", layers="last:2")),
+    ("gpt2", beside("oelm-freeze", "lora", QK)),
+    ("gpt2", beside("oelm-qk-ffn", "lora", QK_FFN)),
+    ("gpt2", beside("oelm-qk-ffn", "oft", QK_FFN)),  # its feed-forward matrices are Conv1D, and OFT's are copies
+    ("gpt_neox", beside("oelm-random-orthogonal", "oft", ["k"])),
+    ("t5", beside("oelm-random-matched", "lora", ["q"], attention=["decoder", "cross"])),
+    ("oelm-gpt", beside("oelm-freeze", "lora", QK)),
+    ("oelm-gpt", beside("identity-key", "oft", ["q"], q={"init": "polar", "frozen": True})),
+]
+
+
+@needs_peft
+@pytest.mark.parametrize(("name", "method"), BESIDE, ids=lambda value: str(value)[:60])
+def test_an_adapter_beside_frozen_matrices_from_its_first_step_to_its_export(name, method, tmp_path):
+    alone = arm(name, {key: value for key, value in method.items() if key != "adapter"})
+    model = model_of(name)
+    report = oelm.apply(model, method)
+    assert torch.equal(logits(model), logits(alone)), "at step 0 it is the method without the adapter"
+    frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)
+    assert {n.replace(".base_layer", "") for n in frozen} == set(hashes(alone, frozen=True))
+    assert matrices(model) == matrices(alone)
+    assert report.frozen == oelm.audit(alone).frozen
+    assert report.trainable - report.adapter_trainable == oelm.audit(alone).trainable
+    verification = oelm.verify(model)
+    assert verification.tensors == verification.exact == len(frozen)
+
+    before = logits(model)
+    train_steps(model, 20, weight_decay=0.1)
+    assert hashes(model, frozen=True) == frozen
+    after = hashes(model, frozen=False)
+    assert [n for n in trained if after[n] == trained[n]] == []
+    assert distance(logits(model), before) > 1e-4
+    oelm.verify(model)
+
+    model.save_pretrained(tmp_path / "saved")
+    loaded = oelm.load(tmp_path / "saved")
+    assert_same_tensors(loaded, model)
+    assert_exports(loaded, tmp_path / "plain")
+
+
+@needs_peft
+def test_what_trains_beside_frozen_matrices_by_hand():
+    rank = 2
+    method = {"preset": "oelm-freeze", "adapter": {"kind": "lora", "rank": rank, "targets": QK}, "layers": "last:1"}
+    report = oelm.apply(model_of("bert"), method)
+    rows = {(row.layer, row.role): row for row in report.rows}
+    for role in QK:
+        row = rows["2", role]
+        assert (row.frozen, row.trainable) == (WIDTH * WIDTH + WIDTH, rank * 2 * WIDTH)
+        assert row.init == "qr"
+        assert row.orthogonality_error is not None
+        assert row.orthogonality_error < 1e-5
+        assert (rows["1", role].frozen, rows["1", role].trainable) == (0, WIDTH * WIDTH + WIDTH)
+    assert report.frozen == 2 * (WIDTH * WIDTH + WIDTH)
+    assert report.adapter_trainable == 2 * rank * 2 * WIDTH
+    elsewhere = report.trainable - report.adapter_trainable - HEAD
+    said = f"What trains: {report.adapter_trainable:,} in adapters (lora, rank 2, alpha 16, on q, k), "
+    assert f"{said}{HEAD:,} in the head, {elsewhere:,} elsewhere" in str(report)
+
+
+@needs_peft
+@pytest.mark.parametrize(("name", "kind"), [("bert", "lora"), ("gpt2", "oft")])
+def test_proof_of_a_frozen_matrix_with_an_adapter_beside_it(name, kind):
+    model = arm(name, beside("oelm-freeze", kind, QK))
+    path = {"bert": "bert.encoder.layer.1.attention.self.query", "gpt2": "transformer.h.1.attn.c_attn.q"}[name]
+    weight = model.get_parameter(f"{path}.base_layer.weight")
+    flip_bit(weight)
+    assert f"{path}.base_layer.weight: its content changed" in freeze_error(model)
+    flip_bit(weight)
+    oelm.verify(model)
+    weight.requires_grad_(True)
+    assert f"{path}.base_layer.weight was frozen and is now trainable" in freeze_error(model)
+    weight.requires_grad_(False)
+
+    sealed = model.config.oelm["frozen"][f"{path}.base_layer.weight"]
+    weight.data.mul_(1.01)
+    model.config.oelm["frozen"][f"{path}.base_layer.weight"] = fingerprint(weight)
+    assert f"{path} lost its orthogonality" in freeze_error(model)
+    weight.data.div_(1.01)
+    model.config.oelm["frozen"][f"{path}.base_layer.weight"] = sealed
+
+    model.set_submodule(path, without_adapter(model.get_submodule(path)))
+    assert f"{path}.base_layer.weight is gone" in freeze_error(model)
+
+
+@needs_peft
+def test_an_adapter_goes_where_it_is_wanted_and_the_other_frozen_matrix_stays_plain():
+    model = arm("gpt2", beside("oelm-freeze", "lora", ["k"], layers="last:1"))
+    first, last = model.transformer.h[0].attn.c_attn, model.transformer.h[2].attn.c_attn
+    assert not isinstance(first, SplitProjection)
+    assert without_adapter(last.q) is last.q
+    assert without_adapter(last.k) is not last.k
+    frozen = {n.removeprefix("transformer.h.2.attn.c_attn.") for n in hashes(model, frozen=True)}
+    assert frozen == {"q.weight", "q.bias", "k.base_layer.weight", "k.base_layer.bias"}
+
+
+@needs_peft
+def test_a_matrix_has_the_same_role_for_the_optimiser_with_an_adapter_and_without():
+    places = placements(arm("bert", beside("oelm-freeze", "lora", QK, biases="trained")))
+    query = "bert.encoder.layer.1.attention.self.query"
+    assert places[f"{query}.base_layer.bias"].role == "q"
+    assert places[f"{query}.lora_A.default.weight"].role == "adapter"
+
+
+@needs_peft
+def test_a_narrower_dtype_proves_itself_beside_adapters_too(tmp_path):
+    arm("oelm-gpt", beside("oelm-freeze", "lora", QK)).save_pretrained(tmp_path)
+    verification = oelm.verify(oelm.load(tmp_path, dtype=torch.bfloat16))
+    assert verification.casts == {"bfloat16": verification.tensors}
+
+
+@needs_peft
+@pytest.mark.parametrize("kind", ["lora", "oft"])
+def test_compiled_code_is_one_graph_with_the_same_gradients(kind):
+    model = lively_model("oelm-gpt", num_hidden_layers=1).train()
+    oelm.apply(model, beside("oelm-freeze", kind, QK))
+    ids = sample_batch(model)["input_ids"]
+
+    def gradients(module: Any) -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        module(input_ids=ids, labels=ids).loss.backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    eager = gradients(model)
+    torch._dynamo.reset()
+    compiled = gradients(torch.compile(model, backend="aot_eager", fullgraph=True))
+    assert list(compiled) == list(eager) == list(hashes(model, frozen=False))
+    assert max(distance(compiled[n], eager[n]) for n in eager) < 1e-5
 
 
 # What trains
@@ -459,10 +605,18 @@ def test_hugging_faces_trainer_needs_only_apply(chosen, tmp_path):
 
 
 @needs_peft
-@pytest.mark.parametrize("chosen", ["lora", "oft"])
-def test_a_killed_run_goes_on_to_the_same_bits(chosen, tmp_path):
+@pytest.mark.parametrize(
+    ("preset", "adapter"),
+    [
+        ("lora", {}),
+        ("oft", {}),
+        ("oelm-freeze", {"kind": "lora", "targets": ["q", "k"]}),
+        ("oelm-qk-ffn", {"kind": "oft", "targets": ["q", "k", "ffn_in"]}),
+    ],
+)
+def test_a_killed_run_goes_on_to_the_same_bits(preset, adapter, tmp_path):
     """In real processes: killed in its midst, resumed, and compared with one that was never cut."""
-    method = {"preset": chosen, "adapter": {"dropout": 0.3, "rank": 4}}
+    method = {"preset": preset, "adapter": {"dropout": 0.3, "rank": 4, **adapter}}
     cut = written(tmp_path / "cut.yaml", tiny(tmp_path / "cut", method=method, checkpoint={"every": 3}))
     uncut = written(tmp_path / "uncut.yaml", tiny(tmp_path / "uncut", method=method, checkpoint={"every": 3}))
     assert start("train", cut, sabotage=Death(45)).wait() < 0
@@ -473,7 +627,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(chosen, tmp_path):
     (other,) = (tmp_path / "uncut").glob("*/*/seed-0")
     assert_same_run(run, other)
     best = oelm.load(run / "best")
-    assert oelm.audit(best).adapter.startswith(chosen)
+    assert oelm.audit(best).adapter.startswith(Method.load(method).adapter.kind)
     finished("export", run, tmp_path / "plain")
     assert distance(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "plain")), logits(best)) < 1e-4
 
@@ -508,6 +662,20 @@ def test_a_killed_run_goes_on_to_the_same_bits(chosen, tmp_path):
         ({"preset": "lora", "freeze_ratio": "qk"}, "neither freeze_ratio nor a schedule|freeze_ratio"),
         ({"preset": "head-only", "schedule": {"kind": "freeze", "steps": [3]}}, "neither freeze_ratio nor a schedule"),
         ({"preset": "lora", "core": "matrix"}, "core 'matrix' sits between two frozen bases"),
+        (beside("oelm-freeze", "lora", ["q", "v"]), "'lora' on v adds nothing beside a matrix .* freezes .here q, k."),
+        (beside("oelm-freeze", "oft", ["ffn_in", "o"]), "'oft' on ffn_in, o adds nothing"),
+        (beside("oelm-nofreeze", "lora", ["q"]), "'lora' on q adds nothing .* freezes .here none."),
+        (beside("oelm-ffn", "lora", ["ffn_out", "k"]), "'lora' on k adds nothing .* freezes .here ffn_in, ffn_out."),
+        (beside("oelm-core", "oft", ["v"]), "'oft' on v adds nothing .* freezes .here none."),
+        (beside("identity-query", "lora", ["q"]), "'lora' on q: init 'identity' has no matrix"),
+        (beside("oelm-exact", "lora", ["q"]), "'lora' on q: core 'matrix' is what trains"),
+        (beside("oelm-freeze", "lora", ["q"], freeze_ratio="qk"), "'lora' .* neither freeze_ratio nor a schedule"),
+        (
+            beside("oelm-freeze", "oft", ["q"], schedule={"kind": "unfreeze", "steps": [3]}),
+            "'oft' .* neither freeze_ratio nor a schedule",
+        ),
+        (beside("oelm-freeze", "lora", ["q"], rest="last:1"), "rest is 'last:1': set rest to 'head'"),
+        (beside("oelm-freeze", "lora", ["q"], rest="head"), "leave q, k and ffn as they are"),
     ],
 )
 def test_methods_that_contradict_themselves_are_refused(fields, message):
@@ -534,6 +702,12 @@ def test_methods_that_contradict_themselves_are_refused(fields, message):
             "bert",
             {"preset": "oft", "adapter": {"rank": 32}},
             "blocks of 32 do not fit its width of 48",
+            marks=needs_peft,
+        ),
+        pytest.param(
+            "gpt2",
+            {"preset": "oelm-qk-ffn", "adapter": {"kind": "oft", "rank": 32, "targets": ["ffn_out", "k"]}},
+            "attn.c_attn.k: OFT's blocks of 32 do not fit its width of 48",
             marks=needs_peft,
         ),
         pytest.param(
@@ -588,6 +762,9 @@ def test_adapters_are_data_like_the_rest_of_a_method():
     assert method.adapter == Adapter(kind="lora", rank=16, targets=("q", "k"))
     assert Method.load(json.loads(method.to_json())) == method
     assert method.name == "custom"
+    example = Method.load(beside("oelm-freeze", "lora", ["q", "k"]))
+    assert (example.rest, example.q, example.k) == ("trained", PRESETS["oelm-freeze"].q, PRESETS["oelm-freeze"].k)
+    assert Method.load(json.loads(example.to_json())) == example
     assert PRESETS["lora"].adapter == Adapter(kind="lora")
 
 

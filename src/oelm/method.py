@@ -108,6 +108,8 @@ class Schedule(Strict, refusal=MethodError):
 class Adapter(Strict, refusal=MethodError):
     """What is added to frozen matrices and trained instead of them, as `peft` builds it.
 
+    The whole body is frozen (`rest` head or biases), or just the targets, by q, k and ffn, and the rest trains.
+
     lora    a product of two thin matrices beside each target, times `alpha`/`rank`; zero at step 0. Rank 8, alpha 16
     oft     a rotation of each target's input, in blocks of `rank` coordinates; the identity at step 0. Without a rank:
             blocks of 32, or of the largest smaller size that divides the target's width
@@ -144,7 +146,8 @@ class Method(Strict, refusal=MethodError):
     reach          how many neighbouring heads a matrix core reads and writes together: one number, or one per chosen
                    layer. With all heads it is a whole trained matrix after the frozen basis
     biases         whether the biases of frozen Q and K are frozen with them (the reference counts do) or trained
-    adapter        what is added to frozen matrices and trained in their place
+    adapter        what is added to frozen matrices and trained in their place: to a frozen body, or to frozen q, k
+                   and ffn while the rest trains
     rest           what happens to every other parameter: trained, or all frozen but the biases, the last N blocks
                    (last:N) or nothing of the body (head); a task's own head always trains
     attention      which attentions: all, or some of encoder, decoder and cross
@@ -213,13 +216,15 @@ class Method(Strict, refusal=MethodError):
         if not _REST.fullmatch(self.rest):
             raise ValueError(f"rest {self.rest!r}: use 'trained', 'biases', 'head' or 'last:N' (N from 1)")
         adapter = self.adapter.kind
+        if self.rest == "trained":
+            if adapter != "none":
+                self._adapter_is_beside_frozen()
+            return
         if adapter != "none" and self.rest not in ("head", "biases"):
             raise ValueError(
                 f"adapter {adapter!r} stands in for a body that is frozen, and rest is {self.rest!r}: set rest to "
                 f"'head' (or 'biases'), or start from the preset {adapter!r}"
             )
-        if self.rest == "trained":
-            return
         said = f"rest {self.rest!r}" if adapter == "none" else f"adapter {adapter!r}"
         if adapter == "none" and (self.layers != "all" or self.attention != "all"):
             raise ValueError(f"{said} is about the whole model: leave layers and attention at 'all'")
@@ -229,6 +234,28 @@ class Method(Strict, refusal=MethodError):
             raise ValueError(f"{said} says itself what is frozen: it goes with neither freeze_ratio nor a schedule")
         if self.biases != "frozen":
             raise ValueError(f"biases 'trained' is about frozen q and k; beside {said} use rest 'biases'")
+
+    def _adapter_is_beside_frozen(self) -> None:
+        """Where the rest of the model trains, each target of the adapter must be a matrix that the method freezes."""
+        said = f"adapter {self.adapter.kind!r}"
+        if self.freeze_ratio is not None or self.schedule.kind != "static":
+            raise ValueError(
+                f"{said} sits beside matrices that stay frozen: it goes with neither freeze_ratio nor a schedule"
+            )
+        for role in self.adapter.targets:
+            if role in ("q", "k") and self.core != "none":
+                raise ValueError(f"{said} on {role}: core {self.core!r} is what trains beside frozen Q and K; use one")
+            if role in ("q", "k") and getattr(self, role).init == "identity":
+                raise ValueError(f"{said} on {role}: init 'identity' has no matrix that an adapter could sit beside")
+        q, k = (spec.frozen and spec.init != "identity" and self.core == "none" for spec in (self.q, self.k))
+        fits = {"q": q, "k": k, "ffn_in": self.ffn.frozen, "ffn_out": self.ffn.frozen}
+        trained = [role for role in self.adapter.targets if not fits.get(role, False)]
+        if trained:
+            could = ", ".join(role for role, fit in fits.items() if fit) or "none"
+            raise ValueError(
+                f"{said} on {', '.join(trained)} adds nothing beside a matrix that trains, and rest is 'trained': set "
+                f"rest to 'head' (or 'biases'), or target only what the method freezes (here {could})"
+            )
 
     @classmethod
     def load(cls, value: Method | str | dict[str, Any]) -> Method:

@@ -18,7 +18,7 @@ from .plan import Target, choose_sites, core_sides, plan
 from .projections import CoreProjection, IdentityProjection, Replaced, SplitProjection
 from .proof import DTYPES, FreezeReport, audit, record_of, seal, verify
 from .rest import frozen_by_rest
-from .sites import Site, find_sites, is_projection, not_plain, weight_matrix
+from .sites import Site, find_sites, is_projection, not_plain, path_without_adapter, weight_matrix, without_adapter
 from .surgery import unfuse
 
 
@@ -36,7 +36,7 @@ class Change:
         if self.module is not None:
             setattr(self.owner, self.name, self.module)
             return
-        module = self.owner.get_submodule(self.name)
+        module = without_adapter(self.owner.get_submodule(self.name))
         with torch.no_grad():
             if self.weight is not None:
                 weight_matrix(module).copy_(self.weight)
@@ -128,43 +128,53 @@ def _already_operated(model: nn.Module, method: Method, seed: int) -> FreezeRepo
 def _all_changes(
     model: nn.Module, family: Family, sites: list[Site], targets: list[Target], method: Method, seed: int | None
 ) -> list[Change]:
-    changes = [change for site in sites for change in _changes(model, family, site, targets, method, seed)]
-    return changes + _adapter_changes(model, choose_sites(family, sites, method), method, seed)
+    """Every change, in the order to make them. A fused projection is taken apart where one of its roles is touched."""
+    adapted = adapter_targets(choose_sites(family, sites, method), method.adapter)
+    apart = {target.site.fused_path for target in targets if target.role in ("q", "k")}
+    apart |= {site.fused_path for site, role, _ in adapted if site.fused is not None and role in site.fused.roles}
+    splits = {site.fused_path: _unfused(model, site) for site in sites if site.fused and site.fused_path in apart}
+    # Adapters come first: the layer that stands in one for a Conv1D is a copy, and the new values must go into that.
+    changes = _adapter_changes(model, adapted, splits, method, seed)
+    for site in sites:
+        changes += _changes(model, family, site, targets, splits.get(site.fused_path), method, seed)
+    return changes + [Change(*_owner(model, path), module=split) for path, split in splits.items()]
 
 
-def _adapter_changes(model: nn.Module, sites: list[Site], method: Method, seed: int | None) -> list[Change]:
-    """The changes that put adapters in place. A fused projection is taken apart, so that a role is a matrix."""
+def _adapter_changes(
+    model: nn.Module,
+    adapted: list[tuple[Site, str, str]],
+    splits: dict[str, SplitProjection],
+    method: Method,
+    seed: int | None,
+) -> list[Change]:
+    """The changes that put adapters in place."""
     if method.adapter.kind == "none":
         return []
     require_peft(method.adapter)
     changes: list[Change] = []
-    splits: dict[str, SplitProjection] = {}
-    for site, role, path in adapter_targets(sites, method.adapter):
-        fused = site.fused is not None and role in site.fused.roles
-        if fused and site.fused_path not in splits:
-            splits[site.fused_path] = _unfused(model, site)
-        owner, name = (splits[site.fused_path], role) if fused else _owner(model, path)
+    for site, role, path in adapted:
+        owner, name = _place(model, path, role, splits.get(site.fused_path))
         module = owner.get_submodule(name)
         _require_plain(module, path)
         check_target(module, path, method.adapter)
         changes.append(Change(owner, name, module=with_adapter(module, path, method.adapter, seed)))
-    return changes + [Change(*_owner(model, path), module=split) for path, split in splits.items()]
+    return changes
 
 
 def _changes(
-    model: nn.Module, family: Family, site: Site, targets: list[Target], method: Method, seed: int | None
+    model: nn.Module,
+    family: Family,
+    site: Site,
+    targets: list[Target],
+    split: SplitProjection | None,
+    method: Method,
+    seed: int | None,
 ) -> list[Change]:
-    """The changes at one site. With no seed the values are left undefined: only the structure is wanted."""
+    """The changes of values at one site. With no seed they are left undefined: only the structure is wanted."""
     mine = {target.path: target for target in targets if target.site == site}
     q, k = mine.get(site.roles["q"]), mine.get(site.roles["k"])
     changes = [_set(model, target, seed) for target in mine.values() if target.role.startswith("ffn")]
-    if q is None and k is None:
-        return changes
-    split = None if site.fused is None else _unfused(model, site)
-    changes += _attention_changes(model, family, site, q, k, split, method, seed)
-    if split is not None:
-        changes.append(Change(*_owner(model, site.fused_path), module=split))
-    return changes
+    return changes + _attention_changes(model, family, site, q, k, split, method, seed)
 
 
 def _attention_changes(
@@ -185,7 +195,7 @@ def _attention_changes(
         if target is None:
             continue
         role = target.role
-        places[role] = (split, role) if split and role in split.parts else _owner(model, target.path)
+        places[role] = _place(model, target.path, role, split)
         module = places[role][0].get_submodule(places[role][1])
         _require_plain(module, target.path)
         coefficients[role], matrices[role] = _make(module, target, seed)
@@ -323,13 +333,14 @@ def _core_projection(
 
 def _freezing(model: nn.Module, target: Target, method: Method, family: Family) -> list[str]:
     """The names of the parameters that are frozen when the target's matrix is."""
-    module = model.get_submodule(target.path)
-    names = [f"{target.path}.weight"] if isinstance(getattr(module, "weight", None), nn.Parameter) else []
+    path = path_without_adapter(model, target.path)
+    module = model.get_submodule(path)
+    names = [f"{path}.weight"] if isinstance(getattr(module, "weight", None), nn.Parameter) else []
     # A key's bias next to a one-sided core does nothing, so it never trains.
     idle = method.core == "matrix" and target.role == "k" and core_sides(model, family, method) == ("q",)
     has_bias = isinstance(getattr(module, "bias", None), nn.Parameter)
     if has_bias and target.role in ("q", "k") and (method.biases == "frozen" or idle):
-        names.append(f"{target.path}.bias")
+        names.append(f"{path}.bias")
     return names
 
 
@@ -340,6 +351,11 @@ def _own_config(model: nn.Module) -> None:
     for module in model.modules():
         if getattr(module, "config", None) is shared:
             module.config = own
+
+
+def _place(model: nn.Module, path: str, role: str, split: SplitProjection | None) -> tuple[nn.Module, str]:
+    """(owner, name) of a role's projection: in the model, or in what its fused one is taken apart into."""
+    return (split, role) if split is not None and role in split.parts else _owner(model, path)
 
 
 def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:

@@ -338,7 +338,7 @@ def _match(tensor: Tensor, sealed: Any) -> str | None:
 
 def _matrix_problems(model: nn.Module, path: str, matrix: dict[str, Any]) -> list[str]:
     try:
-        module = model.get_submodule(path)
+        module = without_adapter(model.get_submodule(path))
     except AttributeError:
         return [f"{path} is gone: was its module replaced?"]
     basis = module.identity if isinstance(module, CoreProjection) else module

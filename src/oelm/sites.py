@@ -84,6 +84,13 @@ def without_adapter(module: nn.Module) -> nn.Module:
     return module
 
 
+def path_without_adapter(model: nn.Module, path: str) -> str:
+    """The path of the projection itself, where an adapter's layer stands around it."""
+    while is_adapter(model.get_submodule(path)):
+        path = f"{path}.base_layer"
+    return path
+
+
 def weight_matrix(module: nn.Module) -> Tensor:
     """A projection's weight as (rows out, width in), whichever way round its module stores it. A view, not a copy."""
     module = without_adapter(module)

@@ -66,7 +66,7 @@ def totals(report: FreezeReport) -> str:
         f"{report.frozen_share:.1%} of the model, {report.frozen_share_of_blocks:.1%} of its blocks. "
         f"Buffers: {report.buffers:,}."
     )
-    if report.rest == "trained":
+    if report.rest == "trained" and not report.adapter:
         return said
     adapters = f"{report.adapter_trainable:,} in adapters ({report.adapter}), " if report.adapter else ""
     elsewhere = report.trainable - report.adapter_trainable - report.head_trainable

@@ -35,6 +35,7 @@ def placements(model: nn.Module) -> dict[str, Placement]:
     found = {}
     for name, parameter in model.named_parameters():
         module, _, leaf = name.rpartition(".")
+        module = module.removesuffix(".base_layer")  # a matrix with an adapter has the role that it has without
         block = next((b for b in blocks if name.startswith(f"{b}.")), None)
         above = len(blocks) - 1 - blocks.index(block) if block else 0
         if leaf == "core":
