@@ -341,3 +341,18 @@ def test_two_hundred_runs_load_and_group(tmp_path):
     (group,) = group_runs(load_runs([tmp_path]).runs)
     (setup,) = group.setups
     assert [len(arm.runs) for arm in setup.arms] == [10, 10, 10, 10]
+
+
+def test_what_an_older_version_did_not_record_of_the_data_tells_no_setups_apart(tmp_path):
+    for seed, data in enumerate(({}, {"tokenizer": "a"}, {"tokenizer": "a"})):
+        classification_run(tmp_path, seed=seed, environment={"data": data})
+    (group,) = group_runs(load_runs([tmp_path]).runs)
+    (setup,) = group.setups
+    assert len(setup.arms[0].runs) == 3
+
+
+def test_data_that_records_tell_apart_stays_apart_and_an_older_record_joins_neither(tmp_path):
+    for seed, data in enumerate(({}, {"tokenizer": "a"}, {"tokenizer": "b"})):
+        classification_run(tmp_path, seed=seed, environment={"data": data})
+    (group,) = group_runs(load_runs([tmp_path]).runs)
+    assert [len(setup.runs) for setup in group.setups] == [1, 1, 1]

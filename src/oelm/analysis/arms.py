@@ -18,6 +18,8 @@ from .run import Run, Task, comparable, flatten
 REFERENCES = ("baseline", "freeze-pretrained", "oelm-nofreeze", "random-nofreeze")
 # What else may change a number, by its name in environment.json. A difference in one of these spoils a comparison.
 _SPOILING = ("device", "world_size", "gpu.name", "versions.oelm", "versions.torch", "versions.transformers")
+# What environment.json says of the data has this before its name, beside the settings.
+_DATA = "environment.data."
 # Differences that a reader should know of and that seldom matter.
 _WORTH_KNOWING = ("git_commit", "versions.python", "versions.numpy", "versions.tokenizers", "cpu.threads", "gpu.cuda")
 
@@ -137,12 +139,15 @@ def group_runs(runs: Iterable[Run]) -> tuple[Group, ...]:
     """Runs into groups, setups, arms and cells, each in a fixed order."""
     tree: dict[tuple[str, str, str], dict[str, dict[str, dict[float, list[Run]]]]] = {}
     settings: dict[str, tuple[tuple[str, Any], ...]] = {}
+    of_group: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
-        shared = shared_settings(run)
-        key = json.dumps(shared, sort_keys=True)
-        settings[key] = tuple(sorted(shared.items()))
-        arms = tree.setdefault((run.task.kind, run.task.name, run.dataset), {}).setdefault(key, {})
-        arms.setdefault(run.method, {}).setdefault(run.rate, []).append(run)
+        of_group.setdefault((run.task.kind, run.task.name, run.dataset), []).append(run)
+    for group, members in of_group.items():
+        for run, shared in zip(members, _filled([shared_settings(run) for run in members]), strict=True):
+            key = json.dumps(shared, sort_keys=True)
+            settings[key] = tuple(sorted(shared.items()))
+            arms = tree.setdefault(group, {}).setdefault(key, {})
+            arms.setdefault(run.method, {}).setdefault(run.rate, []).append(run)
     groups = []
     for (kind, name, dataset), setups in sorted(tree.items()):
         task = Task(kind, name)
@@ -163,7 +168,15 @@ def shared_settings(run: Run) -> dict[str, Any]:
     data = run.environment.get("data") or {}
     # A file's place is no setting where its content's hash stands beside it; the description names the group.
     told = {name: value for name, value in flatten(data) if name != "description" and not name.endswith(".file")}
-    return own | {f"environment.data.{name}": value for name, value in told.items()}
+    return own | {f"{_DATA}{name}": value for name, value in told.items()}
+
+
+def _filled(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The settings, with what an older version did not yet record of the data taken from the others, if they agree."""
+    names = {name for one in settings for name in one if name.startswith(_DATA)}
+    found = {name: {_text(one[name]): one[name] for one in settings if name in one} for name in names}
+    agreed = {name: next(iter(values.values())) for name, values in found.items() if len(values) == 1}
+    return [agreed | one for one in settings]
 
 
 def differences(one: Run, other: Run, rate: bool = True) -> tuple[list[Difference], list[Difference]]:
@@ -171,7 +184,7 @@ def differences(one: Run, other: Run, rate: bool = True) -> tuple[list[Differenc
 
     Without `rate` the learning rates may differ: where each arm has its own best one from the same grid.
     """
-    spoiling = _differing(shared_settings(one), shared_settings(other))
+    spoiling = _differing(*_filled([shared_settings(one), shared_settings(other)]))
     if rate and one.rate != other.rate:
         spoiling.append(Difference("optimizer.learning_rate", f"{one.rate:g}", f"{other.rate:g}"))
     flat_one, flat_other = dict(flatten(one.environment)), dict(flatten(other.environment))
