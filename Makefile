@@ -24,8 +24,8 @@ types: $(STAMP)
 pytest: $(STAMP)
 	$(BIN)/pytest -q -n 2 --dist loadgroup
 
-results: $(STAMP)  ## write docs/results.md from the records in results/
-	$(BIN)/python -m oelm.report.evidence results/questions.yaml docs/results.md
+results: $(STAMP)  ## write docs/results.md and the README's headlines from the records in results/
+	$(BIN)/python -m oelm.report.evidence results/questions.yaml docs/results.md README.md
 
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/pytest -q -n 2 --dist loadgroup -m slow

@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from oelm.analysis import AnalysisError
-from oelm.report.evidence import write_evidence
+from oelm.report.evidence import write_evidence, write_headlines
+
+from .report_records import language_run
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,6 +24,44 @@ def test_the_document_is_up_to_date(tmp_path):
         assert again.read_text(encoding="utf-8") == there.read_text(encoding="utf-8"), "run `make results`"
     finally:
         again.unlink()
+
+
+def test_the_headlines_of_the_readme_are_up_to_date(tmp_path):
+    pytest.importorskip("scipy")
+    there = (ROOT / "README.md").read_text(encoding="utf-8")
+    again = tmp_path / "README.md"
+    again.write_text(there.replace("oelm-freeze` |", "oelm-freeze` | 1 %"), encoding="utf-8")
+    write_headlines(ROOT / "results/questions.yaml", again)
+    assert again.read_text(encoding="utf-8") == there, "run `make results`"
+
+
+def test_a_headline_stands_between_its_marks_and_needs_one_comparison(tmp_path):
+    pytest.importorskip("scipy")
+    for seed, noise in enumerate((0.0, 0.01)):
+        language_run(tmp_path / "study", "baseline", seed, 3.0 + noise)
+        language_run(tmp_path / "study", "oelm-freeze", seed, 3.2 + 2 * noise)
+    asked = {"id": "cost", "question": "Why?", "setting": "Here.", "conclusion": "So.", "open": "All."}
+    line = {"told": "both frozen", "arm": "oelm-freeze", "runs": ["study"], "question": "cost"}
+    file, readme = tmp_path / "questions.yaml", tmp_path / "README.md"
+
+    def write(**changes):
+        content = {"title": "T", "about": "A", "questions": [asked], "headlines": [{**line, **changes}]}
+        file.write_text(yaml.safe_dump(content))
+        return write_headlines(file, readme).read_text()
+
+    readme.write_text("# Nothing\n")
+    with pytest.raises(AnalysisError, match="no place for the results"):
+        write()
+    readme.write_text("# Head\n<!-- headlines: written by make results -->\nold\n<!-- /headlines -->\ntail\n")
+    text = write()
+    assert text.startswith("# Head\n<!--")
+    assert text.endswith("<!-- /headlines -->\ntail\n")
+    assert "old" not in text
+    assert "| [both frozen](<docs/results.md#cost>) | `oelm-freeze` | perplexity +22." in text
+    for wrong in ({"arm": "oelm-frozen"}, {"question": "costs"}):
+        with pytest.raises(AnalysisError, match="both frozen"):
+            write(**wrong)
+    assert readme.read_text() == text
 
 
 def test_its_figures_are_there():

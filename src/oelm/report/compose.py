@@ -221,10 +221,8 @@ def comparison_table(
 
 def _comparison_cells(one: Comparison, analysis: Analysis, say: Words) -> dict[str, Cell]:
     """Everything that a table can say of a comparison, by its column."""
-    limits = numbers.change_bounds(one)
     both = (one.rate,) if one.rate == one.reference_rate else (one.rate, one.reference_rate)
     word, tone = short_reading(one, say)
-    without = say("one_seed_short" if one.pairs else "no_pair_short")
     return {
         "col_method": Cell(one.arm, code=True),
         "col_against": Cell(one.reference, code=True),
@@ -233,7 +231,7 @@ def _comparison_cells(one: Comparison, analysis: Analysis, say: Words) -> dict[s
         "col_rate": Cell(" / ".join(map(numbers.rate, both))),
         "col_seeds": Cell(str(one.n)),
         "col_change": Cell(numbers.change(one, say)),
-        "col_interval": Cell(f"{limits[0]} – {limits[1]}" if limits else without),
+        "col_interval": Cell(numbers.change_range(one, say)),
         "col_bootstrap": Cell(numbers.bootstrap_bounds(one)),
         "col_difference": Cell(numbers.signed(one.difference.mean, 3) if one.difference else "–"),
         "col_p": Cell(numbers.p_value(one.adjusted)),

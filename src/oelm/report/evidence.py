@@ -21,17 +21,19 @@ from ..analysis import Analysis, AnalysisError, analyse
 from ..config import read_mapping
 from ..files import write_text
 from ..schema import Strict, explain
-from . import figures
+from . import figures, numbers
 from .charts import Styles
 from .compose import arms_table, comparison_table, settings
-from .document import Block, Bullets, Cell, Document, Heading, Paragraph
-from .markdown import to_markdown
+from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
+from .markdown import block_text, to_markdown
 from .pictures import pictures
 from .sections import handles, relative, runs_of
 from .sentences import sentence, setup_name, short_reading
 from .strings import Words, words
 
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*(%|points|x\b)")
+# Where a README's table of headlines stands.
+_BEGIN, _END = "<!-- headlines: written by make results -->", "<!-- /headlines -->"
 # The figures that a question shows; a report has the others.
 _SHOWN = ("-change", "-accuracy")
 
@@ -55,12 +57,22 @@ class Question(Strict, refusal=AnalysisError):
         return " ".join(value.split())
 
 
+class Headline(Strict, refusal=AnalysisError):
+    """One line of the README: an arm against its reference in the runs named, and the question that has the rest."""
+
+    told: str
+    arm: str
+    runs: tuple[str, ...]
+    question: str
+
+
 class Evidence(Strict, refusal=AnalysisError):
-    """The questions of a file, in their order, and what stands above them."""
+    """The questions of a file, in their order, what stands above them, and what a README says of them."""
 
     title: str
     about: str
     questions: tuple[Question, ...]
+    headlines: tuple[Headline, ...] = ()
 
 
 def load_evidence(path: str | PathLike[str]) -> Evidence:
@@ -79,6 +91,44 @@ def write_evidence(source: str | PathLike[str], out: str | PathLike[str], draw: 
         figures.draw(document.figures, place.parent / "figures", endings=("svg",))
     write_text(place, to_markdown(document, pictures=True))
     return place
+
+
+def write_headlines(source: str | PathLike[str], readme: str | PathLike[str], results: str = "docs/results.md") -> Path:
+    """Put the headlines' table between its marks in a README; the rest of the file stays as it is."""
+    place = Path(readme)
+    text = place.read_text(encoding="utf-8")
+    before, mark, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not mark or not end:
+        raise AnalysisError(f"{place}: has no place for the results: put the lines {_BEGIN} and {_END} where it is")
+    table = block_text(headlines(source, results))
+    write_text(place, f"{before}{_BEGIN}\n{table}\n{_END}{after}")
+    return place
+
+
+def headlines(source: str | PathLike[str], results: str) -> Table:
+    """The headlines' figures, each with a link to its question in the document `results`."""
+    asked, say = load_evidence(source), words("en")
+    rows = []
+    for line in asked.headlines:
+        analysis = analyse(_folders(Path(source).parent, line.runs))
+        found = [one for one in analysis.comparisons if one.arm == line.arm]
+        if len(found) != 1:
+            raise AnalysisError(f"{source}: headline {line.told!r}: {len(found)} comparisons of {line.arm!r}, not one")
+        if line.question not in {question.id for question in asked.questions}:
+            raise AnalysisError(f"{source}: headline {line.told!r}: no question has the id {line.question!r}")
+        rows.append(
+            [
+                Cell(line.told, folder=f"{results}#{line.question}"),
+                Cell(line.arm, code=True),
+                Cell(f"{say(f'm_{found[0].measure.name}')} {numbers.change(found[0], say)}"),
+                Cell(numbers.change_range(found[0], say)),
+                Cell(str(found[0].n)),
+                Cell(found[0].setup.dataset),
+            ]
+        )
+    columns = ["what", "method", f"against {found[0].reference}", say("col_interval"), say("col_seeds"), "on"]
+    return Table("headlines", columns, rows, numeric=(2, 3, 4))
 
 
 def evidence_document(source: str | PathLike[str], out: Path) -> Document:
@@ -100,6 +150,8 @@ def evidence_document(source: str | PathLike[str], out: Path) -> Document:
 
 def _answer(question: Question, analysis: Analysis, say: Words) -> list[Block]:
     blocks: list[Block] = [Paragraph(question.conclusion), Paragraph(question.setting, tone="muted")]
+    if sum(len(group.setups) for group in analysis.groups) > 1:
+        blocks.append(_at_a_glance(question, analysis, say))
     methods = [arm.method for group in analysis.groups for setup in group.setups for arm in setup.arms]
     styles = Styles(list(dict.fromkeys(sorted(methods, key=lambda name: name != "baseline"))))
     for index, setup in enumerate((setup for group in analysis.groups for setup in group.setups), start=1):
@@ -127,6 +179,18 @@ def _answer(question: Question, analysis: Analysis, say: Words) -> list[Block]:
     return blocks
 
 
+def _at_a_glance(question: Question, analysis: Analysis, say: Words) -> Table:
+    """Every comparison of a question in one table, whichever setup it was made in."""
+    rows = []
+    for one in analysis.comparisons:
+        word, tone = short_reading(one, say)
+        told = [numbers.change(one, say), numbers.change_range(one, say), str(one.n)]
+        where, what = Cell(setup_name(one.setup)), Cell(one.arm, code=True)
+        rows.append([where, what, *map(Cell, told), Cell(word, tone=tone)])
+    columns = ["on", say("col_method"), say("col_change"), say("col_interval"), say("col_seeds"), say("col_reading")]
+    return Table(f"{question.id}-glance", columns, rows, numeric=(2, 3, 4))
+
+
 def _folders(root: Path, patterns: Sequence[str]) -> list[Path]:
     """The folders that the patterns match, each of which must match something."""
     found: list[Path] = []
@@ -142,3 +206,4 @@ if __name__ == "__main__":
     import sys
 
     print(f"wrote {write_evidence(sys.argv[1], sys.argv[2])}")
+    print(f"wrote {write_headlines(sys.argv[1], sys.argv[3])}")

@@ -17,14 +17,15 @@ def to_markdown(document: Document, pictures: bool) -> str:
     parts = [f"# {escape(document.title)}"]
     sections = [block for block in document.headings if block.level == 2]
     parts.append(f"{say('contents')}: " + " · ".join(f"[{escape(one.text)}](#{one.anchor})" for one in sections))
-    parts += [text for block in document.blocks if (text := _block(block, pictures))]
+    parts += [text for block in document.blocks if (text := block_text(block, pictures))]
     parts.append(f"---\n\n{escape(document.footer)}")
     # Where every R1, R2, ... above leads.
     parts.append("\n".join(f"[{handle}]: <{folder}>" for handle, folder in document.folders.items()))
     return "\n\n".join(parts) + "\n"
 
 
-def _block(block: Block, pictures: bool) -> str:
+def block_text(block: Block, pictures: bool = False) -> str:
+    """One part of a document as Markdown."""
     if isinstance(block, Heading):
         return f'<a id="{block.anchor}"></a>\n\n{"#" * block.level} {escape(block.text)}'
     if isinstance(block, Paragraph):

@@ -65,6 +65,12 @@ def change_bounds(comparison: Comparison) -> tuple[str, str] | None:
     return _limits(comparison, bootstrap=False)
 
 
+def change_range(comparison: Comparison, say: Words) -> str:
+    """The same for a table's cell, or why there is no interval."""
+    limits = change_bounds(comparison)
+    return f"{limits[0]} – {limits[1]}" if limits else say("one_seed_short" if comparison.pairs else "no_pair_short")
+
+
 def bootstrap_bounds(comparison: Comparison) -> str:
     limits = _limits(comparison, bootstrap=True)
     return f"{limits[0]} – {limits[1]}" if limits else "–"

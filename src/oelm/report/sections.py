@@ -122,14 +122,14 @@ def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
         columns += [say("col_flops"), say("col_runs")]
         rows = []
         for one in sound:
-            limits, bound = numbers.change_bounds(one), flop_ratio(*one.pairs[0])
+            bound = flop_ratio(*one.pairs[0])
             rows.append(
                 [
                     Cell(one.arm, code=True),
                     Cell(one.reference, code=True),
                     Cell(str(one.n)),
                     Cell(numbers.change(one, say)),
-                    Cell(f"{limits[0]} – {limits[1]}" if limits else say("one_seed_short")),
+                    Cell(numbers.change_range(one, say)),
                     Cell(numbers.percent(bound - 1) if bound is not None else "–"),
                     Cell("", handles(analysis, runs_of(one))),
                 ]
