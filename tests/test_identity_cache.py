@@ -20,10 +20,10 @@ def padded_batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
-@pytest.fixture
-def model():
+@pytest.fixture(params=["identity-key", "identity-core"])
+def model(request):
     model = lively_model("oelm-gpt")
-    oelm.apply(model, "identity-key")
+    oelm.apply(model, request.param)
     return model
 
 

@@ -27,7 +27,7 @@ from .compose import arms_table, comparison_table, settings
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .markdown import block_text, to_markdown
 from .pictures import pictures
-from .sections import handles, relative, runs_of
+from .sections import bench_blocks, handles, relative, runs_of
 from .sentences import sentence, setup_name, short_reading
 from .strings import Words, words
 
@@ -142,13 +142,13 @@ def evidence_document(source: str | PathLike[str], out: Path) -> Document:
         if folders:
             analysis = replace(analyse(folders), first=len(links) + 1)
             links |= {analysis.handle(run): relative(run.path, out) for run in analysis.runs}
-            blocks += _answer(question, analysis, say)
+            blocks += _answer(question, analysis, out, say)
         blocks += [Paragraph(f"Open: {question.open}")]
     footer = f"Written by oelm {__version__} from {len(links)} records; `make results` writes it again."
     return Document(asked.title, "en", blocks, footer, links)
 
 
-def _answer(question: Question, analysis: Analysis, say: Words) -> list[Block]:
+def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> list[Block]:
     blocks: list[Block] = [Paragraph(question.conclusion), Paragraph(question.setting, tone="muted")]
     if sum(len(group.setups) for group in analysis.groups) > 1:
         blocks.append(_at_a_glance(question, analysis, say))
@@ -172,6 +172,8 @@ def _answer(question: Question, analysis: Analysis, say: Words) -> list[Block]:
                 for one in comparisons
             ]
             blocks.append(Bullets(told))
+    for bench in analysis.benches:
+        blocks += bench_blocks(bench, out, say)
     kinds = Counter(one.kind for one in analysis.left_out)
     if kinds:
         listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))

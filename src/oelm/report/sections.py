@@ -10,6 +10,7 @@ from ..analysis import Analysis, Run
 from ..analysis.compare import Comparison
 from ..analysis.flops import flop_ratio
 from ..analysis.replication import Replication
+from ..analysis.run import Bench
 from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
 from . import numbers
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
@@ -97,25 +98,7 @@ def _published_change(one: Replication, say: Words) -> str:
 def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
     blocks: list[Block] = []
     for bench in analysis.benches:
-        columns = [say("col_method"), say("col_step"), say("col_ratio"), say("col_interval"), say("col_flops")]
-        columns.append(say("col_rounds"))
-        rows = [
-            [
-                Cell(str(row["arm"]), code=True),
-                Cell(f"{row['step_ms']:.2f}" if row.get("step_ms") is not None else "–"),
-                Cell(f"{row['ratio']:.3f}"),
-                Cell(_bench_interval(row)),
-                Cell(f"{row['flop_bound']:.3f}"),
-                Cell(str(row["rounds"])),
-            ]
-            for row in bench.rows
-        ]
-        blocks.append(Paragraph(say("time_bench", file=relative(bench.path, out))))
-        blocks.append(Table(f"bench-{bench.path.stem}", columns, rows, (1, 2, 3, 4, 5)))
-        for row in bench.rows:
-            if row.get("warning"):
-                values = {"batch": row["batch_size"], "ratio": f"{row['ratio_per_example']:.3f}"}
-                blocks.append(Paragraph(say("time_bench_unequal", arm=str(row["arm"]), **values)))
+        blocks += bench_blocks(bench, out, say)
     sound = [one for one in analysis.times if one.sound and one.n > 1]
     if sound:
         columns = [say("col_method"), say("col_against"), say("col_seeds"), say("col_change"), say("col_interval")]
@@ -143,6 +126,31 @@ def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
     if not blocks:
         return []
     return [Heading(say("step_time"), 2, "step-time"), Paragraph(say("time_intro")), *blocks]
+
+
+def bench_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
+    """What one benchmark measured, and a warning where its arms did different work."""
+    columns = [say("col_method"), say("col_step"), say("col_ratio"), say("col_interval"), say("col_flops")]
+    rows = [
+        [
+            Cell(str(row["arm"]), code=True),
+            Cell(f"{row['step_ms']:.2f}" if row.get("step_ms") is not None else "–"),
+            Cell(f"{row['ratio']:.3f}"),
+            Cell(_bench_interval(row)),
+            Cell(f"{row['flop_bound']:.3f}"),
+            Cell(str(row["rounds"])),
+        ]
+        for row in bench.rows
+    ]
+    blocks: list[Block] = [
+        Paragraph(say("time_bench", file=relative(bench.path, out))),
+        Table(f"bench-{bench.path.stem}", [*columns, say("col_rounds")], rows, (1, 2, 3, 4, 5)),
+    ]
+    for row in bench.rows:
+        if row.get("warning"):
+            values = {"batch": row["batch_size"], "ratio": f"{row['ratio_per_example']:.3f}"}
+            blocks.append(Paragraph(say("time_bench_unequal", arm=str(row["arm"]), **values)))
+    return blocks
 
 
 def _bench_interval(row: dict[str, Any]) -> str:
