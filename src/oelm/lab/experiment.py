@@ -42,7 +42,7 @@ class Experiment(Strict, refusal=LabError):
     stand_in    the model type that a dry run builds where `model.name` is a pretrained model
     published   the figures to show beside it: their ids in `oelm.published`
     smoke       how to make it run in seconds on built-in data
-    notes       what is known to be doubtful about the published set-up
+    notes       what is known to be doubtful about the set-up, and what its runs compare with
     """
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]

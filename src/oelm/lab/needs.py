@@ -23,9 +23,9 @@ _MADE_HERE = ("gpt:", "random:")
 
 @dataclass(frozen=True)
 class Need:
-    """One data set: how its text or its examples are got, and how many there are, for estimates."""
+    """A data set or a model: what it is, how it is got, and how many examples there are, for estimates."""
 
-    kind: Literal["tokens", "examples"]
+    kind: Literal["tokens", "examples", "model"]
     what: str
     hub: str | None = None
     get: str | None = None
@@ -35,7 +35,7 @@ class Need:
 
 @cache
 def needs() -> dict[str, Need]:
-    """Every data set of the shipped experiments, by name."""
+    """Every data set and local model of the shipped experiments, by name."""
     content = yaml.safe_load(files("oelm.lab").joinpath("data.yaml").read_text(encoding="utf-8"))
     return {name: Need(**entry) for name, entry in content.items()}
 
@@ -95,12 +95,20 @@ def _tokens(path: str, need: Need | None) -> str | None:
         state = f"as tokens in {path}, which is not there"
     if need is None:
         return f"text {state}. Prepare it with: oelm data prepare SOURCE --out {path}"
+    if need.hub is None:
+        return f"{need.what}, {state}. Prepare it, or text of your own, with:\n    {need.get}\nElsewhere: --data DIR."
     text = f"{need.what} ({need.hub} on the Hugging Face Hub), {state}. Get it, once, with:\n    {need.get}\n"
     return f"{text}Your own copy: oelm data prepare FILE --tokenizer gpt2 --out DIR, and then --data DIR."
 
 
 def _model(config: RunConfig) -> str | None:
     name = config.model.name
+    need = needs().get(name)
+    if need is not None and need.kind == "model" and not Path(name).is_dir():
+        return (
+            f"{need.what} in the folder {name}, which is not there. Get it, once, with:\n    {need.get}\n"
+            "Another model: model.name=NAME, and its runs are a set-up of their own."
+        )
     if name.startswith(_MADE_HERE) or hub_has(name, "model"):
         return None
     if Path(name).exists() or name.count("/") > 1 or name.startswith((".", "/", "~")):
