@@ -40,6 +40,8 @@ REFUSED = {
     ("gemma", "identity-key"): "4 x 16 is not 48",
     ("qwen3", "identity-core"): "4 x 16 is not 48",
     ("gemma", "identity-core"): "4 x 16 is not 48",
+    ("qwen3", "identity-wide"): "4 x 16 is not 48",
+    ("gemma", "identity-wide"): "4 x 16 is not 48",
     ("albert", "last-layers"): "this model has one block for all its layers",
 }
 # A head of its own has a model whose output layer is not its embedding; the others have no head to train alone.

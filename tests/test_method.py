@@ -276,7 +276,10 @@ def test_a_core_is_trained_on_the_side_or_sides_where_it_belongs(name, core, sha
 
 
 @pytest.mark.parametrize("preset", ["oelm-core", "oelm-exact", "identity-core"])
-@pytest.mark.parametrize(("reach", "sizes"), [(2, (24, 24, 24)), ([4, 1, 2], (48, 12, 24))])
+@pytest.mark.parametrize(
+    ("reach", "sizes"),
+    [(2, (24, 24, 24)), ([4, 1, 2], (48, 12, 24)), ("first:2", (48, 48, 12)), ("first:9", (48, 48, 48))],
+)
 def test_heads_within_reach_share_a_core(preset, reach, sizes):
     model, plain = small_model("bert"), small_model("bert")
     oelm.apply(model, {"preset": preset, "reach": reach})

@@ -10,7 +10,7 @@ import re
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from .errors import MethodError, nearest
 from .schema import Strict, explain, merge
@@ -30,6 +30,7 @@ FACTORED: frozenset[str] = frozenset({"qr", "polar"})
 
 _LAYERS = re.compile(r"(first|last|except-first|except-last):([1-9][0-9]*)")
 _REST = re.compile(r"trained|biases|head|last:[1-9][0-9]*")
+_REACH = re.compile(r"first:[1-9][0-9]*")
 # What an adapter is where nothing else is said: peft's rank and block size, and the usual scale of 2.
 LORA_RANK, LORA_ALPHA, OFT_BLOCK = 8, 16.0, 32
 
@@ -143,8 +144,9 @@ class Method(Strict, refusal=MethodError):
 
     q, k, ffn      how those matrices are made, and whether they are frozen
     core           what is trained between frozen Q and K: nothing, a gain per head, or a d_head x d_head matrix
-    reach          how many neighbouring heads a matrix core reads and writes together: one number, or one per chosen
-                   layer. With all heads it is a whole trained matrix after the frozen basis
+    reach          how many neighbouring heads a matrix core reads and writes together: one number, one per chosen
+                   layer, or first:N, which is all heads in the first N chosen layers and 1 above. With all heads it
+                   is a whole trained matrix after the frozen basis
     biases         whether the biases of frozen Q and K are frozen with them (the reference counts do) or trained
     adapter        what is added to frozen matrices and trained in their place: to a frozen body, or to frozen q, k
                    and ffn while the rest trains
@@ -161,7 +163,7 @@ class Method(Strict, refusal=MethodError):
     k: Projection = Projection()
     ffn: FeedForward = FeedForward()
     core: Literal["none", "gain", "matrix"] = "none"
-    reach: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], ...] = 1
+    reach: int | tuple[int, ...] | str = 1
     biases: Literal["frozen", "trained"] = "frozen"
     adapter: Adapter = Adapter()
     rest: str = "trained"
@@ -169,6 +171,16 @@ class Method(Strict, refusal=MethodError):
     layers: str | tuple[Annotated[int, Field(ge=0)], ...] = "all"
     freeze_ratio: Annotated[float, Field(gt=0, lt=1)] | Literal["qk"] | None = None
     schedule: Schedule = Schedule()
+
+    @field_validator("reach", mode="before")
+    @classmethod
+    def _reach_is_one_of_its_forms(cls, value: Any) -> Any:
+        counts = value if isinstance(value, list | tuple) else [value]
+        if isinstance(value, str) and _REACH.fullmatch(value):
+            return value
+        if not all(type(count) is int and count > 0 for count in counts):
+            raise ValueError(f"reach {value!r}: use a whole number from 1, a list of them, or 'first:N' (N from 1)")
+        return value
 
     @model_validator(mode="after")
     def _is_coherent(self) -> Method:
@@ -342,6 +354,7 @@ PRESETS: MappingProxyType[str, Method] = MappingProxyType(
         "oelm-exact": _both(_QR, core="matrix"),
         "oelm-core": _both(_FRESH, core="matrix"),
         "identity-core": Method(q=_SLICE, k=_SLICE, core="matrix"),
+        "identity-wide": Method(q=_SLICE, k=_SLICE, core="matrix", reach="first:2"),
         "identity-query": Method(q=_IDENTITY),
         "identity-key": Method(k=_IDENTITY),
         "lora": Method(rest="head", adapter=Adapter(kind="lora")),
@@ -369,6 +382,7 @@ ABOUT: MappingProxyType[str, str] = MappingProxyType(
         "oelm-exact": "pretrained: QR bases frozen, a core per head trained, the model's function unchanged at step 0",
         "oelm-core": "from scratch: random orthogonal bases frozen, a core per head trained",
         "identity-core": "each head's query and key are its slice of the hidden state; a core per head trained between",
+        "identity-wide": "as identity-core, with a core over all heads in the first 2 layers",
         "identity-query": "each head's query is its slice of the hidden state, times 2; Key trained",
         "identity-key": "each head's key is its slice of the hidden state, times 2; Query trained",
         "lora": "LoRA of rank 8 on Q and V, and the task's head; all else frozen (needs peft)",

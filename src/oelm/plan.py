@@ -84,17 +84,21 @@ def choose_sites(family: Family, sites: list[Site], method: Method) -> list[Site
 
 
 def _reaches(chosen: list[Site], method: Method) -> list[int]:
-    """How many heads share a core, for each chosen site."""
+    """How many heads share a core, for each chosen site; 0 is all of them."""
     if isinstance(method.reach, int):
         return [method.reach] * len(chosen)
     found = []
     for kind in dict.fromkeys(site.kind for site in chosen):
-        layers = sum(site.kind == kind for site in chosen)
-        if len(method.reach) != layers:
+        stack = [site for site in chosen if site.kind == kind]
+        if isinstance(method.reach, str):
+            wide = int(method.reach.removeprefix("first:"))
+            found += [0 if index < wide else 1 for index in range(len(stack))]
+        elif len(method.reach) == len(stack):
+            found += method.reach
+        else:
             raise MethodError(
-                f"reach names {len(method.reach)} layers, and the method covers {layers} {kind} layers: name each"
+                f"reach names {len(method.reach)} layers, and the method covers {len(stack)} {kind} layers: name each"
             )
-        found += list(method.reach)
     return found
 
 
@@ -105,7 +109,8 @@ def _targets(model: nn.Module, family: Family, site: Site, method: Method, reach
         if not spec.untouched:
             blocks = 1 if spec.scope == "global" else site.heads_of(role)
             factor = spec.scale * _family_factor(model, family, site, role, spec, method)
-            targets.append(Target(site, role, site.roles[role], spec, blocks, factor, reach if role in sides else 1))
+            together = (reach or site.heads_of(role)) if role in sides else 1
+            targets.append(Target(site, role, site.roles[role], spec, blocks, factor, together))
     if not method.ffn.untouched:
         targets += [Target(site, role, path, method.ffn, 1, 1.0) for role, path in site.feed_forward()]
     return targets
