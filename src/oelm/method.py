@@ -179,7 +179,7 @@ class Method(Strict, refusal=MethodError):
         if isinstance(value, str) and _REACH.fullmatch(value):
             return value
         if not all(type(count) is int and count > 0 for count in counts):
-            raise ValueError(f"reach {value!r}: use a whole number from 1, a list of them, or 'first:N' (N from 1)")
+            raise ValueError(f"{value!r}: use a whole number from 1, a list of them, or 'first:N' (N from 1)")
         return value
 
     @model_validator(mode="after")
