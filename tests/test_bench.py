@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from typer.testing import CliRunner
 
 import oelm
+from oelm import bench
 from oelm.bench import benchmark, plan_arms, summarise, train_flops_per_token, unreached_weights
 from oelm.cli import app
 from oelm.config import RunConfig
@@ -87,6 +88,23 @@ def test_the_arms_take_turns(monkeypatch):
     monkeypatch.setattr(ClassifierLoss, "forward", seen)
     benchmark(plan_arms(["baseline@3", "baseline@2"], **BERT), rounds=2, steps=1, warmup=0)
     assert turns[-8:] == [3, 3, 2, 2, 3, 3, 2, 2]
+
+
+def test_an_arms_memory_leaves_out_the_arms_built_before_it(monkeypatch):
+    allocated, peaks = iter([100, 130, 160]), iter([150, 200, 175])
+    monkeypatch.setattr(bench, "_allocated", lambda device: next(allocated))
+    monkeypatch.setattr(bench, "_peak", lambda device: next(peaks))
+    arms = benchmark(plan_arms(["baseline", "oelm-freeze", "head-only"], **BERT), rounds=1, steps=1, warmup=0)
+    assert [arm.peak_memory for arm in arms] == [50, 70, 15]
+
+
+@pytest.mark.gpu
+def test_the_same_arm_takes_the_same_memory_first_and_last():
+    size = {"model": "random:bert", "batch_size": 8, "length": 128, "compile_model": False}
+    arms = plan_arms(["baseline", "head-only", "baseline@8"], **size, overrides=["model.fields.hidden_size=384"])
+    first, small, last = benchmark(arms, rounds=1, steps=1, warmup=3)
+    assert last.peak_memory == pytest.approx(first.peak_memory, rel=0.02)
+    assert small.peak_memory < first.peak_memory
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Machines are shared and clocks move, so arms are interleaved in rounds and compa
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,11 @@ _SECTIONS = ("model", "optimizer", "train")
 
 @dataclass(frozen=True)
 class Arm:
-    """One line of a benchmark: its name, the run it stands for, and the seconds of its steps in every round."""
+    """One line of a benchmark: its name, the run it stands for, and the seconds of its steps in every round.
+
+    `peak_memory` is the most that the arm's own tensors took on the device in one of its steps, in bytes: weights,
+    gradients, the optimiser's state, activations and the batch, without the other arms, which lie there too.
+    """
 
     name: str
     config: RunConfig
@@ -163,15 +168,16 @@ def benchmark(
     torch._dynamo.config.recompile_limit = 64  # every arm is one more variant of the same code
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
+        _take_workspaces(device)
     built = {}
     for name, config in arms.items():
+        before = _allocated(device)
         stepper, state, flops = _stepper(config, world, seed)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        _forget_peak(device)
         for _ in range(warmup):
             _step(stepper, state)
-        memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-        built[name] = (stepper, state, flops, memory)
+        peak = _peak(device)
+        built[name] = (stepper, state, flops, None if peak is None else peak - before)
     times: dict[str, list[list[float]]] = {name: [] for name in arms}
     for _ in range(rounds):
         for name, (stepper, state, _, _) in built.items():
@@ -323,6 +329,29 @@ def _timed(stepper: Stepper, state: TrainState, steps: int, device: torch.device
         _step(stepper, state)
         timer.step()
     return timer.collect()
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes of the tensors that live on the device now."""
+    gc.collect()  # what is only unreachable would be freed later, out of another arm's account
+    return torch.cuda.memory_allocated() if device.type == "cuda" else 0
+
+
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak(device: torch.device) -> int | None:
+    """The most bytes that tensors took on the device since that was last forgotten; not known without CUDA."""
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+
+
+def _take_workspaces(device: torch.device) -> None:
+    """Let the matrix library take its buffers now: it keeps them, and the first arm would be charged with them."""
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = nn.Linear(64, 64, device=device, dtype=dtype)
+        layer(torch.ones(64, 64, device=device, dtype=dtype)).sum().backward()
 
 
 def _peak_flops() -> float | None:
