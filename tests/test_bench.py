@@ -5,6 +5,7 @@ No time is asserted: machines are shared.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from typer.testing import CliRunner
 
 import oelm
 from oelm import bench
+from oelm.analysis.flops import flops_per_token
+from oelm.analysis.run import Run
 from oelm.bench import benchmark, plan_arms, summarise, train_flops_per_token, unreached_weights
 from oelm.cli import app
 from oelm.config import RunConfig
@@ -243,6 +246,26 @@ def test_an_encoders_flops_are_those_that_torch_counts(name, method):
     batch = one_text()
     found = train_flops_per_token(model, LENGTH, unreached_weights(ClassifierLoss(model, 2), batch))
     assert found == pytest.approx(counted(model, batch), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama", "qwen2"])
+@pytest.mark.parametrize(
+    "method", ["baseline", "oelm-freeze", "oelm-core", "identity-key", "identity-core", "bitfit", "lora", "head-only"]
+)
+def test_a_record_gives_the_flops_that_its_model_gives(name, method):
+    """Two counts of one thing: from the model for a benchmark, and from a run's audit for a report."""
+    model: Any = small_model(name).train()
+    oelm.apply(model, method)
+    batch = one_text()
+    reads = name in ("bert", "modernbert")
+    loss = ClassifierLoss(model, 2) if reads else model
+    unreached = unreached_weights(loss, batch if reads else {"input_ids": batch["input_ids"]})
+    config = {"data": {"sequence_length": LENGTH}, "task": {"name": "sst2" if reads else "language"}}
+    about = {"data": {"vocab_size": model.config.vocab_size}}
+    record = Run(Path("run"), config, about, {}, {}, oelm.audit(model).to_dict(), (), {})
+    counted_once = train_flops_per_token(model, LENGTH, unreached)
+    # A classifier's head, which reads a text once, is not in a record's count.
+    assert flops_per_token(record) == pytest.approx(counted_once, rel=0.006 if reads else 1e-9)
 
 
 def test_the_flops_that_freezing_saves():

@@ -23,6 +23,7 @@ from .data.labelled import Examples, LabelledData
 from .data.tokens import in_memory
 from .errors import ConfigError
 from .families import family_of
+from .flops import attention_flops, weight_flops
 from .models.build import RANDOM
 from .models.language import GPT
 from .models.reader import Reader, describe_model, longest_text
@@ -107,10 +108,9 @@ def plan_arms(
 
 
 def train_flops_per_token(model: Any, length: int, unreached: Collection[int] = ()) -> float:
-    """Multiply-adds times two that one token's training step must do.
+    """Multiply-adds times two that one token's training step must do, by the rules of `oelm.flops`.
 
-    For every weight 2 forward, 2 for the input's gradient and, where it trains, 2 for its own; causal attention is half
-    of full. `unreached` holds the ids of weights whose input needs no gradient. A fresh head reads a sequence once.
+    `unreached` holds the ids of weights whose input needs no gradient. A fresh head reads a sequence once.
     """
     family, sites = find_sites(model)
     head = head_of(model)
@@ -121,9 +121,8 @@ def train_flops_per_token(model: Any, length: int, unreached: Collection[int] = 
 
     def cost(parameter: Tensor) -> float:
         key = id(parameter)
-        per_weight = 2 + 2 * parameter.requires_grad + 2 * (key not in unreached)
         uses = 1 / length if key in once else passes if key in repeated else 1
-        return uses * per_weight * parameter.numel()
+        return uses * weight_flops(parameter.numel(), parameter.requires_grad, key not in unreached)
 
     matrices = {id(m.weight): m.weight for m in model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)}
     tokens_only = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -134,9 +133,8 @@ def train_flops_per_token(model: Any, length: int, unreached: Collection[int] = 
     flops += sum(cost(parameter) for name, parameter in model.named_parameters() if name.endswith(".core"))
     for site in sites:
         after: Any = without_adapter(model.get_submodule(site.roles["o"])) if "o" in site.roles else None
-        # Scores and their use: 2 products forward, 4 backward, 2 FLOPs each.
-        products = 2 if after is not None and id(after.weight) in unreached else 6
-        flops += passes * (1 if site.kind == "decoder" else 2) * products * site.heads * site.d_head * length
+        reached = after is None or id(after.weight) not in unreached
+        flops += passes * attention_flops(site.heads * site.d_head, length, site.kind == "decoder", reached)
     return flops
 
 

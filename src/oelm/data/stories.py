@@ -125,7 +125,8 @@ def story_tokenizer() -> Tokenizer:
 
 def _encode(backend: Tokenizer, texts: Sequence[str], eos: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
     """The ids that the tokenizer gives: looked up here, in a quarter of its time, since every word is in it."""
-    ids, split, id_of = [], re.compile(_TOKEN).findall, backend.get_vocab().__getitem__
+    split, id_of = re.compile(_TOKEN).findall, backend.get_vocab().__getitem__
+    ids: list[int] = []
     for text in texts:
         ids += map(id_of, split(text))
         ids.append(eos)
