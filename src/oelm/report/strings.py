@@ -356,6 +356,7 @@ STRINGS: dict[str, tuple[str, str]] = {
         "最终{measure}随学习率的变化；曲线连接种子平均值，色带为最小值到最大值。",
     ),
     "fig_map": ("What is frozen where", "各层冻结情况"),
+    "cap_panels": ("Shown: the first {shown} of {all} methods.", "仅显示 {all} 种方法中的前 {shown} 种。"),
     "cap_map": (
         "Every matrix by layer and role: the share of its parameters that is frozen. A dash is an identity: no matrix.",
         "按层和角色列出每个矩阵中被冻结的参数占比。短横线表示恒等映射：没有矩阵。",
