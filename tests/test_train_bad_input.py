@@ -168,7 +168,7 @@ def test_a_vocabulary_larger_than_the_models(refused):
         (["model.fields.dropout=1.5"], "dropout"),
         (["model.fields.positions=relative"], "positions 'relative': use 'learned' or 'rotary'"),
         (["model.name=random:bert", "model.fields={}"], "model.name random:bert: BertForSequenceClassification"),
-        (["model.name=random:gpt2"], "model.fields: a pretrained model's config is fixed"),
+        (["model.name=random:gpt2"], "model.fields: gpt2 has no field 'dropout'"),
         (["model.name=/nowhere/model", "model.fields={}"], "/nowhere/model: no such folder"),
         (["method={preset: oelm-freeze, layers: [5]}"], "layers [5] are out of range: the model has layers 0 to 1"),
         (
