@@ -97,6 +97,44 @@ def test_whatever_must_not_be_averaged_is_left_out_with_its_reason(tmp_path):
     assert "config.json: missing" in found[no_config][1]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("audit.json", {"rows": 3}),
+        ("audit.json", {"rows": [3]}),
+        ("audit.json", {"rows": [{"role": "v", "shape": ["a", "b"]}]}),
+        ("timing.json", {"step_seconds": "x"}),
+    ],
+)
+def test_a_record_with_nonsense_in_it_spoils_no_other(name, content, tmp_path):
+    language_run(tmp_path, seed=0)
+    write(language_run(tmp_path, seed=1), name, content)
+    loaded = load_runs([tmp_path])
+    assert len(loaded.runs) == 1
+    assert [item.kind for item in loaded.left_out] == ["damaged"]
+
+
+def test_a_record_that_may_not_be_read_spoils_no_other(tmp_path, monkeypatch):
+    language_run(tmp_path, seed=0)
+    locked = language_run(tmp_path, seed=1)
+    read = Path.read_bytes, Path.read_text, Path.open
+
+    def guarded(method):
+        def look(self, *arguments, **options):
+            if self.name == "metrics.jsonl" and self.parent == locked:
+                raise PermissionError(13, "Permission denied", str(self))
+            return method(self, *arguments, **options)
+
+        return look
+
+    for name, method in zip(("read_bytes", "read_text", "open"), read, strict=True):
+        monkeypatch.setattr(Path, name, guarded(method))
+    loaded = load_runs([tmp_path])
+    assert len(loaded.runs) == 1
+    (item,) = loaded.left_out
+    assert item.reason == f"{locked / 'metrics.jsonl'}: cannot be read (Permission denied)"
+
+
 def test_a_run_that_goes_on_is_neither_counted_nor_left_out(tmp_path):
     folder = language_run(tmp_path)
     (folder / "result.json").unlink()
@@ -184,6 +222,7 @@ def test_saved_benchmarks_are_found_beside_runs(tmp_path):
     row = {"arm": "baseline", "step_ms": 10.0, "ratio": 1.0, "ratio_95": 0.0, "flop_bound": 1.0, "rounds": 5}
     (tmp_path / "bench.json").write_text(json.dumps([row]))
     (tmp_path / "other.json").write_text("[1, 2]")
+    (tmp_path / "words.json").write_text(json.dumps([{**row, "ratio": "fast"}]))
     loaded = load_runs([tmp_path])
     assert [bench.path.name for bench in loaded.benches] == ["bench.json"]
     assert not loaded.problems

@@ -5,6 +5,7 @@ No time is asserted: machines are shared.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from typer.testing import CliRunner
 
 import oelm
+from oelm import bench
+from oelm.analysis.flops import flops_per_token
+from oelm.analysis.run import Run
 from oelm.bench import benchmark, plan_arms, summarise, train_flops_per_token, unreached_weights
 from oelm.cli import app
 from oelm.config import RunConfig
@@ -87,6 +91,23 @@ def test_the_arms_take_turns(monkeypatch):
     monkeypatch.setattr(ClassifierLoss, "forward", seen)
     benchmark(plan_arms(["baseline@3", "baseline@2"], **BERT), rounds=2, steps=1, warmup=0)
     assert turns[-8:] == [3, 3, 2, 2, 3, 3, 2, 2]
+
+
+def test_an_arms_memory_leaves_out_the_arms_built_before_it(monkeypatch):
+    allocated, peaks = iter([100, 130, 160]), iter([150, 200, 175])
+    monkeypatch.setattr(bench, "_allocated", lambda device: next(allocated))
+    monkeypatch.setattr(bench, "_peak", lambda device: next(peaks))
+    arms = benchmark(plan_arms(["baseline", "oelm-freeze", "head-only"], **BERT), rounds=1, steps=1, warmup=0)
+    assert [arm.peak_memory for arm in arms] == [50, 70, 15]
+
+
+@pytest.mark.gpu
+def test_the_same_arm_takes_the_same_memory_first_and_last():
+    size = {"model": "random:bert", "batch_size": 8, "length": 128, "compile_model": False}
+    arms = plan_arms(["baseline", "head-only", "baseline@8"], **size, overrides=["model.fields.hidden_size=384"])
+    first, small, last = benchmark(arms, rounds=1, steps=1, warmup=3)
+    assert last.peak_memory == pytest.approx(first.peak_memory, rel=0.02)
+    assert small.peak_memory < first.peak_memory
 
 
 @pytest.mark.parametrize(
@@ -183,7 +204,8 @@ def test_the_command_prints_json_and_warns_beside_it():
     small = ("--model", "random:bert", "--batch-size", 2, "--sequence-length", LENGTH, "--rounds", 1, "--steps", 1)
     done = command("baseline", "baseline@1", "train.precision=bfloat16", *small, "--json")
     assert done.exit_code == 0, done.output
-    rows = json.loads(done.stdout)
+    rows = json.loads(done.stdout, parse_constant=pytest.fail)  # NaN is not JSON
+    assert rows[1]["ratio_95"] is None
     assert [row["arm"] for row in rows] == ["baseline", "baseline@1"]
     (warning,) = done.stderr.splitlines()
     assert warning == f"warning: {rows[1]['warning']}"
@@ -225,6 +247,26 @@ def test_an_encoders_flops_are_those_that_torch_counts(name, method):
     batch = one_text()
     found = train_flops_per_token(model, LENGTH, unreached_weights(ClassifierLoss(model, 2), batch))
     assert found == pytest.approx(counted(model, batch), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama", "qwen2"])
+@pytest.mark.parametrize(
+    "method", ["baseline", "oelm-freeze", "oelm-core", "identity-key", "identity-core", "bitfit", "lora", "head-only"]
+)
+def test_a_record_gives_the_flops_that_its_model_gives(name, method):
+    """Two counts of one thing: from the model for a benchmark, and from a run's audit for a report."""
+    model: Any = small_model(name).train()
+    oelm.apply(model, method)
+    batch = one_text()
+    reads = name in ("bert", "modernbert")
+    loss = ClassifierLoss(model, 2) if reads else model
+    unreached = unreached_weights(loss, batch if reads else {"input_ids": batch["input_ids"]})
+    config = {"data": {"sequence_length": LENGTH}, "task": {"name": "sst2" if reads else "language"}}
+    about = {"data": {"vocab_size": model.config.vocab_size}}
+    record = Run(Path("run"), config, about, {}, {}, oelm.audit(model).to_dict(), (), {})
+    counted_once = train_flops_per_token(model, LENGTH, unreached)
+    # A classifier's head, which reads a text once, is not in a record's count.
+    assert flops_per_token(record) == pytest.approx(counted_once, rel=0.006 if reads else 1e-9)
 
 
 def test_the_flops_that_freezing_saves():

@@ -1,5 +1,6 @@
 """The command line as a user runs it: real processes, their exit codes, and what they print where."""
 
+import errno
 import json
 import os
 import subprocess
@@ -209,6 +210,7 @@ def test_other_refusals(arguments, says, tmp_path, monkeypatch):
         ("layer: all", "layer: unknown key. Did you mean 'layers'?"),
         ("preset: oelm-freeze\nk: {scale: 0}", "k.scale"),
         ("!!python/object/apply:os.getcwd []", "not YAML or JSON"),
+        ("layers: 2026-13-45", "not YAML or JSON (month must be in 1..12)"),
     ],
 )
 def test_a_bad_method_file_is_one_clear_line(content, says, tmp_path):
@@ -231,6 +233,35 @@ def test_a_folder_with_broken_weights_is_one_clear_line(folders, tmp_path):
         assert done.exit_code == 2, done.output
         assert name in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "runs/x"), "oelm: runs/x: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x"), "oelm: runs/x: No space left on device"),
+        (MemoryError("Unable to allocate 7 TiB"), "oelm: not enough memory: use a smaller model, batch or"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), "oelm: not enough memory: use a smaller"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_clear_line(error, says, monkeypatch):
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr("oelm.runs.find_model", refuse)
+    done = invoke("diagnose", "random:bert")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(says)
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), FileNotFoundError(errno.ENOENT, "gone", "x"), OSError()])
+def test_a_bug_keeps_its_traceback(error, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("oelm.runs.find_model", fail)
+    assert invoke("diagnose", "random:bert").exception is error
 
 
 def test_usage_errors_exit_with_2():

@@ -130,6 +130,34 @@ def test_records_without_a_status_are_finished_runs(zoo, tmp_path):
     assert (run.state, run.step, run.experiment) == ("finished", 12, "done")
 
 
+def test_any_name_can_be_sorted(tmp_path):
+    names = ["x²", "seed-10", "seed-9", "名字", "１"]
+    for name in names:
+        written_run = tmp_path / name
+        written_run.mkdir()
+        (written_run / "result.json").write_text("{}")
+    found = [run.name for run in survey(tmp_path)]
+    assert sorted(found) == sorted(names)
+    assert found.index("seed-9") < found.index("seed-10")
+
+
+def test_a_run_that_may_not_be_read_hides_no_other(tmp_path, monkeypatch):
+    for name in ("open", "locked"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text("{}")
+    is_file = Path.is_file
+
+    def guarded(self):
+        if self.parent.name == "locked":
+            raise PermissionError(13, "Permission denied", str(self))
+        return is_file(self)
+
+    monkeypatch.setattr(Path, "is_file", guarded)
+    states = {run.name: run.state for run in survey(tmp_path)}
+    assert states["locked"] == "unreadable"
+    assert set(states) == {"open", "locked"}
+
+
 def test_no_such_folder():
     assert "no such folder" in refusal("status", "/nowhere/at/all")
 

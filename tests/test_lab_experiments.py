@@ -56,6 +56,18 @@ def test_every_experiment_dry_runs(name, scale):
         assert (tried.matrices > 0) == any(not part.untouched for part in (method.q, method.k, method.ffn))
 
 
+def test_a_dry_run_sees_the_size_that_a_small_model_is_given(tmp_path):
+    def tried(**fields):
+        file = experiment_file(tmp_path, config={"model": {"name": "random:gpt2", "fields": fields}})
+        (run,) = runs(str(file))
+        return dry_run(run)
+
+    assert tried(n_layer=6).parameters > tried().parameters
+    assert tried(n_layer=6).flops_per_token > tried().flops_per_token
+    with pytest.raises(LabError, match=r"gpt2 has no field 'n_layerz'\. Did you mean 'n_layer'\?"):
+        tried(n_layerz=6)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_smoke_scale_needs_nothing_and_is_small(name):
     for run in runs(name, scale="smoke"):

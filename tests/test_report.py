@@ -9,6 +9,7 @@ import string
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from oelm.report import commands, summary, write_report
 from oelm.report import figures as drawing
 from oelm.report import pdf as typesetting
+from oelm.report.charts import Figure, Grid, Intervals, Lines, Row, Series
 from oelm.report.strings import STRINGS
 from oelm.report.tables import latex
 
@@ -80,6 +82,52 @@ def test_every_form_is_written(report):
         *("entropy", "logits", "confusion"),
     }
     assert {name.replace(".svg", ".png") for name in drawn if name.endswith(".svg")} <= drawn
+
+
+LONG = "oelm-freeze (adapter.kind=lora, adapter.rank=16, adapter.targets=q,k, costs=$5 or $6, 名字)"
+
+
+def crowded(count: int) -> list[Figure]:
+    """Figures of many methods with long names, among them letters that are markup elsewhere."""
+    names = [f"{number} {LONG}" for number in range(count)]
+    lines = [Series(name, i, {"steps": [1.0, 2.0], "seconds": [1.0, 3.0]}, [1.0, i]) for i, name in enumerate(names)]
+    shares = [[1.0 if row == column else 0.0 for column in range(count)] for row in range(count)]
+    texts = [["100.0"] * count] * count
+    return [
+        Figure("lines", "", "", [Lines({"steps": "steps", "seconds": "seconds"}, "loss", lines)]),
+        Figure("rows", "", "", [Intervals("x", [Row(name, i, 1.0, 0.0, 2.0) for i, name in enumerate(names)])]),
+        Figure("grids", "", "", [Grid(names, names, shares, texts, LONG, "x", "y")] * 3),
+    ]
+
+
+@needs_matplotlib
+@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.parametrize("count", [3, 17, 40])
+def test_figures_of_many_long_names_are_legible(count, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns where nothing fits, and of letters that no font has
+        drawing.draw(crowded(count), tmp_path, endings=("svg",))
+    for figure in crowded(count):
+        picture = drawing._picture(figure)
+        picture.draw_without_rendering()
+        whole = picture.bbox
+        axes = [place.get_window_extent() for place in picture.axes]
+        assert min(box.width for box in axes) > 0.25 * whole.width
+        assert min(box.height for box in axes) > 0.8 * picture.dpi, "less than 0.8 inches high"
+        for legend in picture.legends:
+            below = legend.get_window_extent()
+            assert below.y0 >= 0
+            assert below.x0 >= 0
+            assert below.x1 <= whole.x1
+            assert below.y1 <= min(box.y0 for box in axes), "the legend lies on the lines"
+
+
+def test_a_picture_of_some_methods_says_so(tmp_path):
+    methods = ["oelm-freeze", *({"preset": "oelm-freeze", "q": {"scale": scale}} for scale in range(2, 9))]
+    for method in methods:
+        language_run(tmp_path / "runs", method)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("html",))
+    assert "Shown: the first 6 of 8 methods." in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_summary_comes_first_and_says_what_holds_and_what_does_not(report):

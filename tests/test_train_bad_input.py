@@ -72,6 +72,8 @@ def test_as_a_user_sees_it(tmp_path):
         (["=3"], "an override is key=value"),
         (["eval.targets=[a]"], "eval.targets"),
         (["train=3"], "train: "),
+        ([f"seed={10**30}"], "seed: Input should be less than"),
+        ([f"train.batch_size={10**30}"], "train.batch_size: Input should be less than"),
     ],
 )
 def test_a_config_that_cannot_be(overrides, says, refused):
@@ -85,6 +87,8 @@ def test_a_config_that_cannot_be(overrides, says, refused):
         ("- 1\n- 2", "a config is a mapping"),
         ("", "a config is a mapping"),
         ("!!python/object/apply:os.getcwd []", "not YAML or JSON"),
+        ("seed: 2026-13-45", "not YAML or JSON (month must be in 1..12)"),
+        ("a: " + "[" * 5000, "not YAML or JSON (nested too deeply)"),
     ],
 )
 def test_a_file_that_is_no_config(content, says, tmp_path):
@@ -164,7 +168,7 @@ def test_a_vocabulary_larger_than_the_models(refused):
         (["model.fields.dropout=1.5"], "dropout"),
         (["model.fields.positions=relative"], "positions 'relative': use 'learned' or 'rotary'"),
         (["model.name=random:bert", "model.fields={}"], "model.name random:bert: BertForSequenceClassification"),
-        (["model.name=random:gpt2"], "model.fields: a pretrained model's config is fixed"),
+        (["model.name=random:gpt2"], "model.fields: gpt2 has no field 'dropout'"),
         (["model.name=/nowhere/model", "model.fields={}"], "/nowhere/model: no such folder"),
         (["method={preset: oelm-freeze, layers: [5]}"], "layers [5] are out of range: the model has layers 0 to 1"),
         (

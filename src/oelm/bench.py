@@ -5,6 +5,7 @@ Machines are shared and clocks move, so arms are interleaved in rounds and compa
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from .data.labelled import Examples, LabelledData
 from .data.tokens import in_memory
 from .errors import ConfigError
 from .families import family_of
+from .flops import attention_flops, weight_flops
 from .models.build import RANDOM
 from .models.language import GPT
 from .models.reader import Reader, describe_model, longest_text
@@ -54,7 +56,11 @@ _SECTIONS = ("model", "optimizer", "train")
 
 @dataclass(frozen=True)
 class Arm:
-    """One line of a benchmark: its name, the run it stands for, and the seconds of its steps in every round."""
+    """One line of a benchmark: its name, the run it stands for, and the seconds of its steps in every round.
+
+    `peak_memory` is the most that the arm's own tensors took on the device in one of its steps, in bytes: weights,
+    gradients, the optimiser's state, activations and the batch, without the other arms, which lie there too.
+    """
 
     name: str
     config: RunConfig
@@ -102,10 +108,9 @@ def plan_arms(
 
 
 def train_flops_per_token(model: Any, length: int, unreached: Collection[int] = ()) -> float:
-    """Multiply-adds times two that one token's training step must do.
+    """Multiply-adds times two that one token's training step must do, by the rules of `oelm.flops`.
 
-    For every weight 2 forward, 2 for the input's gradient and, where it trains, 2 for its own; causal attention is half
-    of full. `unreached` holds the ids of weights whose input needs no gradient. A fresh head reads a sequence once.
+    `unreached` holds the ids of weights whose input needs no gradient. A fresh head reads a sequence once.
     """
     family, sites = find_sites(model)
     head = head_of(model)
@@ -116,9 +121,8 @@ def train_flops_per_token(model: Any, length: int, unreached: Collection[int] = 
 
     def cost(parameter: Tensor) -> float:
         key = id(parameter)
-        per_weight = 2 + 2 * parameter.requires_grad + 2 * (key not in unreached)
         uses = 1 / length if key in once else passes if key in repeated else 1
-        return uses * per_weight * parameter.numel()
+        return uses * weight_flops(parameter.numel(), parameter.requires_grad, key not in unreached)
 
     matrices = {id(m.weight): m.weight for m in model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)}
     tokens_only = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -129,9 +133,8 @@ def train_flops_per_token(model: Any, length: int, unreached: Collection[int] = 
     flops += sum(cost(parameter) for name, parameter in model.named_parameters() if name.endswith(".core"))
     for site in sites:
         after: Any = without_adapter(model.get_submodule(site.roles["o"])) if "o" in site.roles else None
-        # Scores and their use: 2 products forward, 4 backward, 2 FLOPs each.
-        products = 2 if after is not None and id(after.weight) in unreached else 6
-        flops += passes * (1 if site.kind == "decoder" else 2) * products * site.heads * site.d_head * length
+        reached = after is None or id(after.weight) not in unreached
+        flops += passes * attention_flops(site.heads * site.d_head, length, site.kind == "decoder", reached)
     return flops
 
 
@@ -163,15 +166,16 @@ def benchmark(
     torch._dynamo.config.recompile_limit = 64  # every arm is one more variant of the same code
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
+        _take_workspaces(device)
     built = {}
     for name, config in arms.items():
+        before = _allocated(device)
         stepper, state, flops = _stepper(config, world, seed)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        _forget_peak(device)
         for _ in range(warmup):
             _step(stepper, state)
-        memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-        built[name] = (stepper, state, flops, memory)
+        peak = _peak(device)
+        built[name] = (stepper, state, flops, None if peak is None else peak - before)
     times: dict[str, list[list[float]]] = {name: [] for name in arms}
     for _ in range(rounds):
         for name, (stepper, state, _, _) in built.items():
@@ -323,6 +327,29 @@ def _timed(stepper: Stepper, state: TrainState, steps: int, device: torch.device
         _step(stepper, state)
         timer.step()
     return timer.collect()
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes of the tensors that live on the device now."""
+    gc.collect()  # what is only unreachable would be freed later, out of another arm's account
+    return torch.cuda.memory_allocated() if device.type == "cuda" else 0
+
+
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak(device: torch.device) -> int | None:
+    """The most bytes that tensors took on the device since that was last forgotten; not known without CUDA."""
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+
+
+def _take_workspaces(device: torch.device) -> None:
+    """Let the matrix library take its buffers now: it keeps them, and the first arm would be charged with them."""
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = nn.Linear(64, 64, device=device, dtype=dtype)
+        layer(torch.ones(64, 64, device=device, dtype=dtype)).sum().backward()
 
 
 def _peak_flops() -> float | None:

@@ -142,7 +142,8 @@ def export(
 
 def _method(value: str) -> Any:
     """A method from the command line: a preset's name, or the content of a file."""
-    from .errors import MethodError, first_line
+    from .errors import MethodError
+    from .files import parse_yaml
     from .method import Method
 
     path = Path(value)
@@ -150,12 +151,11 @@ def _method(value: str) -> Any:
         return Method.load(value)
     if not path.is_file():
         raise MethodError(f"{value}: no such file")
-    import yaml
-
     try:
-        return Method.load(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise MethodError(f"{value}: not YAML or JSON ({first_line(error)})") from None
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise MethodError(f"{value}: not YAML or JSON ({error})") from None
+    return Method.load(content)
 
 
 def _print_diagnosis(result: Any, steps: int) -> None:

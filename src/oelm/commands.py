@@ -178,6 +178,7 @@ def bench(
     """Time whole optimiser steps of several methods side by side, on random tokens, as ratios to the first."""
     with errors():
         from .bench import Kind, benchmark, plan_arms, summarise
+        from .files import to_json
         from .tables import bench_table, render
 
         quiet_libraries()
@@ -188,7 +189,7 @@ def bench(
             kind = "classification" if task is BenchTask.classification else "language"
         planned = plan_arms(names, model, batch_size, sequence_length, vocab_size, kind, compile_model, overrides)
         rows = summarise(benchmark(planned, rounds, steps), names[0])
-        typer.echo(json.dumps(rows, indent=2) if as_json else render(bench_table(rows)))
+        typer.echo(to_json(rows, indent=2) if as_json else render(bench_table(rows)))
         for row in rows:
             if row["warning"]:
                 typer.echo(f"warning: {row['warning']}", err=True)

@@ -12,10 +12,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from .errors import ConfigError, nearest
+from .files import parse_yaml
 from .method import PRESETS, Method
 from .schema import Strict, explain, merge
 
-Positive = Annotated[int, Field(gt=0)]
+# No count comes near the upper bound; beyond it numpy and torch fail in words of their own.
+Positive = Annotated[int, Field(gt=0, le=10**15)]
+# What torch takes for a seed.
+Seed = Annotated[int, Field(lt=2**64)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -101,7 +105,7 @@ class DataConfig(Strict, refusal=ConfigError):
     path: str | None = None
     sequence_length: Positive = 512
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: int | None = None
+    seed: Seed | None = None
 
 
 class OptimizerConfig(Strict, refusal=ConfigError):
@@ -219,7 +223,7 @@ class RunConfig(Strict, refusal=ConfigError):
     """One run, whole. Everything that may change a number in its result is in here, and in its id."""
 
     experiment: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
-    seed: int = 0
+    seed: Seed = 0
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
     method: Method = PRESETS["baseline"]
@@ -336,28 +340,24 @@ def _as_given(part: Any) -> Any:
 
 def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
     """The mapping in a YAML or JSON file."""
-    import yaml
-
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML or JSON ({' '.join(str(error).split())})") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not YAML or JSON ({error})") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: a config is a mapping of keys to values")
     return content
 
 
 def _parse_override(text: str) -> dict[str, Any]:
-    import yaml
-
     key, found, value = text.partition("=")
     if not found or not key:
         raise ConfigError(f"{text!r}: an override is key=value, such as train.max_steps=100")
     try:
-        parsed: Any = yaml.safe_load(value)
-    except yaml.YAMLError:
+        parsed: Any = parse_yaml(value)
+    except ValueError:
         parsed = value
     if isinstance(parsed, str):
         parsed = _number(parsed)

@@ -1,4 +1,4 @@
-"""Writing files so that a kill or a full disk loses nothing: to a temporary name first, synced, then renamed."""
+"""Reading JSON and YAML, and writing so that a kill or a full disk loses nothing: to a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: cannot be read as JSON ({error})") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """The content of YAML or JSON text; a ValueError of one line where it is neither."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # yaml lets a date such as 2026-13-45 fail by itself
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 @contextmanager

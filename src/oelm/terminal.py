@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import typer
 
-from .errors import OelmError
+from .errors import OelmError, first_line
+
+# What the machine refuses, whatever the code does: a path that may not be read or written, a disk that is full.
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EIO}
+# How torch says, in an error without a class of its own, that the main memory is too small.
+_CPU_MEMORY = "DefaultCPUAllocator"
 
 
 def quiet_libraries() -> None:
-    """Keep transformers' notices out of a command's output; errors still show."""
+    """Keep the notices of transformers and of the Hub's client out of a command's output; errors still show."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every try to reach the Hub
 
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turn oelm's own errors into one clear line and exit code 2; anything else is a bug and keeps its traceback."""
+    """Turn oelm's own errors, and what the machine refuses, into one clear line and exit code 2.
+
+    Anything else is a bug and keeps its traceback.
+    """
     try:
         yield
     except OelmError as error:
-        typer.secho(f"oelm: {error}", fg="red", err=True)
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:
+        if error.errno not in _REFUSED or error.filename is None:
+            raise
+        _refuse(f"{error.filename}: {error.strerror}")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and _CPU_MEMORY not in str(error):
+            raise
+        _refuse(f"not enough memory: use a smaller model, batch or sequence length ({first_line(error)})")
+
+
+def _refuse(why: str) -> NoReturn:
+    typer.secho(f"oelm: {why}", fg="red", err=True)
+    sys.exit(2)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import ValidationError, model_validator
 
 from ..errors import nearest
+from ..files import parse_yaml
 from ..schema import Strict, explain
 from .arms import MEASURES, Group, Setup
 from .compare import Comparison, Note, headline, note, of_pairs
@@ -120,18 +121,16 @@ class Verdict:
 
 def load_hypotheses(path: str | PathLike[str] | None = None) -> tuple[Hypothesis, ...]:
     """The built-in hypotheses, and those of a file."""
-    import yaml
-
     text = resources.files(__package__).joinpath("hypotheses.yaml").read_text(encoding="utf-8")
-    known = _parse(yaml.safe_load(text), "hypotheses.yaml")
+    known = _parse(parse_yaml(text), "hypotheses.yaml")
     if path is None:
         return known
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise AnalysisError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise AnalysisError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+    except ValueError as error:
+        raise AnalysisError(f"{path}: not YAML ({error})") from None
     added = _parse(content, str(path))
     taken = {one.id for one in known} & {one.id for one in added}
     if taken:

@@ -17,6 +17,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, TrainingError
 from ..files import read_json
 from ..records import FORMAT, read_metrics
+from .flops import flops_per_token
 from .run import AnalysisError, Bench, LeftOut, NoRunsError, Run, at_chance, comparable
 
 # A run that shows one of these is one; a folder with only a model's config.json is not.
@@ -160,6 +161,8 @@ def _read(path: Path) -> Run | LeftOut | None:
             return run
     except (TrainingError, AnalysisError) as error:
         return LeftOut(path, "damaged", str(error))
+    except OSError as error:
+        return LeftOut(path, "damaged", f"{error.filename or path}: cannot be read ({error.strerror})")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return LeftOut(path, "damaged", f"{path}: a record without its usual fields ({error!r})")
     state = run.status.get("state")
@@ -217,6 +220,10 @@ def _check(run: Run) -> None:
         )
     if "val_loss" not in run.result:
         raise AnalysisError(f"{run.path / 'result.json'}: has no val_loss: an older format, or cut while written")
+    # What is read of the timing and the audit later, for the whole report: a damaged record must fail here, alone.
+    run.figure("step_seconds")
+    run.figure("frozen_share")
+    flops_per_token(run)
 
 
 def _gone(status: dict[str, Any]) -> bool:
@@ -274,5 +281,8 @@ def _read_bench(path: Path) -> Bench | None:
         return None
     needed = {"arm", "ratio", "ratio_95", "flop_bound", "rounds"}
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and needed <= set(row) for row in rows):
+        return None
+    numbers = needed - {"arm", "ratio_95"}  # one round has no interval
+    if not all(isinstance(row[key], int | float) for row in rows for key in numbers):
         return None
     return Bench(path, tuple(rows))

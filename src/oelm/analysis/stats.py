@@ -36,10 +36,6 @@ class Estimate:
     boot_low: float | None = None
     boot_high: float | None = None
 
-    @property
-    def has_interval(self) -> bool:
-        return self.low is not None
-
     def exp(self) -> Estimate:
         """From differences of logarithms to a ratio. `spread` stays on the log scale."""
         bounds = [None if b is None else math.exp(b) for b in (self.low, self.high, self.boot_low, self.boot_high)]

@@ -304,7 +304,10 @@ def _check(
         if value is not None and value < 1:
             raise DataError(f"{name} {value}: must be at least 1")
     if (tokenizer is None) == (train_bpe is None):
-        raise DataError("give either a tokenizer (a folder or a name) or train_bpe (a vocabulary size), not both")
+        given = "none" if tokenizer is None else "two"
+        raise DataError(
+            f"{given} given: give either a tokenizer (a folder or a name) or train_bpe (a vocabulary size), not both"
+        )
     if train_bpe is not None:
         check_bpe_size(train_bpe)
 

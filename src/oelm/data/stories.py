@@ -124,11 +124,12 @@ def story_tokenizer() -> Tokenizer:
 
 
 def _encode(backend: Tokenizer, texts: Sequence[str], eos: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+    """The ids that the tokenizer gives: looked up here, in a quarter of its time, since every word is in it."""
+    split, id_of = re.compile(_TOKEN).findall, backend.get_vocab().__getitem__
     ids: list[int] = []
-    for start in range(0, len(texts), 1000):
-        for encoding in backend.encode_batch_fast(list(texts[start : start + 1000]), add_special_tokens=False):
-            ids.extend(encoding.ids)
-            ids.append(eos)
+    for text in texts:
+        ids += map(id_of, split(text))
+        ids.append(eos)
     return np.array(ids, dtype=np.uint16)
 
 
@@ -224,16 +225,16 @@ class _Writer:
         self, forms: Sequence[str], world: _World, kind: Kind | None = None, answer: str = "", /, **given: str
     ) -> None:
         """Add a sentence in one of its forms; with an answer, note where the last word of it stands."""
-        a, b = self._draws.some(world.people, 2)
+        a, b = self._draws.two(world.people)
         if given.get("a") == b:
             a, b = b, a
-        d, d2 = self._draws.some(words.DOINGS, 2)
-        fields = {"a": a, "b": b, "d": d, "d2": d2, "t": world.town, "w": world.weather, "m": world.time} | given
+        d, d2 = self._draws.two(words.DOINGS)
+        fields = {"a": a, "b": b, "d": d, "d2": d2, "t": world.town, "w": world.weather, "m": world.time, **given}
         before, mark, after = self._draws.one(forms).partition("{?}")
-        text = before.format(**fields)
+        text = before.format_map(fields)
         if kind and mark:
             end = self._length + len(text) + len(answer)
             self._recalls.append(Recall(end - len(answer.rpartition(" ")[2]), end, kind))
-            text += answer + after.format(**fields)
+            text += answer + after.format_map(fields)
         self._sentences.append(text)
         self._length += len(text) + 1

@@ -61,15 +61,17 @@ def _skeleton(run: Planned) -> Any:
 
 @cache
 def _build(name: str, fields: str, room: tuple[int, int], classify: bool, stand_in: str | None) -> Any:
-    """A model on the meta device, where it takes no memory and no time, whatever its size."""
+    """A model on the meta device, where it takes no memory and no time, whatever its size; a small one as it is."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     from ..models.gpt import gpt_config
-    from ..models.small import small_model
+    from ..models.small import require_fields, small_config, small_model
 
     if name.startswith("random:"):
-        return small_model(name.removeprefix("random:"))
+        family = name.removeprefix("random:")
+        require_fields(small_config(family), json.loads(fields))
+        return small_model(family, **json.loads(fields))
     if name.startswith("gpt:"):
         sizes = {"vocab_size": room[0], "max_position_embeddings": room[1], **json.loads(fields)}
         own: Any = gpt_config(name.removeprefix("gpt:"), **sizes)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..config import RunConfig
 from ..errors import OelmError
+from ..files import parse_yaml
 from ..schema import merge
 from .errors import LabError
 from .experiment import Experiment, Scale, find
@@ -204,11 +205,9 @@ def _split(override: str) -> tuple[str, Any]:
 
 
 def _yaml(text: str, written: str) -> Any:
-    import yaml
-
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return parse_yaml(text)
+    except ValueError:
         raise LabError(f"{written!r}: cannot be read; values of an axis are separated by commas: 1e-4,3e-4") from None
 
 

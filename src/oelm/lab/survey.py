@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ SILENCE = 300.0
 LAB = ".lab"
 # Folders of a run that hold no runs.
 _INNER = ("checkpoints", "best")
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def look(path: Path, name: str | None = None) -> RunState:
     try:
         status, result = _read(path / "status.json"), _read(path / "result.json")
         config = _read(path / "config.json")
-    except TrainingError as error:
+    except (TrainingError, OSError) as error:
         return RunState(label, path, "unreadable", message=str(error))
     figures = {key: status.get(key) for key in _FIGURES if status.get(key) is not None}
     if result:
@@ -180,6 +182,5 @@ def _name(path: Path, root: Path) -> str:
 
 def _natural(path: Path) -> list[Any]:
     """Sorts seed-10 after seed-9."""
-    import re
-
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
+    words, numbers = _NUMBER.split(str(path)), _NUMBER.findall(str(path))
+    return [part for pair in zip(words, [*map(int, numbers), 0], strict=True) for part in pair]

@@ -12,7 +12,7 @@ from ..config import ModelConfig
 from ..errors import ConfigError, OelmError, first_line
 from .build import RANDOM, build_model
 from .gpt import OelmGPTForCausalLM, gpt_config
-from .small import require_fields, small_model
+from .small import require_fields, small_config, small_model
 
 GPT = "gpt:"
 
@@ -27,7 +27,7 @@ def build_for_run(config: ModelConfig, vocab_size: int, length: int, seed: int) 
         model: Any = seeded(seed, lambda: OelmGPTForCausalLM(gpt_config(config.name.removeprefix(GPT), **fields)))
     elif config.name.startswith(RANDOM):
         family = config.name.removeprefix(RANDOM)
-        require_fields(family, config.fields)
+        require_fields(small_config(family), config.fields)
         model = small_model(family, seed, **config.fields)
     elif config.from_scratch:
         model = _from_scratch(config, seed)
@@ -66,9 +66,8 @@ def _check_fit(model: Any, name: str, vocab_size: int, length: int) -> None:
 
 def with_fields(config: Any, fields: dict[str, Any]) -> Any:
     """A model's config with fields of `model.fields` set, each of which it must have."""
+    require_fields(config, fields)
     for name, value in fields.items():
-        if not hasattr(config, name):
-            raise ConfigError(f"model.fields: {config.model_type} has no field {name!r}")
         setattr(config, name, value)
     return config
 

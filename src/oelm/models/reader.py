@@ -118,7 +118,7 @@ def describe_model(config: ModelConfig, vocab_size: int | None, length: int) -> 
         )
     if config.name.startswith(RANDOM):
         family = config.name.removeprefix(RANDOM)
-        require_fields(family, config.fields)
+        require_fields(small_config(family), config.fields)
         return small_config(family, **{**fitting, **config.fields})
     if config.fields and not config.from_scratch:
         raise ConfigError("model.fields: a pretrained model's config is fixed; set model.from_scratch to change it")

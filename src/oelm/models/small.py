@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from ..errors import OelmError, nearest
+from ..errors import ConfigError, OelmError, nearest
 from . import gpt
 
 _VOCABULARY = 96
@@ -214,12 +214,12 @@ def small_config(name: str, **changes: Any) -> Any:
     return getattr(home, config_class)(**{**fields, **changes})
 
 
-def require_fields(name: str, fields: Iterable[str]) -> None:
-    """Raises for a field that the family's config does not have: transformers takes any, and the size would stay."""
-    config = small_config(name)
+def require_fields(config: Any, fields: Iterable[str]) -> None:
+    """Raises for a field that a model's config does not have: transformers takes any, and the size would stay."""
     for field in fields:
         if not hasattr(config, field):
-            raise OelmError(f"model.fields: {name} has no field {field!r}.{nearest(field, config.to_dict())}")
+            hint = nearest(field, config.to_dict())
+            raise ConfigError(f"model.fields: {config.model_type} has no field {field!r}.{hint}")
 
 
 def small_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:

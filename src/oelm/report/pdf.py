@@ -8,11 +8,13 @@ from pathlib import Path
 
 from .charts import Figure
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
-from .figures import CJK_FONTS, FULL_WIDTH, width
+from .figures import CJK_FONTS, FULL_WIDTH, height, width
 
 # A folder with fonts of one's own, where the system's cannot be changed.
 FONTS_VARIABLE = "OELM_FONTS"
 _LATIN = "Libertinus Serif"
+# Inches of a figure, drawn at the width of a page, that go on one page with its caption.
+_HIGHEST = 9.5
 # A column whose longest text is wider than this shares what is left of the page; any other is as wide as it needs.
 _WIDE = 34
 
@@ -76,8 +78,9 @@ def _block(block: Block, pictures: bool) -> str:
     assert isinstance(block, Figure)
     if not pictures:
         return ""
-    file, share = _string(f"/figures/{block.name}.svg"), round(100 * width(block) / FULL_WIDTH)
-    return f"picture({file}, {share}%, {_string(block.title)}, {_string(block.caption)})"
+    share = width(block) / FULL_WIDTH * min(1.0, _HIGHEST / height(block))  # a whole page holds no more
+    file = _string(f"/figures/{block.name}.svg")
+    return f"picture({file}, {round(100 * share)}%, {_string(block.title)}, {_string(block.caption)})"
 
 
 def _table(table: Table) -> str:

@@ -11,7 +11,7 @@ from ..analysis import Analysis, Run
 from ..analysis.analyse import cell_to_show, mean_of
 from ..analysis.arms import Setup
 from ..analysis.flops import flop_ratio
-from .charts import Figure, Grid, Intervals, Lines, Row, Series, Styles
+from .charts import Chart, Figure, Grid, Intervals, Lines, Row, Series, Styles
 from .strings import Words
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ Cells = dict[str, tuple[float, tuple[Run, ...]]]
 # A curve on paper or a phone shows no more points than this.
 _POINTS = 240
 _DOTS = 80
-# Panels side by side in one picture; more methods than this are left to the tables.
+# Panels in one picture; of more methods than this the caption says that they are left out.
 _PANELS = 6
 
 
@@ -270,7 +270,7 @@ def _map(
         texts = [["–" if value is None else f"{100 * value:.0f}" for value in row] for row in values]
         labels = [layer.split(maxsplit=1)[1] if len(kinds) == 1 else layer for layer in layers]
         charts.append(Grid(labels, roles, values, texts, method, say("axis_role"), say("axis_layer")))
-    return Figure(name, say("fig_map"), say("cap_map"), [*charts[:_PANELS]]) if charts else None
+    return _panels(name, "map", charts, say)
 
 
 def _frozen_share(row: dict[str, object] | None) -> float | None:
@@ -304,7 +304,7 @@ def _attention(key: str, which: str) -> Callable[..., Figure | None]:
             ]
             if series:
                 charts.append(Lines({"steps": say("axis_steps")}, say(f"axis_{which}"), series, method, can_log=False))
-        return Figure(name, say(f"fig_{which}"), say(f"cap_{which}"), [*charts[:_PANELS]]) if charts else None
+        return _panels(name, which, charts, say)
 
     return make
 
@@ -322,7 +322,17 @@ def _confusion(
         values: list[list[float | None]] = [[n / sum(row) if sum(row) else None for n in row] for row in total]
         texts = [["–" if value is None else f"{100 * value:.1f}" for value in row] for row in values]
         charts.append(Grid(labels, labels, values, texts, method, say("axis_answer"), say("axis_truth")))
-    return Figure(name, say("fig_confusion"), say("cap_confusion"), [*charts[:_PANELS]]) if charts else None
+    return _panels(name, "confusion", charts, say)
+
+
+def _panels(name: str, which: str, charts: Sequence[Chart], say: Words) -> Figure | None:
+    """One panel for each method, of many the first ones."""
+    if not charts:
+        return None
+    caption = say(f"cap_{which}")
+    if len(charts) > _PANELS:
+        caption = f"{caption} {say('cap_panels', shown=_PANELS, all=len(charts))}"
+    return Figure(name, say(f"fig_{which}"), caption, list(charts[:_PANELS]))
 
 
 def confusion_of(run: Run) -> list[list[int]] | None:

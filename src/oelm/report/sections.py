@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -154,9 +155,9 @@ def bench_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
 
 
 def _bench_interval(row: dict[str, Any]) -> str:
-    """The arm that the others are measured by has none."""
+    """The arm that the others are measured by has none, nor has one of a single round."""
     ratio, half = row["ratio"], row["ratio_95"]
-    return f"{ratio - half:.3f} – {ratio + half:.3f}" if half else "–"
+    return f"{ratio - half:.3f} – {ratio + half:.3f}" if half and math.isfinite(half) else "–"
 
 
 def runs_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:

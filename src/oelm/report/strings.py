@@ -28,7 +28,6 @@ STRINGS: dict[str, tuple[str, str]] = {
     "seconds_axis": ("time", "时间"),
     "linear": ("linear", "线性"),
     "log": ("log", "对数"),
-    "all_arms": ("all", "全部"),
     "reset_zoom": ("hover or tap for values; tap a name to hide it", "悬停或点按查看数值；点按名称可隐藏"),
     # How pieces of text are put together
     "and_then": ("; ", "；"),
@@ -158,7 +157,6 @@ STRINGS: dict[str, tuple[str, str]] = {
     "col_rule": ("passes if", "通过条件"),
     "col_found": ("found", "结果"),
     "col_verdict": ("verdict", "判定"),
-    "col_where": ("where", "数据"),
     "col_published": ("published", "已发表"),
     "col_measured": ("measured", "实测"),
     "col_figure": ("figure", "指标"),
@@ -169,7 +167,6 @@ STRINGS: dict[str, tuple[str, str]] = {
     "col_id": ("config id", "配置 id"),
     "col_seed": ("seed", "种子"),
     "col_steps": ("steps", "步数"),
-    "col_tokens": ("tokens", "词元数"),
     "col_device": ("device", "设备"),
     "col_why": ("why", "原因"),
     "col_kind": ("what", "类别"),
@@ -178,7 +175,6 @@ STRINGS: dict[str, tuple[str, str]] = {
     "col_rounds": ("rounds", "轮数"),
     "col_step_now": ("step", "当前步"),
     "col_latest": ("latest", "最新值"),
-    "col_class": ("class", "类别"),
     "col_split": ("split", "数据划分"),
     "other_splits": ("Other labelled splits", "其他有标注的数据划分"),
     "other_splits_about": (
@@ -356,6 +352,7 @@ STRINGS: dict[str, tuple[str, str]] = {
         "最终{measure}随学习率的变化；曲线连接种子平均值，色带为最小值到最大值。",
     ),
     "fig_map": ("What is frozen where", "各层冻结情况"),
+    "cap_panels": ("Shown: the first {shown} of {all} methods.", "仅显示 {all} 种方法中的前 {shown} 种。"),
     "cap_map": (
         "Every matrix by layer and role: the share of its parameters that is frozen. A dash is an identity: no matrix.",
         "按层和角色列出每个矩阵中被冻结的参数占比。短横线表示恒等映射：没有矩阵。",
@@ -380,7 +377,6 @@ STRINGS: dict[str, tuple[str, str]] = {
         "Rows are the truth, columns the answer; shares of each row, summed over seeds, of the last epoch.",
         "行为真实类别，列为预测类别；数值为每行的占比，对种子求和，取最后一轮。",
     ),
-    "axis_frozen_share": ("frozen share", "冻结占比"),
     "axis_entropy": ("entropy / largest possible", "熵 / 最大可能值"),
     "axis_logits": ("standard deviation of logits", "logit 标准差"),
     "axis_steps": ("optimiser steps", "优化步数"),
@@ -470,8 +466,6 @@ STRINGS: dict[str, tuple[str, str]] = {
     ),
     # Terminal
     "cli_two": ("{one}  against  {other}", "{one}  对比  {other}"),
-    "cli_measure": ("{measure}: {one} against {other}", "{measure}：{one} 对比 {other}"),
-    "cli_change": ("change {change}, difference {difference}", "变化 {change}，差值 {difference}"),
     "cli_one_pair": (
         "two runs: no interval. oelm report compares arms with several seeds",
         "只有两次运行：没有区间。oelm report 用多个种子对比",
