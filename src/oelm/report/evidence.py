@@ -27,8 +27,8 @@ from .compose import arms_table, comparison_table, settings
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .markdown import block_text, to_markdown
 from .pictures import pictures
-from .sections import bench_blocks, handles, relative, runs_of
-from .sentences import sentence, setup_name, short_reading
+from .sections import bench_blocks, relative
+from .sentences import comparison_notes, setup_name, short_reading
 from .strings import Words, words
 
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*(%|points|x\b)")
@@ -167,11 +167,9 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
         comparisons = analysis.of(setup)
         if comparisons:
             blocks.append(comparison_table(analysis, list(comparisons), name, say))
-            told = [
-                Cell(sentence(one, analysis, say), handles(analysis, runs_of(one)), badge=short_reading(one, say)[0])
-                for one in comparisons
-            ]
-            blocks.append(Bullets(told))
+            noted = {one.arm: comparison_notes(one, say) for one in comparisons}
+            told = [Cell(f"{arm}: {'; '.join(notes)}") for arm, notes in noted.items() if notes]
+            blocks += [Bullets(told)] if told else []
     for bench in analysis.benches:
         blocks += bench_blocks(bench, out, say)
     kinds = Counter(one.kind for one in analysis.left_out)
