@@ -17,7 +17,7 @@ from ..data.tokenizer import fingerprint, load_model_tokenizer
 from ..errors import ConfigError, first_line
 from .build import RANDOM
 from .gpt import gpt_config
-from .language import GPT, with_fields
+from .language import GPT, require_changeable, with_fields
 from .small import require_fields, small_config
 
 # Families that count positions from after the padding token's id, so that many of their positions are never used.
@@ -120,8 +120,7 @@ def describe_model(config: ModelConfig, vocab_size: int | None, length: int) -> 
         family = config.name.removeprefix(RANDOM)
         require_fields(small_config(family), config.fields)
         return small_config(family, **{**fitting, **config.fields})
-    if config.fields and not config.from_scratch:
-        raise ConfigError("model.fields: a pretrained model's config is fixed; set model.from_scratch to change it")
+    require_changeable(config)
     require_reachable(config.name)
     try:
         found = AutoConfig.from_pretrained(config.name, trust_remote_code=False, revision=config.revision or "main")
