@@ -42,7 +42,7 @@ class Reader:
         own = describe_model(config.model, len(tokenizer), config.data.sequence_length)
         _require_match(own, tokenizer, config.model)
         own.pad_token_id = tokenizer.pad_token_id
-        if _is_fresh(config.model):
+        if is_fresh(config.model):
             _take_marks(own, tokenizer)
         return cls(tokenizer, own, longest_text(own, config.data.sequence_length))
 
@@ -77,7 +77,8 @@ class Reader:
         self.tokenizer.save_pretrained(folder)
 
 
-def _is_fresh(config: ModelConfig) -> bool:
+def is_fresh(config: ModelConfig) -> bool:
+    """Whether a model starts with random weights."""
     return config.from_scratch or config.name.startswith((GPT, RANDOM))
 
 
@@ -160,7 +161,7 @@ def _require_match(own: Any, tokenizer: Any, config: ModelConfig) -> None:
             f"model.name {config.name}: its vocabulary has {rows} entries, the tokenizer's has {len(tokenizer)}. "
             "Is it another model's tokenizer?"
         )
-    if config.tokenizer is None or _is_fresh(config):
+    if config.tokenizer is None or is_fresh(config):
         return
     where = f"model.tokenizer {config.tokenizer}"
     if rows - len(tokenizer) >= _SPARE_ROWS:
