@@ -158,6 +158,8 @@ def test_settings_of_training_reach_every_arm():
         (["oelm-freez@8"], "unknown preset 'oelm-freez'. Did you mean 'oelm-freeze'?"),
         (["baseline", "baseline"], "'baseline' is named twice"),
         (["task.name=sst2"], "a benchmark takes settings of model, optimizer, train"),
+        (["model.name=random:gpt2"], "model.name=random:gpt2: a benchmark's model is named with --model"),
+        (["model.name=x"], "model.name=x: a benchmark's model is named with --model"),
         (["train.precison=float32"], "Did you mean 'precision'?"),
         (["model.fields.hiden_size=96"], "bert has no field 'hiden_size'. Did you mean 'hidden_size'?"),
         (["--model", "random:t5"], "not those of a t5"),

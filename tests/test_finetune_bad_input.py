@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 import oelm
+from oelm.config import ModelConfig
 from oelm.data.judgements import judgement_tokenizer
 from oelm.errors import ConfigError
+from oelm.models.language import build_for_run
 from oelm.models.small import small_model
 from oelm.training.task import open_task
 
@@ -96,6 +98,17 @@ def test_an_end_token_within_a_text(tmp_path):
     model = {"name": "random:bart", "tokenizer": str(tmp_path / "reader")}
     with pytest.raises(oelm.OelmError, match=r"train, example 41: its text contains '\[SEP\]'"):
         opened(tmp_path, task="folder", data={"path": str(tmp_path / "data")}, model=model)
+
+
+def test_fields_of_a_pretrained_model(tmp_path):
+    """Its weights have the sizes that they have, in fine-tuning as in language modelling; a fresh one takes any."""
+    model = {"name": str(pretrained(tmp_path / "body")), "fields": {"num_hidden_layers": 1}}
+    says = r"model\.fields: a pretrained model's config is fixed; set model\.from_scratch"
+    with pytest.raises(ConfigError, match=says):
+        opened(tmp_path, model=model)
+    with pytest.raises(ConfigError, match=says):
+        build_for_run(ModelConfig(**model), vocab_size=64, length=16, seed=0)
+    assert opened(tmp_path, model={**model, "from_scratch": True}).config.num_hidden_layers == 1
 
 
 def test_a_model_that_was_operated_on(tmp_path):

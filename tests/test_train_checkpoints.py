@@ -309,6 +309,56 @@ def test_a_run_that_was_refused_before_it_began_can_be_corrected(tmp_path):
     assert run_here(tmp_path)["steps"] == 12
 
 
+def test_a_run_that_failed_in_its_first_step_can_be_corrected(tmp_path, monkeypatch):
+    """It measured its attention and wrote that down, and yet trained nothing: only its log outlives it."""
+    run = config(tmp_path).folder
+    with monkeypatch.context() as patch:
+        cut_at(patch, step=0)
+        with pytest.raises(Stop):
+            run_here(tmp_path, data={"sequence_length": 48})
+    assert {line["step"] for line in read_metrics(run)} == {0}
+    with pytest.raises(ConfigError, match="16 positions"):
+        run_here(tmp_path, model={"fields": {"max_position_embeddings": 16}})
+    assert sorted(file.name for file in run.glob("*.json*")) == ["config.json", "status.json"], "nothing of the first"
+    assert run_here(tmp_path)["steps"] == 12
+    run_here(tmp_path / "clean")
+    assert_same_run(run, config(tmp_path / "clean").folder)
+    assert "failed: " in (run / "train.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "left", ["a line of metrics", "checkpoints/step-00000001", "checkpoints/.step-00000001.tmp", "best"]
+)
+def test_one_step_on_record_keeps_another_config_out(left, tmp_path):
+    run = config(tmp_path).folder
+    once = RunFolder(config(tmp_path))
+    once.claim()
+    once.start_metrics(0)
+    once.metric("attention", 0, layers=[])
+    if left == "a line of metrics":
+        once.metric("train", 1, loss=1.0)
+    else:
+        (run / left).mkdir()
+    once.close()
+    before = sorted(run.rglob("*")), (run / "config.json").read_bytes(), (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"holds another run; it differs in train\.max_steps"):
+        run_here(tmp_path, train={"max_steps": 13})
+    assert (sorted(run.rglob("*")), (run / "config.json").read_bytes(), (run / "metrics.jsonl").read_bytes()) == before
+
+
+def test_a_live_process_in_its_first_step_keeps_another_config_out(tmp_path):
+    first, second = RunFolder(config(tmp_path)), RunFolder(config(tmp_path, train={"max_steps": 13}))
+    first.claim()
+    first.start_metrics(0)
+    with pytest.raises(TrainingError, match="in use by process"):
+        second.claim()
+    assert (first / "metrics.jsonl").exists()
+    first.close()
+    second.claim()
+    assert read(second / "config.json")["train"]["max_steps"] == 13
+    second.close()
+
+
 def test_what_does_not_change_a_number_may_change_on_resume(cut, tmp_path):
     result = run_here(tmp_path / "runs", log={"every": 1, "note": "later"}, checkpoint={"every": 4, "keep": 2})
     assert result["notes"] == ["later"]

@@ -94,7 +94,10 @@ def plan_arms(
         "data": {"sequence_length": length},
         "train": {"batch_size": batch_size, "compile": "auto" if compile_model is None else compile_model},
     }
-    usual = _kind_for(RunConfig.load(fields, [*overrides]))
+    common = RunConfig.load(fields, [*overrides])
+    if common.model.name != model:  # the fields that make it fit are another model's
+        raise ConfigError(f"model.name={common.model.name}: a benchmark's model is named with --model")
+    usual = _kind_for(common)
     if (kind or usual) == "classification":
         fields["task"] = {"name": "random"}
     arms = {}

@@ -30,6 +30,8 @@ FORMAT = 1
 STATES = ("running", "finished", "stopped", "failed")
 # A file of this name in a run's folder asks the run to stop: it looks for one whenever it logs.
 STOP = "stop"
+# What a run may have written before its first step, beside its config and its log.
+_BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl")
 # Whoever looks whether a lock is held holds it for an instant: a lock that is taken is tried again for so many seconds.
 _PATIENCE = 1.0
 
@@ -57,14 +59,14 @@ class RunFolder:
         return self._log is not None
 
     def claim(self) -> None:
-        """Make the folder this process's: raises if a live process has it, or if it holds another run."""
+        """Make the folder this process's: raises if a live process has it, or if another run trained in it."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = hold(self.path)
             (self / STOP).unlink(missing_ok=True)  # it was meant for whoever had the folder before
             recover_folder(self.path / "best")
             remove_leftovers(self.path)
-            self._check_config()
+            self._make_room()
             write_json(self / "config.json", {"format": FORMAT, "id": self.config.id, **self.config.to_dict()})
             self._log = open(self / "train.log", "a", encoding="utf-8", buffering=1)
         except OSError as error:
@@ -74,19 +76,28 @@ class RunFolder:
             self.close()
             raise
 
-    def _check_config(self) -> None:
-        """Raise if the folder holds another run's work. One that was refused before its first step left none."""
+    def _make_room(self) -> None:
+        """Raise if another run trained here. Of one that came to no step, for want of memory say, only the log stays.
+
+        Steps that left neither a checkpoint nor a line of metrics are lost to their own run too: it would start anew.
+        """
         there = self / "config.json"
-        begun = (self / "metrics.jsonl").exists() or (self / "result.json").exists() or any(self.checkpoints.iterdir())
-        if not there.exists() or not begun:
+        old = read_json(there) if there.exists() else {"id": self.config.id}
+        if old.get("id") == self.config.id:
             return
-        old = read_json(there)
-        if old.get("id") != self.config.id:
+        if self._trained():
             fields = ", ".join(differing(old, self.config.to_dict())) or "the version of oelm"
             raise ConfigError(
                 f"{self.path}: holds another run; it differs in {fields}. Give this one another experiment's name "
                 "or output folder"
             )
+        for name in _BEFORE_A_STEP:
+            (self / name).unlink(missing_ok=True)
+
+    def _trained(self) -> bool:
+        """Whether anything here is of an optimiser step."""
+        kept = (self / "result.json").exists() or (self / "best").exists() or any(self.checkpoints.iterdir())
+        return kept or any(line["step"] > 0 for line in read_metrics(self.path))
 
     def start_metrics(self, step: int) -> None:
         """Open the metrics for appending, without the lines of what will be done again after `step` steps.

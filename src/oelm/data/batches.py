@@ -57,10 +57,6 @@ class Windows:
     def __len__(self) -> int:
         return self.count
 
-    def epoch_of(self, sample: int) -> int:
-        """The epoch that a sample belongs to, from 0."""
-        return sample // self.count
-
     def batch(self, first: int, count: int) -> Batch:
         """Samples first to first + count - 1, as rows of length + 1 ids. A batch may reach into later epochs."""
         self._check(first, count)

@@ -25,7 +25,6 @@ _WHOLE = re.compile(r"([-+]?\d+)\.0+")
 class Answered:
     """The rows of one table. `places` are where the answers stood, for messages about them."""
 
-    table: Table
     texts: list[str] = field(default_factory=list)
     pairs: list[str] | None = None
     answers: list[str] = field(default_factory=list)
@@ -49,7 +48,7 @@ def read_table(
         found = find(columns, row, table.name)
         return found.names
 
-    read = Answered(table)
+    read = Answered()
     unanswered: list[str] = []
     for place, row in table.rows(choose):
         assert columns is not None

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import TrainingError
-from ..files import read_json
 from ..records import STOP, hold, holder
 from .errors import LabError
-from .launch import CONSOLE, LAUNCH
+from .launch import CONSOLE, launch_of
 from .survey import RunState, look
 
 # In a run's folder: the process that was asked to stop.
@@ -120,8 +119,7 @@ def _size(folder: Path) -> int:
 
 def _queued_job(folder: Path) -> str | None:
     """The id of a Slurm job that this run was submitted as."""
-    file = folder / LAUNCH
-    launch = read_json(file) if file.is_file() else {}
+    launch = launch_of(folder)
     return str(launch["job"]) if launch.get("launcher") == "slurm" and not (folder / "result.json").exists() else None
 
 

@@ -19,8 +19,6 @@ _VOCABULARY, _BUILT_IN, _LABELS = 50257, 600, 2
 class DryRun:
     """What a run would be: its model's parameters, how many matrices the method sets, and when its schedule acts."""
 
-    name: str
-    model: str
     parameters: int
     matrices: int
     changes_at: tuple[int, ...]
@@ -46,7 +44,7 @@ def dry_run(run: Planned) -> DryRun:
     except OelmError as error:
         raise LabError(f"{run.name}: {error}") from None
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return DryRun(run.name, type(model).__name__, parameters, len(targets), steps, flops)
+    return DryRun(parameters, len(targets), steps, flops)
 
 
 def _skeleton(run: Planned) -> Any:

@@ -10,7 +10,7 @@ from statistics import median
 from ..files import read_json
 from .dryrun import dry_run
 from .expand import Planned
-from .needs import size_of
+from .needs import tokens_of
 
 # The share of a plain matrix product's speed that whole training steps reach, roughly, on a CPU and on a GPU.
 _EFFICIENCY = {"cpu": 0.6, "cuda": 0.3}
@@ -50,7 +50,7 @@ def estimate(runs: list[Planned], slots: int) -> Estimate:
             total += known[name] + _START
             continue
         if name not in rough:
-            rough[name] = _SMOKE if run.small else size_of(run)[1] * dry_run(run).flops_per_token / speed()
+            rough[name] = _SMOKE if run.small else tokens_of(run) * dry_run(run).flops_per_token / speed()
         total += rough[name] + _START
     measured = sum(run.config.experiment in known for run in left)
     return Estimate(len(runs), len(runs) - len(left), total / max(1, min(slots, len(left))) / 3600, measured)

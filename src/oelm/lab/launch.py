@@ -65,11 +65,6 @@ class Slot:
     gpus: tuple[str, ...]
     threads: int
 
-    @property
-    def label(self) -> str:
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"GPU {','.join(self.gpus)}" if self.gpus else f"CPU, {threads}"
-
 
 @dataclass
 class LocalJob:
@@ -199,11 +194,16 @@ def fresh_status(folder: Path, since: float) -> dict[str, Any]:
     return dict(status) if status.get("updated", 0.0) >= since else {}
 
 
+def launch_of(folder: Path) -> dict[str, Any]:
+    """How a run was started last; empty where no runner has started it."""
+    file = folder / LAUNCH
+    return dict(read_json(file)) if file.is_file() else {}
+
+
 def _threads_before(folder: Path) -> int | None:
     """The threads that a run which goes on had: with others it could not go on exactly."""
-    file = folder / LAUNCH
     begun = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").glob("step-*"))
-    threads = read_json(file).get("threads") if begun and file.is_file() else None
+    threads = launch_of(folder).get("threads") if begun else None
     return threads if isinstance(threads, int) else None
 
 

@@ -26,7 +26,7 @@ from ..files import read_json, write_json
 from ..records import hold, holder
 from ..training.signals import StopRequest, listening
 from .expand import PLAIN, Planned
-from .launch import CONSOLE, LAUNCH, Job, Launcher, fresh_status, was_stopped
+from .launch import CONSOLE, LAUNCH, Job, Launcher, fresh_status, launch_of, was_stopped
 from .survey import LAB, RunState, look
 
 # The lock of a run that a runner has taken; the run's own lock is held by the process that trains it.
@@ -51,7 +51,6 @@ class Entry:
     message: str = ""
     started: float = 0.0
     seconds: float = 0.0
-    before: bool = False
     job: Job | None = field(default=None, repr=False)
     lock: TextIO | None = field(default=None, repr=False)
 
@@ -125,7 +124,7 @@ class Matrix:
             shutil.rmtree(place, ignore_errors=True)
 
     def _look_for_work_done(self) -> None:
-        """Tell at once what is done already; a folder that holds another run is refused before anything starts."""
+        """Tell at once what is done already; a folder with another run's result is refused before anything starts."""
         for entry in self.entries:
             there = entry.planned.folder / "config.json"
             if (entry.planned.folder / "result.json").is_file() and there.is_file():
@@ -133,7 +132,6 @@ class Matrix:
                 if found != entry.planned.config.id:
                     self._end(entry, "failed", f"its folder holds another run ({found}); use another --out")
                     continue
-                entry.before = True
                 self._end(entry, "finished", "done before")
 
     def _step(self) -> None:
@@ -214,7 +212,6 @@ class Matrix:
         else:
             if (folder / "result.json").is_file():
                 lock.close()
-                entry.before = True
                 self._end(entry, "finished", "done by another matrix")
                 return None
             by = holder(folder)  # a process that no runner started
@@ -228,18 +225,17 @@ class Matrix:
 
     def _orphans(self) -> list[dict[str, Any]]:
         """How runs that go on here were started whose runner is gone: nobody else counts their slots."""
-        elsewhere = [_launch_of(entry.planned.folder) for entry in self.entries if entry.state == "elsewhere"]
+        elsewhere = [launch_of(entry.planned.folder) for entry in self.entries if entry.state == "elsewhere"]
         return [launch for launch in elsewhere if holder(self._root / LAB / str(launch.get("matrix"))) is None]
 
     def _attach(self, folder: Path) -> Job | None:
-        about = _launch_of(folder)
+        about = launch_of(folder)
         return self.launcher.attach(about) if about else None
 
     def _look_elsewhere(self, entry: Entry) -> None:
         """A run that another process has: done, gone, or still at it."""
         folder = entry.planned.folder
         if (folder / "result.json").is_file():
-            entry.before = True
             self._end(entry, "finished", "by another process")
         elif holder(folder, TAKEN) is None and holder(folder) is None:
             state = look(folder).state
@@ -326,11 +322,6 @@ def why(folder: Path, code: int, since: float) -> tuple[str, bool]:
     lines = console.read_text(encoding="utf-8", errors="replace").splitlines() if console.is_file() else []
     said = next((line for line in reversed(lines) if line.strip()), "")
     return said.removeprefix("oelm: ") or f"its process ended with {code}", code == REFUSED
-
-
-def _launch_of(folder: Path) -> dict[str, Any]:
-    file = folder / LAUNCH
-    return dict(read_json(file)) if file.is_file() else {}
 
 
 def _where(about: dict[str, Any]) -> str:

@@ -150,14 +150,13 @@ def _reachable(endpoint: str) -> bool:
         return False
 
 
-def size_of(run: Planned) -> tuple[float, float]:
-    """(samples, tokens) that a run trains on, as far as can be known without its data."""
+def tokens_of(run: Planned) -> float:
+    """How many tokens a run trains on, as far as can be known without its data."""
     config: Any = run.config
     length, batch = config.data.sequence_length, config.train.batch_size
     if config.task.kind == "language" and config.train.max_steps is not None:
-        samples = config.train.max_steps * batch
-        return samples, samples * length
+        return float(config.train.max_steps * batch * length)
     need = needs().get(run.experiment.data or "") if run.config.data.path != "builtin:stories" else None
     rows = (need.rows if need and need.rows else 2000) * config.data.fraction
     samples = config.train.max_steps * batch if config.train.max_steps else rows * config.train.epochs
-    return samples, samples * min(length, (need.tokens if need and need.tokens else 32))
+    return float(samples * min(length, need.tokens if need and need.tokens else 32))

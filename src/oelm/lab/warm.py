@@ -52,6 +52,7 @@ class WarmLauncher:
         return len(self._running) + len(here) < self.slots
 
     def start(self, config: Path, folder: Path, lock: TextIO, busy: Sequence[dict[str, Any]]) -> WarmJob:
+        # What the server forks inherits no file of ours: should we be killed, the run's own lock says that it goes on.
         process = self._context.Process(target=_train, args=(str(config), str(folder / CONSOLE), self._threads))
         with _without_main():
             process.start()

@@ -19,9 +19,8 @@ from transformers import (
 
 from ..config import ModelConfig
 from ..errors import ConfigError, ModelError, first_line
-from .build import RANDOM
-from .language import GPT, seeded
-from .reader import Reader
+from .language import seeded
+from .reader import Reader, is_fresh
 
 
 def build_classifier(config: ModelConfig, reader: Reader, labels: Sequence[str], seed: int) -> PreTrainedModel:
@@ -73,7 +72,7 @@ def build_text_to_text(config: ModelConfig, reader: Reader, seed: int) -> PreTra
 
 
 def _build(config: ModelConfig, own: Any, cls: Any, seed: int, head: str) -> PreTrainedModel:
-    fresh = config.from_scratch or config.name.startswith((GPT, RANDOM))
+    fresh = is_fresh(config)
     try:
         model: Any = seeded(seed, lambda: cls.from_config(own) if fresh else _load(config, own, cls))
     except (OSError, ValueError, SafetensorError) as error:

@@ -32,8 +32,7 @@ def build_for_run(config: ModelConfig, vocab_size: int, length: int, seed: int) 
     elif config.from_scratch:
         model = _from_scratch(config, seed)
     else:
-        if config.fields:
-            raise ConfigError("model.fields: a pretrained model's config is fixed; set model.from_scratch to change it")
+        require_changeable(config)
         options = {} if config.revision is None else {"revision": config.revision}
         model = build_model(config.name, seed, **options)
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
@@ -62,6 +61,12 @@ def _check_fit(model: Any, name: str, vocab_size: int, length: int) -> None:
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and length > positions:
         raise ConfigError(f"data.sequence_length {length} is more than the model's {positions} positions")
+
+
+def require_changeable(config: ModelConfig) -> None:
+    """Raises for fields of a pretrained model: its weights fit the config that it came with, and no other."""
+    if config.fields and not config.from_scratch:
+        raise ConfigError("model.fields: a pretrained model's config is fixed; set model.from_scratch to change it")
 
 
 def with_fields(config: Any, fields: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from ..data.tokenizer import fingerprint, load_model_tokenizer
 from ..errors import ConfigError, first_line
 from .build import RANDOM
 from .gpt import gpt_config
-from .language import GPT, with_fields
+from .language import GPT, require_changeable, with_fields
 from .small import require_fields, small_config
 
 # Families that count positions from after the padding token's id, so that many of their positions are never used.
@@ -42,7 +42,7 @@ class Reader:
         own = describe_model(config.model, len(tokenizer), config.data.sequence_length)
         _require_match(own, tokenizer, config.model)
         own.pad_token_id = tokenizer.pad_token_id
-        if _is_fresh(config.model):
+        if is_fresh(config.model):
             _take_marks(own, tokenizer)
         return cls(tokenizer, own, longest_text(own, config.data.sequence_length))
 
@@ -77,7 +77,8 @@ class Reader:
         self.tokenizer.save_pretrained(folder)
 
 
-def _is_fresh(config: ModelConfig) -> bool:
+def is_fresh(config: ModelConfig) -> bool:
+    """Whether a model starts with random weights."""
     return config.from_scratch or config.name.startswith((GPT, RANDOM))
 
 
@@ -120,8 +121,7 @@ def describe_model(config: ModelConfig, vocab_size: int | None, length: int) -> 
         family = config.name.removeprefix(RANDOM)
         require_fields(small_config(family), config.fields)
         return small_config(family, **{**fitting, **config.fields})
-    if config.fields and not config.from_scratch:
-        raise ConfigError("model.fields: a pretrained model's config is fixed; set model.from_scratch to change it")
+    require_changeable(config)
     require_reachable(config.name)
     try:
         found = AutoConfig.from_pretrained(config.name, trust_remote_code=False, revision=config.revision or "main")
@@ -161,7 +161,7 @@ def _require_match(own: Any, tokenizer: Any, config: ModelConfig) -> None:
             f"model.name {config.name}: its vocabulary has {rows} entries, the tokenizer's has {len(tokenizer)}. "
             "Is it another model's tokenizer?"
         )
-    if config.tokenizer is None or _is_fresh(config):
+    if config.tokenizer is None or is_fresh(config):
         return
     where = f"model.tokenizer {config.tokenizer}"
     if rows - len(tokenizer) >= _SPARE_ROWS:

@@ -184,7 +184,7 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
     if checkpoint is not None:
         load_checkpoint(checkpoint, model, stepper.optimizer)
         display.say(f"resumed from step {state.step}")
-    report = audit_of(model, world)
+    report = _audit_of(model, world)
     if world.main:
         folder.start_metrics(state.step)
         write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))
@@ -349,7 +349,7 @@ def _finish(run: Run) -> dict[str, Any]:
     if config.method.schedule.kind == "static":
         verify(run.model)
     timing = run.timer.summary(state.tokens / max(1, state.step))
-    report = audit_of(run.model, run.world)
+    report = _audit_of(run.model, run.world)
     memory = torch.cuda.max_memory_allocated() if run.world.device.type == "cuda" else None
     evaluations = _other_splits(run)
     if not run.world.main:
@@ -387,7 +387,7 @@ def _numbers(figures: Figures) -> Figures:
     return {name: math.nan if value is None else value for name, value in figures.items()}
 
 
-def audit_of(model: nn.Module, world: World) -> dict[str, Any]:
+def _audit_of(model: nn.Module, world: World) -> dict[str, Any]:
     """The audit as data. A sharded model's tensors are gathered, so every process must ask."""
     return audit(model).to_dict() if world.main or _is_sharded(model) else {}
 

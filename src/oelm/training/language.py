@@ -15,13 +15,12 @@ from transformers import PreTrainedModel
 from ..config import RunConfig
 from ..data.batches import Windows
 from ..data.stories import builtin
+from ..data.tasks import BUILTIN
 from ..data.tokens import TokenDataset
 from ..errors import ConfigError
 from ..models.language import build_for_run
 from .progress import perplexity
 from .task import IGNORED, Batch, Figures, Task
-
-BUILTIN = "builtin:"
 
 
 @dataclass(frozen=True)

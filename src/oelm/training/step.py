@@ -58,7 +58,10 @@ class Stepper:
         self._unread: tuple[int, Tensor, Any] | None = None
 
     def fit_micro_batch(self, state: TrainState) -> None:
-        """Settle the micro-batch size: as configured, or as an earlier part of this run had to make it."""
+        """Settle the micro-batch size: as configured, or as an earlier part of this run had to make it.
+
+        The window goes on from where that part left it.
+        """
         if state.micro_batch_size == 0 or self.share % state.micro_batch_size:
             wanted = self.config.train.micro_batch_size or self.share
             state.micro_batch_size = min(wanted, self.share)

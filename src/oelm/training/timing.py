@@ -26,23 +26,22 @@ class StepTimer:
     ) -> None:
         self._warmup_steps = warmup_steps
         self._cuda = device.type == "cuda"
-        self._open: tuple[Any, bool] | None = None
+        self._open: Any = None
         self._pending: list[tuple[Any, Any]] = []
         self.steps: list[float] = list(earlier or [])
         self.warmup: list[float] = []
         self.apart: dict[str, float] = {}
-        self.started = time.perf_counter()
 
     def begin(self) -> None:
         """Mark the start of a run of steps."""
-        self._open = (self._mark(), True)
+        self._open = self._mark()
 
     def step(self) -> None:
         """Mark the end of an optimiser step."""
         assert self._open is not None, "begin comes first"
         now = self._mark()
-        self._pending.append((self._open[0], now))
-        self._open = (now, False)
+        self._pending.append((self._open, now))
+        self._open = now
 
     def collect(self) -> list[float]:
         """Wait for the device, and turn the marks since the last call into seconds."""
