@@ -94,6 +94,21 @@ def marked(cases: list[tuple[str, list[str]]]) -> list[Any]:
 # From applying to exporting, on every kind of model
 
 
+def assert_trains_and_loads(model, folder):
+    """Training moves what trains and nothing that is frozen, and the model comes back from a folder as it is."""
+    before, frozen, trained = logits(model), hashes(model, frozen=True), hashes(model, frozen=False)
+    train_steps(model, 20, weight_decay=0.1)
+    assert hashes(model, frozen=True) == frozen
+    after = hashes(model, frozen=False)
+    assert [n for n in trained if after[n] == trained[n]] == []
+    assert distance(logits(model), before) > 1e-4
+    oelm.verify(model)
+    model.save_pretrained(folder)
+    loaded = oelm.load(folder)
+    assert_same_tensors(loaded, model)
+    return loaded
+
+
 @pytest.mark.parametrize(("name", "chosen"), marked(CASES))
 def test_an_arm_from_its_first_step_to_its_export(name, chosen, tmp_path):
     model = model_of(name)
@@ -105,16 +120,7 @@ def test_an_arm_from_its_first_step_to_its_export(name, chosen, tmp_path):
     verification = oelm.verify(model)
     assert verification.tensors == verification.exact == len(frozen), "everything frozen is sealed"
 
-    train_steps(model, 20, weight_decay=0.1)
-    assert hashes(model, frozen=True) == frozen
-    after = hashes(model, frozen=False)
-    assert [n for n in trained if after[n] == trained[n]] == []
-    assert distance(logits(model), before) > 1e-4
-    oelm.verify(model)
-
-    model.save_pretrained(tmp_path / "saved")
-    loaded = oelm.load(tmp_path / "saved")
-    assert_same_tensors(loaded, model)
+    loaded = assert_trains_and_loads(model, tmp_path / "saved")
     if name != "oelm-gpt-classifier":  # only with its language-model head has it a plain counterpart
         assert_exports(loaded, tmp_path / "plain")
 
@@ -203,7 +209,7 @@ def test_an_adapter_beside_frozen_matrices_from_its_first_step_to_its_export(nam
     model = model_of(name)
     report = oelm.apply(model, method)
     assert torch.equal(logits(model), logits(alone)), "at step 0 it is the method without the adapter"
-    frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)
+    frozen = hashes(model, frozen=True)
     assert {n.replace(".base_layer", "") for n in frozen} == set(hashes(alone, frozen=True))
     assert matrices(model) == matrices(alone)
     assert report.frozen == oelm.audit(alone).frozen
@@ -211,17 +217,7 @@ def test_an_adapter_beside_frozen_matrices_from_its_first_step_to_its_export(nam
     verification = oelm.verify(model)
     assert verification.tensors == verification.exact == len(frozen)
 
-    before = logits(model)
-    train_steps(model, 20, weight_decay=0.1)
-    assert hashes(model, frozen=True) == frozen
-    after = hashes(model, frozen=False)
-    assert [n for n in trained if after[n] == trained[n]] == []
-    assert distance(logits(model), before) > 1e-4
-    oelm.verify(model)
-
-    model.save_pretrained(tmp_path / "saved")
-    loaded = oelm.load(tmp_path / "saved")
-    assert_same_tensors(loaded, model)
+    loaded = assert_trains_and_loads(model, tmp_path / "saved")
     assert_exports(loaded, tmp_path / "plain")
 
 

@@ -50,7 +50,7 @@ TIED += ("falcon-rw", "falcon-7b", "falcon-40b")
 REFUSED |= {(name, "head-only"): "its output layer is its embedding" for name in TIED}
 REFUSED |= {(name, "bitfit"): "has no biases" for name in ("mistral", "qwen3", "gemma", "phi3", "t5")}
 # Beside oelm-freeze: the presets that put modules of another structure into the model.
-STRUCTURES = ("oelm-exact", "identity-query", "identity-key")
+STRUCTURES = ("oelm-exact", "identity-query", "identity-key", "identity-wide")
 
 
 @families

@@ -68,7 +68,7 @@ def change_bounds(comparison: Comparison) -> tuple[str, str] | None:
 def change_range(comparison: Comparison, say: Words) -> str:
     """The same for a table's cell, or why there is no interval."""
     limits = change_bounds(comparison)
-    return f"{limits[0]} – {limits[1]}" if limits else say("one_seed_short" if comparison.pairs else "no_pair_short")
+    return f"{limits[0]} – {limits[1]}" if limits else _no_interval(comparison, say)
 
 
 def bootstrap_bounds(comparison: Comparison) -> str:
@@ -92,8 +92,12 @@ def interval(comparison: Comparison, say: Words) -> str:
     """The interval in words, or why there is none."""
     limits = change_bounds(comparison)
     if limits is None:
-        return say("one_seed_short" if comparison.pairs else "no_pair_short")
+        return _no_interval(comparison, say)
     return say("interval", low=limits[0], high=limits[1], n=comparison.n)
+
+
+def _no_interval(comparison: Comparison, say: Words) -> str:
+    return say("one_seed_short" if comparison.pairs else "no_pair_short")
 
 
 def margin(name: str) -> str:
