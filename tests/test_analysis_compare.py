@@ -186,16 +186,30 @@ def test_arms_that_are_alike_are_called_so_by_tost_and_not_for_lack_of_a_differe
     assert noisy.winner is None
 
 
-def test_p_values_are_corrected_over_all_comparisons_of_a_report(tmp_path):
+def four_arms(folder, **settings):
+    """A baseline and four arms that are a little worse, in three seeds."""
     for seed, noise in enumerate((0.0, 0.01, -0.01)):
-        language_run(tmp_path, "baseline", seed, 3.0)
+        language_run(folder, "baseline", seed, 3.0, **settings)
         for index, method in enumerate(("oelm-freeze", "oelm-random", "oelm-core", "identity-key")):
-            language_run(tmp_path, method, seed, 3.05 + index / 50 + noise)
+            language_run(folder, method, seed, 3.05 + index / 50 + noise, **settings)
+
+
+def test_p_values_are_corrected_over_all_arms_of_a_setup(tmp_path):
+    four_arms(tmp_path)
     analysis = analyse([tmp_path])
     raw = sorted(one.ratio.p for one in analysis.comparisons)
     adjusted = sorted(one.adjusted for one in analysis.comparisons)
     assert len(raw) == 4
     assert adjusted[0] == pytest.approx(4 * raw[0])
+
+
+def test_another_setup_in_the_report_changes_no_verdict(tmp_path):
+    four_arms(tmp_path / "short")
+    four_arms(tmp_path / "long", steps=800)
+    alone, among = analyse([tmp_path / "short"]), analyse([tmp_path])
+    assert len(among.comparisons) == 2 * len(alone.comparisons)
+    found = {(one.arm, one.adjusted, one.alike) for one in among.comparisons}
+    assert {(one.arm, one.adjusted, one.alike) for one in alone.comparisons} <= found
 
 
 def test_step_times_that_must_not_be_compared_are_not(tmp_path):

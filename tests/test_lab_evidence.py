@@ -18,6 +18,9 @@ from .lab_helpers import ROOT, lab, refusal
 STUDIES = {
     "books-65m": ("rank-cost", "rank-orthogonality", "rank-price", "rank-share", "trend-corpus"),
     "wiki-65m": ("rank-cost", "rank-orthogonality", "rank-price", "rank-share", "trend-corpus"),
+    "books-262m": ("decide",),
+    "books-lengths": ("trend-length",),
+    "books-tenth": ("trend-corpus",),
     "books-sizes": ("trend-size",),
     "stories-tiny": ("rank-stories",),
     "finetune-minilm": ("rank-sst2", "rank-mnli", "rank-xnli"),

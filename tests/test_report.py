@@ -69,6 +69,15 @@ def report(runs, tmp_path_factory):
     return write_report([runs], tmp_path_factory.mktemp("report"))
 
 
+def test_a_small_difference_that_is_certain_is_said_to_be_both(tmp_path):
+    """Worse beyond chance, and within the margin: a reader needs the two words together."""
+    for seed, noise in enumerate((0.0, 0.001, -0.001)):
+        language_run(tmp_path / "runs", "baseline", seed, 3.0 + seed / 50)
+        language_run(tmp_path / "runs", "identity-key", seed, 3.02 + seed / 50 + noise)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    assert "worse, within 5 %" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+
+
 def test_every_form_is_written(report):
     folder = report.files[0].parent.parent
     assert report.problems == ()

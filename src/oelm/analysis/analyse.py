@@ -56,15 +56,15 @@ def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str
     asked = load_hypotheses(hypotheses)
     loaded = load_runs(paths)
     groups = group_runs(loaded.runs)
-    comparisons, equal = [], []
+    comparisons: list[Comparison] = []
+    equal: list[Comparison] = []
     for group in groups:
         for setup in group.setups:
-            for arm, reference in _against_reference(setup, group):
-                made = headline(setup, arm, reference, setup.measure)
-                if made is not None:
-                    comparisons.append(made)
+            pairs = _against_reference(setup, group)
+            made = [headline(setup, arm, reference, setup.measure) for arm, reference in pairs]
+            comparisons += correct([one for one in made if one is not None])
+            for arm, reference in pairs:
                 equal += equal_rates(setup, arm, reference, setup.measure)
-    comparisons = correct(comparisons)
     times = [of_pairs(one, MEASURES["step_seconds"]) for one in comparisons if one.pairs]
     return Analysis(
         runs=loaded.runs,

@@ -201,7 +201,10 @@ def nearest_reference(setup: Setup, others: Iterable[Setup]) -> tuple[Setup, Arm
 
 
 def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Holm's correction over all comparisons that are not spoilt: of the tests of a difference, and those of TOST."""
+    """Holm's correction over a setup's comparisons that are not spoilt: of the tests of a difference, and of TOST's.
+
+    A setup is the family: its arms share a reference, and what else lies in a report cannot change their verdicts.
+    """
     different = _corrected([_p(one) for one in comparisons])
     alike = _corrected([_tost(one) for one in comparisons])
     return [replace(one, adjusted=p, alike=same) for one, p, same in zip(comparisons, different, alike, strict=True)]

@@ -101,10 +101,14 @@ def short_reading(one: Comparison, say: Words) -> tuple[str, str]:
         return say("basis_confounded_short"), "open"
     if one.adjusted is None:
         return say("one_seed_short") if one.pairs else say("no_pair_short"), "open"
+    alike = one.alike is not None and one.alike < ALPHA
     if one.conclusive:
         better = one.winner == one.arm
-        return say("better" if better else "worse"), "good" if better else "bad"
-    if one.alike is not None and one.alike < ALPHA:
+        word = say("better" if better else "worse")
+        if alike:
+            word = say("within", reading=word, margin=numbers.margin(one.measure.name))
+        return word, "good" if better else "bad"
+    if alike:
         return say("alike"), "good"
     return say("undecided"), "open"
 

@@ -101,9 +101,9 @@ STRINGS: dict[str, tuple[str, str]] = {
         "尚无定论：这些运行既不能说明有差异，也不能说明没有差异。",
     ),
     "says_open_corrected": (
-        "Undecided: taken alone the interval leaves zero out, but among the comparisons of this report that may be "
+        "Undecided: taken alone the interval leaves zero out, but among the arms of this setup that may be "
         "chance (corrected p {p}).",
-        "尚无定论：单独看区间不含零，但在本报告的多项比较中这可能是偶然（校正后 p {p}）。",
+        "尚无定论：单独看区间不含零，但在该设置的多个方法中这可能是偶然（校正后 p {p}）。",
     ),
     "corrected_away": (
         "taken alone {towards}, but not among the hypotheses of this report (corrected p {p})",
@@ -124,6 +124,7 @@ STRINGS: dict[str, tuple[str, str]] = {
     "better": ("better", "更好"),
     "worse": ("worse", "更差"),
     "alike": ("alike", "相当"),
+    "within": ("{reading}, within {margin}", "{reading}，在 {margin} 以内"),
     "yes": ("yes", "是"),
     "no": ("no", "否"),
     # Intervals
@@ -443,9 +444,9 @@ STRINGS: dict[str, tuple[str, str]] = {
         "区间为 95 % 配对 t 区间，各自独立。配对数不少于 {pairs} 时另给 BCa 自助法区间（{resamples} 次重采样）。",
     ),
     "read_holm": (
-        "p-values are corrected by Holm's method over all comparisons of this report, those of the hypotheses over all "
+        "p-values are corrected by Holm's method over all arms of a setup, those of the hypotheses over all "
         "hypotheses. A difference is called one where the corrected p is under 0.05.",
-        "p 值用 Holm 方法在本报告的全部对比中校正，假设的 p 值在全部假设中校正。校正后 p 小于 0.05 才称为有差异。",
+        "p 值用 Holm 方法在同一设置的全部方法中校正，假设的 p 值在全部假设中校正。校正后 p 小于 0.05 才称为有差异。",
     ),
     "read_tost": (
         "Two arms are called alike when two one-sided tests (TOST), corrected in the same way, show them within the "
