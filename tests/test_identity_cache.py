@@ -20,10 +20,14 @@ def padded_batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
-@pytest.fixture(params=["identity-key", "identity-core"])
+MODELS = [("oelm-gpt", "identity-key"), ("oelm-gpt", "identity-core"), ("oelm-gpt-rotary", "identity-key")]
+
+
+@pytest.fixture(params=MODELS, ids=" ".join)
 def model(request):
-    model = lively_model("oelm-gpt")
-    oelm.apply(model, request.param)
+    family, method = request.param
+    model = lively_model(family)
+    oelm.apply(model, method)
     return model
 
 
@@ -65,9 +69,28 @@ def test_a_static_cache_works_too(model):
     assert torch.equal(model.generate(**batch, **how, past_key_values=cache), model.generate(**batch, **how))
 
 
-def test_rotary_positions_keep_the_usual_cache():
+def test_rotary_positions_and_a_core_need_the_usual_cache():
+    """The core then stands on Key's side too, and a key is no longer the state."""
     model = lively_model("oelm-gpt-rotary")
-    oelm.apply(model, "identity-key")
+    oelm.apply(model, "identity-core")
     with torch.no_grad():
         cache = model(**padded_batch(), use_cache=True).past_key_values
     assert cache.layers[0].values.shape == cache.layers[0].keys.shape
+
+
+def test_padding_on_either_side_changes_nothing():
+    """Rotary states are turned by their place in the cache, which padding moves, and positions of the text do not."""
+    model = lively_model("oelm-gpt-rotary")
+    oelm.apply(model, "identity-key")
+    batch = padded_batch()
+    text = batch["input_ids"][:1, 4:]
+    right = {
+        "input_ids": torch.cat([text, text[:, :4]], 1),
+        "attention_mask": batch["attention_mask"][:1].flip(1),
+        "position_ids": torch.tensor([[*range(8), 7, 7, 7, 7]]),
+    }
+    with torch.no_grad():
+        alone = model(text, use_cache=True).logits
+        left = model(**{key: value[:1] for key, value in batch.items()}, use_cache=True).logits[:, 4:]
+        assert (model(**right, use_cache=True).logits[:, :8] - alone).abs().max() < 1e-4
+    assert (left - alone).abs().max() < 1e-4
