@@ -50,10 +50,13 @@ def plan(model: nn.Module, family: Family, sites: list[Site], method: Method) ->
 
 
 def core_sides(model: nn.Module, family: Family, method: Method) -> tuple[str, ...]:
-    """Where the method's core goes: on Q alone where Q and K meet only each other, else a matrix on each side."""
+    """Where the method's core goes: on Q alone where Q and K meet only each other, else a matrix on each side.
+
+    An identity for K stays one whatever it meets: that it is nothing but the state is what it is for.
+    """
     if method.core == "none":
         return ()
-    one_sided = method.core == "gain" or family.meets(model.config) is None
+    one_sided = method.core == "gain" or method.k.init == "identity" or family.meets(model.config) is None
     return ("q",) if one_sided else ("q", "k")
 
 
