@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from oelm.analysis import AnalysisError
-from oelm.report.evidence import write_evidence, write_headlines
+from oelm.report.evidence import evidence_document, write_evidence, write_headlines
 
 from .report_records import language_run
 
@@ -69,6 +69,38 @@ def test_its_figures_are_there():
     linked = [part.partition(")")[0] for part in text.split("](figures/")[1:]]
     assert linked
     assert all((ROOT / "docs/figures" / name).is_file() for name in linked)
+
+
+def test_several_setups_share_a_table_and_a_figure(tmp_path):
+    """One setup shows its own; of several, all changes stand below each other, each with what sets it apart."""
+    pytest.importorskip("scipy")
+    asked = {
+        "id": "cost",
+        "question": "Why?",
+        "setting": "Here.",
+        "conclusion": "So.",
+        "open": "All.",
+        "runs": ["study"],
+    }
+    file = tmp_path / "questions.yaml"
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [asked]}))
+
+    def figures():
+        return {figure.name: figure for figure in evidence_document(file, tmp_path).figures}
+
+    for seed in (0, 1):
+        language_run(tmp_path / "study", "baseline", seed, 3.0)
+        language_run(tmp_path / "study", "oelm-freeze", seed, 3.2 + seed / 100)
+    assert set(figures()) == {"cost-1-change"}
+    language_run(tmp_path / "study" / "long", "baseline", 0, 2.9, steps=800)
+    language_run(tmp_path / "study" / "long", "oelm-freeze", 0, 3.1, steps=800)
+    assert set(figures()) == {"cost-all"}
+    (chart,) = figures()["cost-all"].charts
+    assert sorted(row.label for row in chart.rows) == [
+        "oelm-freeze: train.max_steps 400",
+        "oelm-freeze: train.max_steps 800",
+    ]
+    assert [row.hollow for row in chart.rows] == [False, True], "one seed has no interval"
 
 
 @pytest.mark.parametrize(

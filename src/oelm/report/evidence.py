@@ -22,20 +22,21 @@ from ..config import read_mapping
 from ..files import write_text
 from ..schema import Strict, explain
 from . import figures, numbers
-from .charts import Styles
+from .charts import Figure, Styles
 from .compose import arms_table, comparison_table, settings
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .markdown import block_text, to_markdown
-from .pictures import pictures
+from .pictures import changes, pictures
 from .sections import bench_blocks, relative
-from .sentences import comparison_notes, setup_name, short_reading
+from .sentences import comparison_notes, setup_name, setup_settings, short_reading
 from .strings import Words, words
 
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*(%|points|x\b)")
 # Where a README's table of headlines stands.
 _BEGIN, _END = "<!-- headlines: written by make results -->", "<!-- /headlines -->"
-# The figures that a question shows; a report has the others.
-_SHOWN = ("-change", "-accuracy")
+# The figures of a setup that a question shows, if it has one setup, and if it has several, whose changes are in one
+# figure for all; a report has the others.
+_SHOWN = (("-change", "-accuracy"), ("-accuracy",))
 
 
 class Question(Strict, refusal=AnalysisError):
@@ -150,10 +151,13 @@ def evidence_document(source: str | PathLike[str], out: Path) -> Document:
 
 def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> list[Block]:
     blocks: list[Block] = [Paragraph(question.conclusion), Paragraph(question.setting, tone="muted")]
-    if sum(len(group.setups) for group in analysis.groups) > 1:
-        blocks.append(_at_a_glance(question, analysis, say))
     methods = [arm.method for group in analysis.groups for setup in group.setups for arm in setup.arms]
     styles = Styles(list(dict.fromkeys(sorted(methods, key=lambda name: name != "baseline"))))
+    several = sum(len(group.setups) for group in analysis.groups) > 1
+    if several:
+        blocks.append(_at_a_glance(question, analysis, say))
+        overview = _overview(question, analysis, styles, say)
+        blocks += [overview] if overview is not None else []
     for index, setup in enumerate((setup for group in analysis.groups for setup in group.setups), start=1):
         name = f"{question.id}-{index}"
         blocks += [
@@ -162,7 +166,7 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
             arms_table(analysis, setup, index, say),
         ]
         drawn, _ = pictures(analysis, setup, index, styles, say)
-        kept = [figure for figure in drawn if figure.name.endswith(_SHOWN)]
+        kept = [figure for figure in drawn if figure.name.endswith(_SHOWN[several])]
         blocks += [replace(figure, name=f"{question.id}-{figure.name}") for figure in kept]
         comparisons = analysis.of(setup)
         if comparisons:
@@ -189,6 +193,16 @@ def _at_a_glance(question: Question, analysis: Analysis, say: Words) -> Table:
         rows.append([where, what, *map(Cell, told), Cell(word, tone=tone)])
     columns = ["on", say("col_method"), say("col_change"), say("col_interval"), say("col_seeds"), say("col_reading")]
     return Table(f"{question.id}-glance", columns, rows, numeric=(2, 3, 4))
+
+
+def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words) -> Figure | None:
+    """Every change of a question in one picture, method by method, so that one sees what it depends on."""
+    alone = len({one.setup.dataset for one in analysis.comparisons}) == 1
+    told = []
+    for one in sorted(analysis.comparisons, key=lambda one: one.arm):
+        where = [] if alone else [one.setup.dataset.split(",")[0].split(":")[0]]
+        told.append((": ".join([one.arm, ", ".join([*where, *setup_settings(one.setup)])]), one))
+    return changes(f"{question.id}-all", told, styles, say)
 
 
 def _folders(root: Path, patterns: Sequence[str]) -> list[Path]:

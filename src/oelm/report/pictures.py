@@ -10,6 +10,7 @@ from typing import TypeVar
 from ..analysis import Analysis, Run
 from ..analysis.analyse import cell_to_show, mean_of
 from ..analysis.arms import Setup
+from ..analysis.compare import Comparison
 from ..analysis.flops import flop_ratio
 from .charts import Chart, Figure, Grid, Intervals, Lines, Row, Series, Styles
 from .strings import Words
@@ -57,28 +58,35 @@ def _change(
     name: str, analysis: Analysis, setup: Setup, cells: Cells, running: list[Run], styles: Styles, say: Words
 ) -> Figure | None:
     """Every arm's difference to the reference: what to look at first."""
-    comparisons = [one for one in analysis.of(setup) if one.pairs and (one.change or one.difference)]
-    if not comparisons:
+    comparisons = analysis.of(setup)
+    return changes(name, [(one.arm, one) for one in comparisons], styles, say)
+
+
+def changes(name: str, comparisons: Sequence[tuple[str, Comparison]], styles: Styles, say: Words) -> Figure | None:
+    """Comparisons of one measure below each other, each with the label that is given to it."""
+    rows = [row for label, one in comparisons if (row := _change_row(label, one, styles)) is not None]
+    if not rows:
         return None
-    points = setup.measure.points
-    rows = []
-    for one in comparisons:
-        found = one.difference if points else one.change
-        if found is None:
-            continue
-        low, high = (None, None) if found.low is None or found.high is None else (100 * found.low, 100 * found.high)
-        pairs = [100 * ((a - b) if points else (a / b - 1)) for a, b in one.values]
-        hollow = low is None or not one.sound
-        rows.append(Row(one.arm, styles[one.arm], 100 * found.mean, low, high, hollow, pairs if len(pairs) > 1 else []))
-    reference, measure = comparisons[0].reference, say(f"m_{setup.measure.name}")
-    label = say("axis_points" if points else "axis_change", measure=measure, reference=reference)
-    chart = Intervals(label, rows, line=0.0)
+    first = comparisons[0][1]
+    reference, measure = first.reference, say(f"m_{first.measure.name}")
+    axis = say("axis_points" if first.measure.points else "axis_change", measure=measure, reference=reference)
     return Figure(
         name,
         say("fig_change", reference=reference),
         say("cap_change", measure=measure.capitalize(), reference=reference),
-        [chart],
+        [Intervals(axis, rows, line=0.0)],
     )
+
+
+def _change_row(label: str, one: Comparison, styles: Styles) -> Row | None:
+    points = one.measure.points
+    found = one.difference if points else one.change
+    if found is None or not one.pairs:
+        return None
+    low, high = (None, None) if found.low is None or found.high is None else (100 * found.low, 100 * found.high)
+    pairs = [100 * ((a - b) if points else (a / b - 1)) for a, b in one.values]
+    hollow = low is None or not one.sound
+    return Row(label, styles[one.arm], 100 * found.mean, low, high, hollow, pairs if len(pairs) > 1 else [])
 
 
 def _accuracy(

@@ -170,14 +170,18 @@ def place(setup: Setup, analysis: Analysis) -> str:
 
 def setup_name(setup: Setup) -> str:
     """The data, and the settings in which this setup differs from the others on the same data."""
+    told = setup.task.name == "language" or _letters(setup.task.name) in _letters(setup.dataset)
+    name = setup.dataset if told else f"{setup.task.name}: {setup.dataset}"
+    return ", ".join([name, *setup_settings(setup)])
+
+
+def setup_settings(setup: Setup) -> list[str]:
+    """The settings in which a setup differs from the others on the same data."""
     # Many hashes may differ at once; a name needs no more than a few settings.
     apart = {field: value for field, value in setup.apart if not field.startswith("environment.")}
     if "train.max_steps" in apart:
         apart = {field: value for field, value in apart.items() if field not in _FOLLOW_LENGTH}
-    settings = [f"{field} {value}" for field, value in apart.items()][:4]
-    told = setup.task.name == "language" or _letters(setup.task.name) in _letters(setup.dataset)
-    name = setup.dataset if told else f"{setup.task.name}: {setup.dataset}"
-    return ", ".join([name, *settings])
+    return [f"{field} {value}" for field, value in apart.items()][:4]
 
 
 def _letters(text: str) -> str:
