@@ -62,6 +62,18 @@ def test_each_arm_gets_its_own_best_rate_from_the_grid_that_both_have(tmp_path):
     assert elsewhere == [{"arm": "oelm-freeze", "rate": "0.008"}, {"arm": "baseline", "rate": "0.001"}]
 
 
+def test_a_rate_that_both_arms_were_run_at_is_not_elsewhere(tmp_path):
+    """Over more seeds than the choice rests on, the arm is better at the other rate: no reason to say it was not run."""
+    for seed, short, long in ((0, 3.1, 3.0), (1, 3.1, 3.5)):
+        language_run(tmp_path, "oelm-freeze", seed, short, 1e-3)
+        language_run(tmp_path, "oelm-freeze", seed, long, 2e-3)
+        language_run(tmp_path, "baseline", seed, 3.0, 1e-3)
+    language_run(tmp_path, "baseline", 0, 2.9, 2e-3)
+    found = only(analyse([tmp_path]))
+    assert found.rate == 2e-3
+    assert "better_elsewhere" not in [note.code for note in found.notes]
+
+
 def test_a_best_rate_at_the_edge_of_the_grid_is_told(tmp_path):
     for method, losses in (("baseline", (3.0, 3.1)), ("oelm-freeze", (3.3, 3.2))):
         for rate, loss in zip((1e-3, 2e-3), losses, strict=True):

@@ -40,7 +40,14 @@ def test_a_headline_stands_between_its_marks_and_needs_one_comparison(tmp_path):
     for seed, noise in enumerate((0.0, 0.01)):
         language_run(tmp_path / "study", "baseline", seed, 3.0 + noise)
         language_run(tmp_path / "study", "oelm-freeze", seed, 3.2 + 2 * noise)
-    asked = {"id": "cost", "question": "Why?", "setting": "Here.", "conclusion": "So.", "open": "All."}
+    asked = {
+        "id": "cost",
+        "question": "Why?",
+        "setting": "Here.",
+        "conclusion": "So.",
+        "open": "All.",
+        "runs": ["study"],
+    }
     line = {"told": "both frozen", "arm": "oelm-freeze", "runs": ["study"], "question": "cost"}
     file, readme = tmp_path / "questions.yaml", tmp_path / "README.md"
 

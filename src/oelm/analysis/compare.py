@@ -118,7 +118,7 @@ def headline(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Compar
     if len(common) == 1:
         notes = [note("one_rate", rate=f"{common[0]:g}")]
         for which in (arm, reference):
-            notes += _better_elsewhere(which, common[0], measure)
+            notes += _better_elsewhere(which, common, measure)
         return at_rate(setup, arm, reference, measure, common[0], notes)
     seeds = set.intersection(*(set(a.by_seed(rate)) for a in (arm, reference) for rate in common))
     if not seeds:
@@ -136,7 +136,7 @@ def headline(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Compar
         if rate in (rates[0], rates[-1]):
             code = "edge_low" if rate == rates[0] else "edge_high"
             notes.append(note(code, arm=which.method, rate=f"{rate:g}"))
-        notes += _better_elsewhere(which, rate, measure)
+        notes += _better_elsewhere(which, common, measure)
     rate, reference_rate = chosen[arm.method], chosen[reference.method]
     made = _compare(
         setup,
@@ -243,10 +243,10 @@ def _without_common_rate(setup: Setup, arm: Arm, reference: Arm, measure: Measur
     )
 
 
-def _better_elsewhere(arm: Arm, rate: float, measure: Measure) -> list[Note]:
+def _better_elsewhere(arm: Arm, common: Sequence[float], measure: Measure) -> list[Note]:
     """Whether an arm does better at a rate that the other arm was not run at."""
     better = _best(arm, list(arm.rates), measure)
-    if better is None or better == rate:
+    if better is None or better in common:
         return []
     return [note("better_elsewhere", arm=arm.method, rate=f"{better:g}")]
 

@@ -275,7 +275,9 @@ def _dry_run(planned: list[Planned]) -> None:
     for run in planned:
         tried = dry_run(run)
         changes = f"; changes at steps {', '.join(map(str, tried.changes_at))}" if tried.changes_at else ""
-        typer.echo(f"{run.name}: {tried.parameters:,} parameters, {tried.matrices} matrices set or frozen{changes}")
+        counted = f" of a {tried.stand_in} that stands in" if tried.stand_in else ""
+        what = f"{tried.parameters:,} parameters{counted}, {tried.matrices} matrices set or frozen{changes}"
+        typer.echo(f"{run.name}: {what}")
     typer.echo(f"{len(planned)} runs, all in order")
 
 

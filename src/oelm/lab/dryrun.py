@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..config import ModelConfig
 from ..data.tokens import HEADER, TokenDataset
 from ..errors import OelmError
 from .errors import LabError
@@ -20,12 +21,16 @@ _BUILT_IN, _LABELS = 600, 2
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a run would be: its model's parameters, how many matrices the method sets, and when its schedule acts."""
+    """What a run would be: its model's parameters, how many matrices the method sets, and when its schedule acts.
+
+    `stand_in` is the type of the model that was counted, where the run's own is pretrained and not read here.
+    """
 
     parameters: int
     matrices: int
     changes_at: tuple[int, ...]
     flops_per_token: float
+    stand_in: str | None = None
 
 
 def dry_run(run: Planned) -> DryRun:
@@ -47,12 +52,18 @@ def dry_run(run: Planned) -> DryRun:
     except OelmError as error:
         raise LabError(f"{run.name}: {error}") from None
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return DryRun(parameters, len(targets), steps, flops)
+    known = _model_of(run).name.startswith(("gpt:", "random:"))
+    return DryRun(parameters, len(targets), steps, flops, None if known else run.experiment.stand_in)
+
+
+def _model_of(run: Planned) -> ModelConfig:
+    """A run's model; where it starts from another run, that one's."""
+    return run.config.model if run.after is None else run.after.config.model
 
 
 def _skeleton(run: Planned) -> Any:
-    """The model of a run, without its weights. Where it starts from another run, that one's."""
-    model = run.config.model if run.after is None else run.after.config.model
+    """The model of a run, without its weights."""
+    model = _model_of(run)
     fields = json.dumps(model.fields, sort_keys=True)
     classify = run.config.task.kind == "classification"
     room = (_vocabulary(run), run.config.data.sequence_length)

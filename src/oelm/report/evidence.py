@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +28,7 @@ from .compose import arms_table, comparison_table, settings
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .markdown import block_text, to_markdown
 from .pictures import changes, pictures
-from .sections import bench_blocks, relative
+from .sections import bench_blocks, relative, runs_of
 from .sentences import comparison_notes, setup_name, setup_settings, short_reading
 from .strings import Words, words
 
@@ -59,7 +60,7 @@ class Question(Strict, refusal=AnalysisError):
 
 
 class Headline(Strict, refusal=AnalysisError):
-    """One line of the README: an arm against its reference in the runs named, and the question that has the rest."""
+    """One line of the README: an arm against its reference in the runs named, as the question has it."""
 
     told: str
     arm: str
@@ -109,27 +110,36 @@ def write_headlines(source: str | PathLike[str], readme: str | PathLike[str], re
 
 def headlines(source: str | PathLike[str], results: str) -> Table:
     """The headlines' figures, each with a link to its question in the document `results`."""
-    asked, say = load_evidence(source), words("en")
+    asked, say, root = load_evidence(source), words("en"), Path(source).parent
+    runs = {question.id: question.runs for question in asked.questions}
+    read = cache(lambda question: analyse(_folders(root, runs[question])))
     rows = []
     for line in asked.headlines:
-        analysis = analyse(_folders(Path(source).parent, line.runs))
-        found = [one for one in analysis.comparisons if one.arm == line.arm]
+        if line.question not in runs:
+            raise AnalysisError(f"{source}: headline {line.told!r}: no question has the id {line.question!r}")
+        meant = _folders(root, line.runs)
+        found = [
+            one
+            for one in read(line.question).comparisons
+            if one.arm == line.arm and all(_within(run.path, meant) for run in runs_of(one))
+        ]
         if len(found) != 1:
             raise AnalysisError(f"{source}: headline {line.told!r}: {len(found)} comparisons of {line.arm!r}, not one")
-        if line.question not in {question.id for question in asked.questions}:
-            raise AnalysisError(f"{source}: headline {line.told!r}: no question has the id {line.question!r}")
+        (one,) = found
+        word, tone = short_reading(one, say)
         rows.append(
             [
                 Cell(line.told, folder=f"{results}#{line.question}"),
                 Cell(line.arm, code=True),
-                Cell(f"{say(f'm_{found[0].measure.name}')} {numbers.change(found[0], say)}"),
-                Cell(numbers.change_range(found[0], say)),
-                Cell(str(found[0].n)),
-                Cell(found[0].setup.dataset),
+                Cell(f"{say(f'm_{one.measure.name}')} {numbers.change(one, say)}"),
+                Cell(numbers.change_range(one, say)),
+                Cell(word, tone=tone),
+                Cell(str(one.n)),
+                Cell(one.setup.dataset),
             ]
         )
-    columns = ["what", "method", f"against {found[0].reference}", say("col_interval"), say("col_seeds"), "on"]
-    return Table("headlines", columns, rows, numeric=(2, 3, 4))
+    columns = ["what", "method", f"against {one.reference}", say("col_interval"), say("col_reading")]
+    return Table("headlines", [*columns, say("col_seeds"), "on"], rows, numeric=(2, 3, 5))
 
 
 def evidence_document(source: str | PathLike[str], out: Path) -> Document:
@@ -145,7 +155,7 @@ def evidence_document(source: str | PathLike[str], out: Path) -> Document:
             links |= {analysis.handle(run): relative(run.path, out) for run in analysis.runs}
             blocks += _answer(question, analysis, out, say)
         blocks += [Paragraph(f"Open: {question.open}")]
-    footer = f"Written by oelm {__version__} from {len(links)} records; `make results` writes it again."
+    footer = f"Written by oelm {__version__} from {len(set(links.values()))} records; `make results` writes it again."
     return Document(asked.title, "en", blocks, footer, links)
 
 
@@ -203,6 +213,10 @@ def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words
         where = [] if alone else [one.setup.dataset.split(",")[0].split(":")[0]]
         told.append((": ".join([one.arm, ", ".join([*where, *setup_settings(one.setup)])]), one))
     return changes(f"{question.id}-all", told, styles, say)
+
+
+def _within(path: Path, folders: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def _folders(root: Path, patterns: Sequence[str]) -> list[Path]:

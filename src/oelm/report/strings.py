@@ -417,8 +417,9 @@ STRINGS: dict[str, tuple[str, str]] = {
         "冻结省去计算矩阵自身梯度的乘法，恒等映射省去整个矩阵。下界为一步中剩余 FLOP 的占比；访存可能再省一点。",
     ),
     "time_bench": (
-        "Measured side by side with oelm bench, arms interleaved ({file}):",
-        "用 oelm bench 交错实测（{file}）：",
+        "Measured side by side with oelm bench, arms interleaved; ratios are of medians within a round, and their mean "
+        "over the rounds ({file}):",
+        "用 oelm bench 交错实测；比值为同一轮内中位数之比，再对各轮取平均（{file}）：",
     ),
     "time_bench_unequal": (
         "Steps of {arm} have batches of {batch}, unlike those it is measured by: its ratio compares steps of different "
