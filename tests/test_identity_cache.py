@@ -1,7 +1,5 @@
 """With an identity key the decoder's cache holds each hidden state once: half the memory, the same text."""
 
-import itertools
-
 import pytest
 import torch
 from transformers.cache_utils import StaticCache
@@ -22,14 +20,10 @@ def padded_batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
-MODELS = list(itertools.product(["oelm-gpt", "oelm-gpt-rotary"], ["identity-key", "identity-core"]))
-
-
-@pytest.fixture(params=MODELS, ids=" ".join)
+@pytest.fixture(params=["identity-key", "identity-core"])
 def model(request):
-    family, method = request.param
-    model = lively_model(family)
-    oelm.apply(model, method)
+    model = lively_model("oelm-gpt")
+    oelm.apply(model, request.param)
     return model
 
 
@@ -71,19 +65,11 @@ def test_a_static_cache_works_too(model):
     assert torch.equal(model.generate(**batch, **how, past_key_values=cache), model.generate(**batch, **how))
 
 
-def test_padding_on_either_side_changes_nothing():
-    """Rotary states are turned by their place in the cache, which padding moves, and positions of the text do not."""
+@pytest.mark.parametrize("method", ["identity-key", "identity-core"])
+def test_rotary_positions_keep_the_usual_cache(method):
+    """Turned keys are no states, and to turn every state again at every token takes far longer than it saves."""
     model = lively_model("oelm-gpt-rotary")
-    oelm.apply(model, "identity-key")
-    batch = padded_batch()
-    text = batch["input_ids"][:1, 4:]
-    right = {
-        "input_ids": torch.cat([text, text[:, :4]], 1),
-        "attention_mask": batch["attention_mask"][:1].flip(1),
-        "position_ids": torch.tensor([[*range(8), 7, 7, 7, 7]]),
-    }
+    oelm.apply(model, method)
     with torch.no_grad():
-        alone = model(text, use_cache=True).logits
-        left = model(**{key: value[:1] for key, value in batch.items()}, use_cache=True).logits[:, 4:]
-        assert (model(**right, use_cache=True).logits[:, :8] - alone).abs().max() < 1e-4
-    assert (left - alone).abs().max() < 1e-4
+        cache = model(**padded_batch(), use_cache=True).past_key_values
+    assert cache.layers[0].values.shape == cache.layers[0].keys.shape

@@ -31,8 +31,6 @@ from ..projections import IdentityProjection
 from ..proof import read_record
 
 D_HEAD = 64
-# cos and sin of the angles of some positions.
-Rotation = tuple[Tensor, Tensor]
 # name -> (width, layers); heads have 64 dimensions and the feed-forward layer is four times as wide.
 SIZES: MappingProxyType[str, tuple[int, int]] = MappingProxyType(
     {"tiny": (256, 4), "small": (384, 6), "medium-512": (512, 6), "medium": (768, 12), "large": (1024, 24)}
@@ -99,8 +97,8 @@ class OelmGPTConfig(PreTrainedConfig):  # type: ignore[misc]
 class OelmGPTAttention(nn.Module):
     """Causal self-attention through torch's scaled-dot-product kernels.
 
-    Where the key is the identity (`identity-key`), keys and values are both functions of the same hidden state, so the
-    cache holds that state once instead of a key and a value: half the memory. Rotary positions turn it when it is read.
+    Where the key is the identity (`identity-key`, learned positions), keys and values are both functions of the same
+    hidden state, so the cache holds that state once instead of a key and a value: half the memory.
     """
 
     def __init__(self, config: OelmGPTConfig, layer_idx: int) -> None:
@@ -119,13 +117,12 @@ class OelmGPTAttention(nn.Module):
         self,
         hidden: Tensor,
         mask: Tensor | None,
-        rotation: Rotation | None,
+        rotation: tuple[Tensor, Tensor] | None,
         past_key_values: Cache | None = None,
-        rotary: OelmGPTRotary | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if past_key_values is not None and self._key_is_state():
-            return self._attend_to_states(hidden, mask, past_key_values, rotary, **kwargs)
+        if past_key_values is not None and rotation is None and self._key_is_state():
+            return self._attend_to_states(hidden, mask, past_key_values, **kwargs)
         shape = (*hidden.shape[:-1], -1, self.head_dim)
         query, key, value = (
             projection(hidden).view(shape).transpose(1, 2) for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -150,27 +147,14 @@ class OelmGPTAttention(nn.Module):
         return isinstance(self.k_proj, IdentityProjection) and self.k_proj.rows == self.config.hidden_size
 
     def _attend_to_states(
-        self,
-        hidden: Tensor,
-        mask: Tensor | None,
-        past_key_values: Cache,
-        rotary: OelmGPTRotary | None,
-        **kwargs: Any,
+        self, hidden: Tensor, mask: Tensor | None, past_key_values: Cache, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention with a cache of hidden states: the key's factor goes to the query, values are made from states.
-
-        Rotary positions are a state's place in the cache here: scores depend only on how far two tokens are apart.
-        """
+        """Attention with a cache of hidden states: the key's factor goes to the query, values are made from states."""
         shape = (*hidden.shape[:-1], -1, self.head_dim)
         query = (self.q_proj(hidden) * self.k_proj.factor).view(shape).transpose(1, 2)
         key = hidden.view(shape).transpose(1, 2)
-        # Before the update: a static cache counts on in the very tensor that it returns.
-        new = torch.arange(hidden.shape[1], device=hidden.device)[None] + past_key_values.get_seq_length(self.layer_idx)
         key, _ = past_key_values.update(key, key[..., :0], self.layer_idx)
         states = key.transpose(1, 2).flatten(-2)
-        if rotary is not None:
-            places = torch.arange(key.shape[-2], device=hidden.device)[None]
-            query, key = _rotate(query, rotary(new, hidden.dtype)), _rotate(key, rotary(places, hidden.dtype))
         if hidden.shape[1] > 1:
             value = self.v_proj(states).view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
             out, weights = self._attend(query, key, value, mask, **kwargs)
@@ -227,7 +211,7 @@ class OelmGPTRotary(nn.Module):
         exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
         return torch.as_tensor(self.theta**-exponents)
 
-    def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         angles = positions[..., None].float() * self.frequencies.float()
         both = torch.cat([angles, angles], dim=-1)[:, None]
         return both.cos().to(dtype), both.sin().to(dtype)
@@ -332,10 +316,9 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
             )
         elif self.config._attn_implementation == "eager":
             mask = _causal_bias(length, hidden)
-        cached = {"past_key_values": past_key_values, "rotary": self.rotary}
         hidden = self.dropout(hidden)
         for block in self.h:
-            hidden = block(hidden, mask=mask, rotation=rotation, **cached, **kwargs)
+            hidden = block(hidden, mask=mask, rotation=rotation, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPast(last_hidden_state=self.ln_f(hidden), past_key_values=past_key_values)
 
 
@@ -414,7 +397,7 @@ def _ending(linear: Any) -> nn.Linear:
     return cast(nn.Linear, linear)
 
 
-def _rotate(states: Tensor, rotation: Rotation) -> Tensor:
+def _rotate(states: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = rotation
     first, second = states.chunk(2, dim=-1)
     return states * cos + torch.cat([-second, first], dim=-1) * sin
