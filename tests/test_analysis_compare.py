@@ -63,7 +63,7 @@ def test_each_arm_gets_its_own_best_rate_from_the_grid_that_both_have(tmp_path):
 
 
 def test_a_rate_that_both_arms_were_run_at_is_not_elsewhere(tmp_path):
-    """Over more seeds than the choice rests on, the arm is better at the other rate: no reason to say it was not run."""
+    """Over more seeds than the choice rests on, the arm is better at the other rate: that one was run too."""
     for seed, short, long in ((0, 3.1, 3.0), (1, 3.1, 3.5)):
         language_run(tmp_path, "oelm-freeze", seed, short, 1e-3)
         language_run(tmp_path, "oelm-freeze", seed, long, 2e-3)

@@ -202,9 +202,7 @@ def summarise(arms: list[Arm], against: str) -> list[dict[str, Any]]:
     rows = []
     for arm in arms:
         batch = arm.config.train.batch_size
-        pairs = zip(arm.rounds, reference.rounds, strict=True)
-        ratios = np.array([statistics.median(own) / statistics.median(other) for own, other in pairs])
-        spread = _t95(len(ratios)) * ratios.std(ddof=1) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+        ratio, spread = ratio_of_rounds(arm.rounds, reference.rounds)
         per_second = batch * arm.config.data.sequence_length / arm.step_seconds
         rows.append(
             {
@@ -212,19 +210,27 @@ def summarise(arms: list[Arm], against: str) -> list[dict[str, Any]]:
                 "step_ms": arm.step_seconds * 1000,
                 "tokens_per_second": per_second,
                 "mfu": per_second * arm.flops_per_token / peak if peak else None,
-                "ratio": float(ratios.mean()),
-                "ratio_95": float(spread),
+                "ratio": ratio,
+                "ratio_95": spread,
                 "flop_bound": arm.flops_per_token / reference.flops_per_token,
                 "trainable": arm.trainable,
                 "peak_memory": arm.peak_memory,
-                "rounds": len(ratios),
+                "rounds": len(arm.rounds),
                 "batch_size": batch,
-                "ratio_per_example": float(ratios.mean()) * usual / batch,
-                "ratio_per_example_95": float(spread) * usual / batch,
+                "ratio_per_example": ratio * usual / batch,
+                "ratio_per_example_95": spread * usual / batch,
                 "warning": None if batch == usual else _unequal(arm.name, batch, against, usual),
             }
         )
     return rows
+
+
+def ratio_of_rounds(own: list[list[float]], other: list[list[float]]) -> tuple[float, float]:
+    """The mean over rounds of one arm's median time to another's, and half of its 95 % interval; one round has none."""
+    pairs = zip(own, other, strict=True)
+    ratios = np.array([statistics.median(mine) / statistics.median(theirs) for mine, theirs in pairs])
+    spread = _t95(len(ratios)) * ratios.std(ddof=1) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    return float(ratios.mean()), float(spread)
 
 
 def _unequal(name: str, batch: int, against: str, usual: int) -> str:

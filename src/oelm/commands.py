@@ -173,13 +173,18 @@ def bench(
     compile_model: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Default: as in training, language on a GPU.")
     ] = None,
+    decode: Annotated[
+        bool,
+        typer.Option("--decode", help="Time --steps single tokens after --sequence-length others, and show the cache."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Time whole optimiser steps of several methods side by side, on random tokens, as ratios to the first."""
     with errors():
+        from . import decoding
         from .bench import Kind, benchmark, plan_arms, summarise
         from .files import to_json
-        from .tables import bench_table, render
+        from .tables import bench_table, decoding_table, render
 
         quiet_libraries()
         names = [one for one in arms or [] if "=" not in one] or ["baseline", "oelm-freeze", "identity-key"]
@@ -187,6 +192,12 @@ def bench(
         kind: Kind | None = None
         if task is not None:
             kind = "classification" if task is BenchTask.classification else "language"
+        if decode:
+            room = decoding.room_for(sequence_length, rounds, steps)
+            planned = plan_arms(names, model, batch_size, room, vocab_size, kind, compile_model, overrides)
+            rows = decoding.summarise(decoding.measure(planned, sequence_length, rounds, steps), names[0])
+            typer.echo(to_json(rows, indent=2) if as_json else render(decoding_table(rows)))
+            return
         planned = plan_arms(names, model, batch_size, sequence_length, vocab_size, kind, compile_model, overrides)
         rows = summarise(benchmark(planned, rounds, steps), names[0])
         typer.echo(to_json(rows, indent=2) if as_json else render(bench_table(rows)))

@@ -104,6 +104,27 @@ def _bench_cells(row: dict[str, Any], unequal: bool) -> dict[str, str]:
     return {"arm": row["arm"], "batch": str(row["batch_size"]), **step, "MFU": mfu, **ratios, **ends}
 
 
+def decoding_table(rows: list[dict[str, Any]]) -> Table:
+    """A benchmark of generation: one line per arm."""
+    first = rows[0]
+    title = (
+        f"one token after {first['context']:,}, batches of {first['batch_size']}, {first['rounds']} interleaved rounds"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("arm", "token, ms", "tokens/s", "ratio", "cache, bytes a token", "cache ratio"):
+        table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["arm"],
+            f"{row['token_ms']:.2f}",
+            f"{row['tokens_per_second']:,.1f}",
+            f"{row['ratio']:.3f} ± {row['ratio_95']:.3f}",
+            f"{row['cache_bytes_per_token']:,.0f}",
+            f"{row['cache_ratio']:.3f}",
+        )
+    return table
+
+
 def _alike(rows: Iterable[Row]) -> list[list[Row]]:
     """Rows that differ only in their layer, together, in the order of their first layer and place in the block."""
 

@@ -18,7 +18,7 @@ from ..errors import ConfigError, TrainingError
 from ..files import read_json
 from ..records import FORMAT, read_metrics
 from .flops import flops_per_token
-from .run import AnalysisError, Bench, LeftOut, NoRunsError, Run, at_chance, comparable
+from .run import DECODED, AnalysisError, Bench, LeftOut, NoRunsError, Run, at_chance, comparable
 
 # A run that shows one of these is one; a folder with only a model's config.json is not.
 _RECORDS = ("result.json", "metrics.jsonl", "status.json", "environment.json")
@@ -279,8 +279,11 @@ def _read_bench(path: Path) -> Bench | None:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    needed = {"arm", "ratio", "ratio_95", "flop_bound", "rounds"}
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and needed <= set(row) for row in rows):
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        return None
+    of_tokens = {DECODED, "token_ms", "cache_ratio", "context", "batch_size"}
+    needed = {"arm", "ratio", "ratio_95", "rounds"} | (of_tokens if DECODED in rows[0] else {"flop_bound"})
+    if not all(needed <= set(row) for row in rows):
         return None
     numbers = needed - {"arm", "ratio_95"}  # one round has no interval
     if not all(isinstance(row[key], int | float) for row in rows for key in numbers):

@@ -48,12 +48,20 @@ class LeftOut:
     values: tuple[tuple[str, str], ...] = ()
 
 
+# What only a benchmark of generation measures.
+DECODED = "cache_bytes_per_token"
+
+
 @dataclass(frozen=True)
 class Bench:
-    """Step times of arms that `oelm bench --json` measured side by side, one row per arm."""
+    """Times of arms that `oelm bench --json` measured side by side, one row per arm: of steps, or of tokens written."""
 
     path: Path
     rows: tuple[dict[str, Any], ...]
+
+    @property
+    def decodes(self) -> bool:
+        return DECODED in self.rows[0]
 
 
 @dataclass(frozen=True, eq=False)

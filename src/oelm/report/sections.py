@@ -11,7 +11,7 @@ from ..analysis import Analysis, Run
 from ..analysis.compare import Comparison
 from ..analysis.flops import flop_ratio
 from ..analysis.replication import Replication
-from ..analysis.run import Bench
+from ..analysis.run import DECODED, Bench
 from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
 from . import numbers
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
@@ -131,6 +131,8 @@ def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
 
 def bench_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
     """What one benchmark measured, and a warning where its arms did different work."""
+    if bench.decodes:
+        return _decoding_blocks(bench, out, say)
     columns = [say("col_method"), say("col_step"), say("col_ratio"), say("col_interval"), say("col_flops")]
     rows = [
         [
@@ -152,6 +154,27 @@ def bench_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
             values = {"batch": row["batch_size"], "ratio": f"{row['ratio_per_example']:.3f}"}
             blocks.append(Paragraph(say("time_bench_unequal", arm=str(row["arm"]), **values)))
     return blocks
+
+
+def _decoding_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
+    columns = ["col_method", "col_token", "col_ratio", "col_interval", "col_cache", "col_cache_ratio", "col_rounds"]
+    rows = [
+        [
+            Cell(str(row["arm"]), code=True),
+            Cell(f"{row['token_ms']:.2f}"),
+            Cell(f"{row['ratio']:.3f}"),
+            Cell(_bench_interval(row)),
+            Cell(f"{row[DECODED]:,.0f}"),
+            Cell(f"{row['cache_ratio']:.3f}"),
+            Cell(str(row["rounds"])),
+        ]
+        for row in bench.rows
+    ]
+    told = {"context": f"{bench.rows[0]['context']:,}", "batch": bench.rows[0]["batch_size"]}
+    return [
+        Paragraph(say("time_decoding", file=relative(bench.path, out), **told)),
+        Table(f"bench-{bench.path.stem}", [say(name) for name in columns], rows, tuple(range(1, len(columns)))),
+    ]
 
 
 def _bench_interval(row: dict[str, Any]) -> str:

@@ -174,6 +174,9 @@ STRINGS: dict[str, tuple[str, str]] = {
     "col_flops": ("FLOP bound", "FLOP 下界"),
     "col_ratio": ("ratio", "比值"),
     "col_rounds": ("rounds", "轮数"),
+    "col_token": ("token (ms)", "每词元（毫秒）"),
+    "col_cache": ("cache (bytes a token)", "缓存（字节/词元）"),
+    "col_cache_ratio": ("cache, ratio", "缓存比值"),
     "col_step_now": ("step", "当前步"),
     "col_latest": ("latest", "最新值"),
     "col_split": ("split", "数据划分"),
@@ -420,6 +423,11 @@ STRINGS: dict[str, tuple[str, str]] = {
         "Measured side by side with oelm bench, arms interleaved; ratios are of medians within a round, and their mean "
         "over the rounds ({file}):",
         "用 oelm bench 交错实测；比值为同一轮内中位数之比，再对各轮取平均（{file}）：",
+    ),
+    "time_decoding": (
+        "Generation, measured with oelm bench --decode, arms interleaved: one token after {context} others in "
+        "batches of {batch} ({file}):",
+        "用 oelm bench --decode 交错实测的生成：批大小 {batch}，在 {context} 个词元之后生成一个词元（{file}）：",
     ),
     "time_bench_unequal": (
         "Steps of {arm} have batches of {batch}, unlike those it is measured by: its ratio compares steps of different "

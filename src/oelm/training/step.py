@@ -22,6 +22,12 @@ _TOO_LARGE = (
 )
 
 
+def uses_bfloat16(config: RunConfig, device: torch.device) -> bool:
+    """Whether products are made in bfloat16: as configured, or on a GPU that can."""
+    wanted = config.train.precision
+    return wanted == "bfloat16" or (wanted == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+
+
 class Stepper:
     """Takes optimiser steps. The window holds the summed loss and number of targets since the last line of metrics.
 
@@ -44,8 +50,7 @@ class Stepper:
         self.module, self.optimizer = module, optimizer
         self._cuda = world.device.type == "cuda"
         self.share = share_of(config, world)
-        wanted = config.train.precision
-        bf16 = wanted == "bfloat16" or (wanted == "auto" and self._cuda and torch.cuda.is_bf16_supported())
+        bf16 = uses_bfloat16(config, world.device)
         self.autocast = torch.autocast(world.device.type, torch.bfloat16) if bf16 else nullcontext()
         wants_compile = config.train.compile
         self._compiled = self._cuda and task.fixed_shapes if wants_compile == "auto" else wants_compile

@@ -1,0 +1,122 @@
+"""Generation measured arm by arm: the time of one more token on top of a context, and what that context's cache takes.
+
+As in `oelm.bench`, arms are interleaved in rounds and compared as ratios within a round.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .bench import ratio_of_rounds
+from .config import RunConfig
+from .errors import ConfigError
+from .models.language import build_for_run
+from .models.reader import describe_model
+from .operate import apply
+from .training.parallel import device_for
+from .training.step import uses_bfloat16
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """One arm: the seconds of its tokens in every round, and the bytes of its cache for one token of one text."""
+
+    name: str
+    rounds: list[list[float]]
+    cache_bytes: float
+    batch_size: int
+    context: int
+
+    @property
+    def token_seconds(self) -> float:
+        return statistics.median(second for seconds in self.rounds for second in seconds)
+
+
+# Tokens before the first round.
+_WARMUP = 3
+
+
+def room_for(context: int, rounds: int, tokens: int) -> int:
+    """The positions that a benchmark needs: its context grows by what every round adds, alike in all arms."""
+    return context + _WARMUP + rounds * (tokens + 1)
+
+
+@torch.inference_mode()
+def measure(
+    arms: dict[str, RunConfig], context: int, rounds: int = 5, tokens: int = 10, seed: int = 0
+) -> list[Decoding]:
+    """Time single tokens of every arm after `context` random ones, `rounds` times `tokens` each, interleaved."""
+    writers = {name: _Writer(name, config, context, seed) for name, config in arms.items()}
+    for writer in writers.values():
+        list(writer.write(_WARMUP))
+    times: dict[str, list[list[float]]] = {name: [] for name in arms}
+    for _ in range(rounds):
+        for name, writer in writers.items():
+            list(writer.write(1))  # the caches belong to the arm before it
+            times[name].append(list(writer.write(tokens)))
+    return [
+        Decoding(name, times[name], writer.cache_bytes, arms[name].train.batch_size, context)
+        for name, writer in writers.items()
+    ]
+
+
+def summarise(arms: list[Decoding], against: str) -> list[dict[str, Any]]:
+    """One row per arm: the time of a token, the ratio to one arm with its 95 % interval, and the cache."""
+    reference = next(arm for arm in arms if arm.name == against)
+    rows = []
+    for arm in arms:
+        ratio, spread = ratio_of_rounds(arm.rounds, reference.rounds)
+        rows.append(
+            {
+                "arm": arm.name,
+                "token_ms": arm.token_seconds * 1000,
+                "tokens_per_second": arm.batch_size / arm.token_seconds,
+                "ratio": ratio,
+                "ratio_95": spread,
+                "cache_bytes_per_token": arm.cache_bytes,
+                "cache_ratio": arm.cache_bytes / reference.cache_bytes,
+                "context": arm.context,
+                "batch_size": arm.batch_size,
+                "rounds": len(arm.rounds),
+            }
+        )
+    return rows
+
+
+class _Writer:
+    """A model with a context in its cache, which writes on greedily."""
+
+    def __init__(self, name: str, config: RunConfig, context: int, seed: int) -> None:
+        if config.task.kind != "language":
+            raise ConfigError(f"model.name {config.model.name}: only a decoder writes token by token")
+        if "@" in name:
+            raise ConfigError(f"arm {name!r}: tokens are written for all arms in batches of one size")
+        device = device_for(config.train.device)
+        own = describe_model(config.model, None, config.data.sequence_length)
+        self.model: Any = build_for_run(config.model, int(own.vocab_size), config.data.sequence_length, config.seed)
+        apply(self.model, config.method, config.seed)
+        dtype = torch.bfloat16 if uses_bfloat16(config, device) else torch.float32
+        self.model.to(device, dtype).eval()
+        shape = (config.train.batch_size, context)
+        ids = torch.randint(int(own.vocab_size), shape, generator=torch.Generator().manual_seed(seed)).to(device)
+        out = self.model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        self.cache: Any = out.past_key_values
+        self.last: Tensor = out.logits[:, -1:].argmax(-1)
+        held = [part for layer in self.cache.layers for part in (layer.keys, layer.values)]
+        self.cache_bytes = sum(part.numel() * part.element_size() for part in held) / ids.numel()
+
+    def write(self, tokens: int) -> Iterator[float]:
+        """Write tokens; the seconds of each. A token is there when the next could be asked for."""
+        for _ in range(tokens):
+            started = time.perf_counter()
+            out = self.model(input_ids=self.last, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            self.last = out.logits[:, -1:].argmax(-1)
+            self.last[0, 0].item()  # waits for the device
+            yield time.perf_counter() - started

@@ -1,0 +1,105 @@
+"""`oelm bench --decode`: a token on top of a context, and what its cache takes. No time is asserted."""
+
+import json
+import math
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from oelm import decoding
+from oelm.bench import plan_arms
+from oelm.cli import app
+from oelm.errors import ConfigError
+from oelm.models.gpt import OelmGPTForCausalLM
+from oelm.report import write_report
+
+ARMS = ["baseline", "identity-key", "oelm-freeze"]
+
+
+def command(*arguments: object):
+    return CliRunner().invoke(app, ["bench", *map(str, arguments), "--decode"])
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """Rows of a small benchmark, and the shapes of what its models read."""
+    shapes = []
+    forward = OelmGPTForCausalLM.forward
+
+    def watched(self, **inputs):
+        shapes.append(tuple(inputs["input_ids"].shape))
+        return forward(self, **inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OelmGPTForCausalLM, "forward", watched)
+        arms = plan_arms(ARMS, "gpt:tiny", 2, decoding.room_for(20, 2, 3), vocab_size=64)
+        rows = decoding.summarise(decoding.measure(arms, 20, rounds=2, tokens=3), "baseline")
+    return rows, shapes
+
+
+def test_single_tokens_are_timed_on_top_of_the_whole_context(seen):
+    rows, shapes = seen
+    assert shapes.count((2, 20)) == len(ARMS)
+    written = 3 + 2 * (1 + 3)  # warm-up; in both rounds one, and three that are timed
+    assert shapes.count((2, 1)) == len(ARMS) * written
+    assert set(shapes) == {(2, 20), (2, 1)}
+    assert [row["arm"] for row in rows] == ARMS
+    assert rows[0]["ratio"] == 1.0
+    assert all(row["token_ms"] > 0 and math.isfinite(row["ratio_95"]) and row["rounds"] == 2 for row in rows)
+
+
+def test_the_cache_is_counted_in_bytes_of_one_token_of_one_text(seen):
+    rows, _ = seen
+    width, layers = 256, 4
+    assert [row["cache_bytes_per_token"] for row in rows] == [
+        8 * width * layers,
+        4 * width * layers,
+        8 * width * layers,
+    ]
+    assert [row["cache_ratio"] for row in rows] == [1.0, 0.5, 1.0]
+
+
+def test_what_is_written_is_what_generation_writes():
+    """The arms do real work: greedy tokens on the model's own cache."""
+    (arm,) = plan_arms(["identity-key"], "gpt:tiny", 2, decoding.room_for(12, 1, 4), vocab_size=64).values()
+    with torch.inference_mode():
+        writer = decoding._Writer("identity-key", arm, 12, seed=0)
+        written = [writer.last]
+        for _ in writer.write(4):
+            written.append(writer.last)
+    ids = torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(0))
+    how = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert torch.equal(torch.cat(written, 1), writer.model.generate(ids, **how)[:, 12:])
+
+
+def test_the_command_prints_a_table_or_json_and_a_report_reads_that(tmp_path):
+    small = ("--sequence-length", 12, "--steps", 2, "--rounds", 2, "--batch-size", 2, "--vocab-size", 64)
+    shown = command("baseline", "identity-key", *small)
+    assert shown.exit_code == 0, shown.output
+    assert "one token after 12, batches of 2" in shown.output
+    printed = command("baseline", "identity-key", *small, "--json")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "decode.json").write_text(printed.output)
+    assert json.loads(printed.output)[1]["cache_ratio"] == 0.5
+    pytest.importorskip("scipy")
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md", "html"))
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "one token after 12 others in batches of 2" in text
+    assert "| `identity-key` |" in text
+    assert "| 4,096 | 0.500 | 2 |" in text
+
+
+@pytest.mark.parametrize(
+    ("arms", "model", "says"),
+    [
+        (["baseline"], "random:bert", "only a decoder writes token by token"),
+        (["baseline", "baseline@4"], "gpt:tiny", "in batches of one size"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(arms, model, says):
+    with pytest.raises(ConfigError, match=says):
+        decoding.measure(plan_arms(arms, model, 2, 24), 12)
+    failed = command(*arms, "--model", model)
+    assert failed.exit_code == 2
+    assert says in failed.output
