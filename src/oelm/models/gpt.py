@@ -154,17 +154,18 @@ class OelmGPTAttention(nn.Module):
         query = (self.q_proj(hidden) * self.k_proj.factor).view(shape).transpose(1, 2)
         key = hidden.view(shape).transpose(1, 2)
         key, _ = past_key_values.update(key, key[..., :0], self.layer_idx)
-        states = key.transpose(1, 2).flatten(-2)
         if hidden.shape[1] > 1:
+            states = key.transpose(1, 2).flatten(-2)
             value = self.v_proj(states).view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
             out, weights = self._attend(query, key, value, mask, **kwargs)
         else:
             # One new token: mix the states first and project the mixture, so that no old token's value is made again.
             scores = _masked(query @ key.mT * self.scaling, mask)
             weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-            mixed = weights.squeeze(2) @ states
-            per_head = self.v_proj.weight.view(-1, self.head_dim, states.shape[-1])
-            out = torch.einsum("bhd,hed->bhe", mixed, per_head)[:, None]
+            # Slice by slice, as the cache has them: put together they would be a copy of it.
+            mixed = weights.transpose(1, 2) @ key
+            per_head = self.v_proj.weight.view(-1, self.head_dim, key.shape[1], self.head_dim)
+            out = torch.einsum("bshd,hesd->bhe", mixed, per_head)[:, None]
         return self.o_proj(out.reshape(*hidden.shape[:-1], -1)), weights
 
 
