@@ -207,6 +207,8 @@ def _at_a_glance(question: Question, analysis: Analysis, say: Words) -> Table:
 
 def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words) -> Figure | None:
     """Every change of a question in one picture, method by method, so that one sees what it depends on."""
+    if len({one.measure.name for one in analysis.comparisons}) != 1:
+        return None
     alone = len({one.setup.dataset for one in analysis.comparisons}) == 1
     told = []
     for one in sorted(analysis.comparisons, key=lambda one: one.arm):
