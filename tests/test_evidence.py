@@ -13,6 +13,8 @@ from oelm.report.evidence import evidence_document, write_evidence, write_headli
 from .report_records import language_run
 
 ROOT = Path(__file__).parent.parent
+ASKED = {"id": "cost", "question": "Why?", "setting": "Here.", "conclusion": "So.", "open": "All."}
+OF_STUDY = {**ASKED, "runs": ["study"]}
 
 
 def test_the_document_is_up_to_date(tmp_path):
@@ -40,19 +42,11 @@ def test_a_headline_stands_between_its_marks_and_needs_one_comparison(tmp_path):
     for seed, noise in enumerate((0.0, 0.01)):
         language_run(tmp_path / "study", "baseline", seed, 3.0 + noise)
         language_run(tmp_path / "study", "oelm-freeze", seed, 3.2 + 2 * noise)
-    asked = {
-        "id": "cost",
-        "question": "Why?",
-        "setting": "Here.",
-        "conclusion": "So.",
-        "open": "All.",
-        "runs": ["study"],
-    }
     line = {"told": "both frozen", "arm": "oelm-freeze", "runs": ["study"], "question": "cost"}
     file, readme = tmp_path / "questions.yaml", tmp_path / "README.md"
 
     def write(**changes):
-        content = {"title": "T", "about": "A", "questions": [asked], "headlines": [{**line, **changes}]}
+        content = {"title": "T", "about": "A", "questions": [OF_STUDY], "headlines": [{**line, **changes}]}
         file.write_text(yaml.safe_dump(content))
         return write_headlines(file, readme).read_text()
 
@@ -81,16 +75,8 @@ def test_its_figures_are_there():
 def test_several_setups_share_a_table_and_a_figure(tmp_path):
     """One setup shows its own; of several, all changes stand below each other, each with what sets it apart."""
     pytest.importorskip("scipy")
-    asked = {
-        "id": "cost",
-        "question": "Why?",
-        "setting": "Here.",
-        "conclusion": "So.",
-        "open": "All.",
-        "runs": ["study"],
-    }
     file = tmp_path / "questions.yaml"
-    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [asked]}))
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [OF_STUDY]}))
 
     def figures():
         return {figure.name: figure for figure in evidence_document(file, tmp_path).figures}
@@ -119,8 +105,7 @@ def test_several_setups_share_a_table_and_a_figure(tmp_path):
     ],
 )
 def test_bad_questions_are_refused(changes, says, tmp_path):
-    good = {"id": "one", "question": "Why?", "setting": "Here.", "conclusion": "So.", "open": "All."}
     file = tmp_path / "questions.yaml"
-    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**good, **changes}]}))
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**ASKED, **changes}]}))
     with pytest.raises(AnalysisError, match=says):
         write_evidence(file, tmp_path / "results.md", draw=False)

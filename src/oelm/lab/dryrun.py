@@ -13,7 +13,7 @@ from ..data.tokens import HEADER, TokenDataset
 from ..errors import OelmError
 from .errors import LabError
 from .expand import Planned
-from .needs import Need, needs
+from .needs import MADE_HERE, Need, needs
 
 # What a model is given where its data would say it: about the vocabulary of built-in data, and two classes.
 _BUILT_IN, _LABELS = 600, 2
@@ -52,7 +52,7 @@ def dry_run(run: Planned) -> DryRun:
     except OelmError as error:
         raise LabError(f"{run.name}: {error}") from None
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    known = _model_of(run).name.startswith(("gpt:", "random:"))
+    known = _model_of(run).name.startswith(MADE_HERE)
     return DryRun(parameters, len(targets), steps, flops, None if known else run.experiment.stand_in)
 
 

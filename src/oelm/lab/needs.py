@@ -18,7 +18,8 @@ from ..config import RunConfig
 from .errors import LabError
 from .expand import Planned
 
-_MADE_HERE = ("gpt:", "random:")
+# Models that need no download.
+MADE_HERE = ("gpt:", "random:")
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _model(config: RunConfig) -> str | None:
             f"{need.what} in the folder {name}, which is not there. Get it, once, with:\n    {need.get}\n"
             "Another model: model.name=NAME, and its runs are a set-up of their own."
         )
-    if name.startswith(_MADE_HERE) or hub_has(name, "model"):
+    if name.startswith(MADE_HERE) or hub_has(name, "model"):
         return None
     if Path(name).exists() or name.count("/") > 1 or name.startswith((".", "/", "~")):
         return None if Path(name).is_dir() else f"the model {name}: there is no such folder"
