@@ -64,7 +64,7 @@ def test_what_is_written_is_what_generation_writes():
     """The arms do real work: greedy tokens on the model's own cache."""
     (arm,) = plan_arms(["identity-key"], "gpt:tiny", 2, decoding.room_for(12, 1, 4), vocab_size=64).values()
     with torch.inference_mode():
-        writer = decoding._Writer("identity-key", arm, 12, seed=0)
+        writer = decoding._Writer(arm, 12, seed=0)
         written = [writer.last]
         for _ in writer.write(4):
             written.append(writer.last)
@@ -78,6 +78,8 @@ def test_the_command_prints_a_table_or_json_and_a_report_reads_that(tmp_path):
     shown = command("baseline", "identity-key", *small)
     assert shown.exit_code == 0, shown.output
     assert "one token after 12, batches of 2" in shown.output
+    once = command("baseline", "identity-key", *small[:4], "--rounds", 1)
+    assert "nan" not in once.output, "one round has no interval"
     printed = command("baseline", "identity-key", *small, "--json")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "decode.json").write_text(printed.output)
@@ -95,11 +97,15 @@ def test_the_command_prints_a_table_or_json_and_a_report_reads_that(tmp_path):
     [
         (["baseline"], "random:bert", "only a decoder writes token by token"),
         (["baseline", "baseline@4"], "gpt:tiny", "in batches of one size"),
+        (["baseline", "train.compile=true"], "gpt:tiny", "without the compiler"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arms, model, says):
+def test_what_cannot_be_measured_is_refused_before_a_model_is_built(arms, model, says, monkeypatch):
+    monkeypatch.setattr(decoding, "build_for_run", None)
+    names, overrides = [one for one in arms if "=" not in one], [one for one in arms if "=" in one]
+    planned = plan_arms(names, model, 2, 24, overrides=overrides)
     with pytest.raises(ConfigError, match=says):
-        decoding.measure(plan_arms(arms, model, 2, 24), 12)
+        decoding.measure(planned, 12)
     failed = command(*arms, "--model", model)
     assert failed.exit_code == 2
     assert says in failed.output

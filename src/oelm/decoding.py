@@ -54,7 +54,9 @@ def measure(
     arms: dict[str, RunConfig], context: int, rounds: int = 5, tokens: int = 10, seed: int = 0
 ) -> list[Decoding]:
     """Time single tokens of every arm after `context` random ones, `rounds` times `tokens` each, interleaved."""
-    writers = {name: _Writer(name, config, context, seed) for name, config in arms.items()}
+    for name, config in arms.items():
+        _check(name, config)
+    writers = {name: _Writer(config, context, seed) for name, config in arms.items()}
     for writer in writers.values():
         list(writer.write(_WARMUP))
     times: dict[str, list[list[float]]] = {name: [] for name in arms}
@@ -91,14 +93,19 @@ def summarise(arms: list[Decoding], against: str) -> list[dict[str, Any]]:
     return rows
 
 
+def _check(name: str, config: RunConfig) -> None:
+    if config.task.kind != "language":
+        raise ConfigError(f"model.name {config.model.name}: only a decoder writes token by token")
+    if "@" in name:
+        raise ConfigError(f"arm {name!r}: tokens are written for all arms in batches of one size")
+    if config.train.compile is True:
+        raise ConfigError("tokens are written without the compiler: leave --compile and train.compile out")
+
+
 class _Writer:
     """A model with a context in its cache, which writes on greedily."""
 
-    def __init__(self, name: str, config: RunConfig, context: int, seed: int) -> None:
-        if config.task.kind != "language":
-            raise ConfigError(f"model.name {config.model.name}: only a decoder writes token by token")
-        if "@" in name:
-            raise ConfigError(f"arm {name!r}: tokens are written for all arms in batches of one size")
+    def __init__(self, config: RunConfig, context: int, seed: int) -> None:
         device = device_for(config.train.device)
         own = describe_model(config.model, None, config.data.sequence_length)
         self.model: Any = build_for_run(config.model, int(own.vocab_size), config.data.sequence_length, config.seed)

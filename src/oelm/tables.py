@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,7 @@ def bench_table(rows: list[dict[str, Any]]) -> Table:
 
 def _bench_cells(row: dict[str, Any], unequal: bool) -> dict[str, str]:
     mfu = f"{row['mfu']:.1%}" if row["mfu"] else "-"
-    ratio = f"{row['ratio']:.3f} ± {row['ratio_95']:.3f}"
+    ratio = _with_spread(row["ratio"], row["ratio_95"])
     ends = {
         "FLOP\nbound" if unequal else "FLOP bound": f"{row['flop_bound']:.3f}",
         "trainable": f"{row['trainable']:,}",
@@ -99,7 +100,7 @@ def _bench_cells(row: dict[str, Any], unequal: bool) -> dict[str, str]:
     if not unequal:
         speed = {"tokens/s": f"{row['tokens_per_second']:,.0f}", "MFU": mfu}
         return {"arm": row["arm"], **step, **speed, "ratio": ratio, **ends}
-    per_example = f"{row['ratio_per_example']:.3f} ± {row['ratio_per_example_95']:.3f}"
+    per_example = _with_spread(row["ratio_per_example"], row["ratio_per_example_95"])
     ratios = {"ratio of\nsteps": ratio, "ratio per\nexample": per_example}
     return {"arm": row["arm"], "batch": str(row["batch_size"]), **step, "MFU": mfu, **ratios, **ends}
 
@@ -118,11 +119,16 @@ def decoding_table(rows: list[dict[str, Any]]) -> Table:
             row["arm"],
             f"{row['token_ms']:.2f}",
             f"{row['tokens_per_second']:,.1f}",
-            f"{row['ratio']:.3f} ± {row['ratio_95']:.3f}",
+            _with_spread(row["ratio"], row["ratio_95"]),
             f"{row['cache_bytes_per_token']:,.0f}",
             f"{row['cache_ratio']:.3f}",
         )
     return table
+
+
+def _with_spread(ratio: float, half: float) -> str:
+    """A ratio with half of its interval; one round has none."""
+    return f"{ratio:.3f} ± {half:.3f}" if math.isfinite(half) else f"{ratio:.3f}"
 
 
 def _alike(rows: Iterable[Row]) -> list[list[Row]]:
