@@ -73,3 +73,24 @@ def test_rotary_positions_keep_the_usual_cache(method):
     with torch.no_grad():
         cache = model(**padded_batch(), use_cache=True).past_key_values
     assert cache.layers[0].values.shape == cache.layers[0].keys.shape
+
+
+def test_an_adapter_on_the_values_has_its_part_in_every_token(model):
+    """Values then are more than a matrix times a state, so the states cannot be mixed first."""
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False))
+    ids = padded_batch()["input_ids"]
+    with torch.no_grad():
+        whole = adapted(input_ids=ids, use_cache=False).logits[:, -1]
+        cache = adapted(input_ids=ids[:, :-1], use_cache=True).past_key_values
+        last = adapted(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1]
+    assert (whole - last).abs().max() < 1e-4
+
+
+def test_flex_attention_writes_the_same_text(model):
+    """Its mask is no tensor."""
+    batch = {"input_ids": padded_batch()["input_ids"]}
+    how = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    usual = model.generate(**batch, **how)
+    model.set_attn_implementation("flex_attention")
+    assert torch.equal(model.generate(**batch, **how), usual)

@@ -29,6 +29,7 @@ from ..method import Method
 from ..operate import install
 from ..projections import IdentityProjection
 from ..proof import read_record
+from .states import fuses, masked, mix, mix_fused
 
 D_HEAD = 64
 # name -> (width, layers); heads have 64 dimensions and the feed-forward layer is four times as wide.
@@ -146,6 +147,10 @@ class OelmGPTAttention(nn.Module):
         """Whether every head's key is its own slice of the whole hidden state, up to a factor."""
         return isinstance(self.k_proj, IdentityProjection) and self.k_proj.rows == self.config.hidden_size
 
+    def _mixes_first(self, mask: Any) -> bool:
+        """Whether values are the plain matrix times a state (an adapter is not), and the mask one for scores."""
+        return type(self.v_proj) is nn.Linear and (mask is None or (isinstance(mask, Tensor) and mask.ndim == 4))
+
     def _attend_to_states(
         self, hidden: Tensor, mask: Tensor | None, past_key_values: Cache, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
@@ -154,18 +159,18 @@ class OelmGPTAttention(nn.Module):
         query = (self.q_proj(hidden) * self.k_proj.factor).view(shape).transpose(1, 2)
         key = hidden.view(shape).transpose(1, 2)
         key, _ = past_key_values.update(key, key[..., :0], self.layer_idx)
-        if hidden.shape[1] > 1:
+        if hidden.shape[1] > 1 or not self._mixes_first(mask):
             states = key.transpose(1, 2).flatten(-2)
             value = self.v_proj(states).view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
             out, weights = self._attend(query, key, value, mask, **kwargs)
         else:
             # One new token: mix the states first and project the mixture, so that no old token's value is made again.
-            scores = _masked(query @ key.mT * self.scaling, mask)
-            weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-            # Slice by slice, as the cache has them: put together they would be a copy of it.
-            mixed = weights.transpose(1, 2) @ key
-            per_head = self.v_proj.weight.view(-1, self.head_dim, key.shape[1], self.head_dim)
-            out = torch.einsum("bshd,hesd->bhe", mixed, per_head)[:, None]
+            if self.config._attn_implementation != "eager" and fuses(query, key):
+                mixed, weights = mix_fused(query, key, mask, self.scaling), None
+            else:
+                mixed, weights = mix(query, key, mask, self.scaling)
+            per_head = self.v_proj.weight.view(-1, self.head_dim, hidden.shape[-1])
+            out = (mixed.transpose(0, 1) @ per_head.mT).transpose(0, 1)[:, None]
         return self.o_proj(out.reshape(*hidden.shape[:-1], -1)), weights
 
 
@@ -409,14 +414,6 @@ def _causal_bias(length: int, like: Tensor) -> Tensor:
     return bias.triu(1)[None, None]
 
 
-def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores with a mask laid over them: boolean (true where to attend) or additive."""
-    if mask is None:
-        return scores
-    mask = mask[..., : scores.shape[-1]]
-    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
-
-
 def _eager_attention(
     module: nn.Module,
     query: Tensor,
@@ -429,7 +426,7 @@ def _eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention written out, for when its weights are wanted."""
     scores = query @ key.mT * scaling
-    scores = _masked(scores, mask)
+    scores = masked(scores, mask)
     weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = F.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights

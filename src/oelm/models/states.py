@@ -1,0 +1,64 @@
+"""Attention of one new token over cached hidden states, which are every head's keys and what its values are made of.
+
+A head's key is its own slice of a state, and its value a product with the whole of it. Mixing the states first and
+projecting the mixture makes no old token's value again, and it reads the cache once where keys and values are two.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def mix(query: Tensor, states: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
+    """Every head's mixture (batch, heads, width) of states (batch, heads, tokens, d_head), and its weights.
+
+    The query is (batch, heads, 1, d_head), the mask None or (batch or 1, 1, 1, tokens or more).
+    """
+    scores = masked(query @ states.mT * scaling, mask)
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    # Slice by slice, as the cache has them: put together they would be a copy of it.
+    mixed = weights.transpose(1, 2) @ states
+    return mixed.transpose(1, 2).flatten(2), weights
+
+
+def mix_fused(query: Tensor, states: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """What `mix` makes, in one pass over the cache; where `fuses` says that there is a kernel for it."""
+    from .states_triton import mix_on_gpu
+
+    return mix_on_gpu(query, states, mask, scaling)
+
+
+def fuses(query: Tensor, states: Tensor) -> bool:
+    """Whether these tensors are for the kernel: half precision on a GPU, and a state that fits into a tile."""
+    _, heads, _, d_head = states.shape
+    return (
+        query.is_cuda
+        and query.device.index == torch.cuda.current_device()
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and states.dtype == query.dtype
+        and heads * d_head <= _WIDEST
+        and not (torch.is_grad_enabled() and (query.requires_grad or states.requires_grad))
+        and _has_triton()
+    )
+
+
+def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Scores with a mask laid over them: boolean (true where to attend) or additive."""
+    if mask is None:
+        return scores
+    mask = mask[..., : scores.shape[-1]]
+    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+
+
+# The widest state of which a tile of 32 tokens and the mixture of 16 heads fit where a kernel holds them.
+_WIDEST = 1024
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
