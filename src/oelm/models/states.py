@@ -34,16 +34,15 @@ def mix_fused(query: Tensor, states: Tensor, mask: Tensor | None, scaling: float
 
 
 def fuses(query: Tensor, states: Tensor) -> bool:
-    """Whether these tensors are for the kernel: half precision on a GPU, and a state that fits into a tile."""
+    """Whether these tensors are for the kernel: half precision on a GPU that has room for a tile of such states."""
     _, heads, _, d_head = states.shape
     return (
         query.is_cuda
-        and query.device.index == torch.cuda.current_device()
         and query.dtype in (torch.bfloat16, torch.float16)
         and states.dtype == query.dtype
-        and heads * d_head <= _WIDEST
         and not (torch.is_grad_enabled() and (query.requires_grad or states.requires_grad))
-        and _has_triton()
+        and query.device.index == torch.cuda.current_device()
+        and _has_room(query.device.index, heads, d_head)
     )
 
 
@@ -55,10 +54,11 @@ def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
 
 
-# The widest state of which a tile of 32 tokens and the mixture of 16 heads fit where a kernel holds them.
-_WIDEST = 1024
-
-
 @cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+def _has_room(device: int, heads: int, d_head: int) -> bool:
+    if find_spec("triton") is None:
+        return False
+    from .states_triton import shared_bytes
+
+    about = torch.cuda.get_device_properties(device)
+    return about.major >= 8 and shared_bytes(heads, d_head) <= getattr(about, "shared_memory_per_block_optin", 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 # Tokens in a tile, the tiles that a part has at least, and how a part is run.
 _TILE = 32
 _TILES = 4
-_LAUNCH = {"num_warps": 4, "num_stages": 3}
+_LAUNCH = {"num_warps": 4, "num_stages": 2}
 # Parts to have in all, over the batch: a few for each multiprocessor of a large GPU.
 _PARTS = 512
 
@@ -30,8 +30,8 @@ def mix_on_gpu(query: Tensor, states: Tensor, mask: Tensor | None, scaling: floa
     tops = torch.empty(batch, parts, heads, 2, dtype=torch.float32, device=query.device)
     if mask is not None:
         mask = mask.expand(batch, 1, 1, mask.shape[-1])
-    wide: dict[str, Any] = {"WIDTH": width, "WIDE": triton.next_power_of_2(width)}
-    rows = max(16, triton.next_power_of_2(heads))
+    rows, columns = _padded(heads, d_head)
+    wide: dict[str, Any] = {"WIDTH": width, "WIDE": columns}
     _mix_part[(batch, parts)](
         query.contiguous(), states, query if mask is None else mask, sums, tops,
         tokens, each, scaling,
@@ -41,6 +41,17 @@ def mix_on_gpu(query: Tensor, states: Tensor, mask: Tensor | None, scaling: floa
     out = torch.empty(batch, heads, width, dtype=query.dtype, device=query.device)
     _join_parts[(batch, heads)](sums, tops, out, parts, HEADS=heads, **wide, num_warps=4)
     return out
+
+
+def shared_bytes(heads: int, d_head: int) -> int:
+    """The shared memory that a part needs, from above: a tile, the queries spread over its width, and what is small."""
+    rows, columns = _padded(heads, d_head)
+    return (_TILE + rows) * columns * 2 + 12 * 1024
+
+
+def _padded(heads: int, d_head: int) -> tuple[int, int]:
+    """Heads and width as Triton wants them: powers of two, and 16 rows at least for a matrix product."""
+    return max(16, triton.next_power_of_2(heads)), triton.next_power_of_2(heads * d_head)
 
 
 def _kind(mask: Tensor | None) -> str:
