@@ -23,6 +23,7 @@ STUDIES = {
     "books-lengths": ("trend-length",),
     "books-tenth": ("trend-corpus",),
     "books-sizes": ("trend-size",),
+    "books-layer-rates": ("rank-layer-rates",),
     "stories-tiny": ("rank-stories",),
     "finetune-minilm": ("rank-sst2", "rank-mnli", "rank-xnli"),
 }
