@@ -346,6 +346,23 @@ def test_other_splits_and_notes_of_the_records_are_shown(tmp_path):
     assert "12 training texts were longer" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+def test_figures_on_other_splits_say_of_which_step_they_are(tmp_path):
+    """Where no best model was kept they are of the last one: nothing may call them the best model's."""
+    for seed, best in enumerate((200, 300)):
+        folder = classification_run(tmp_path / "runs", "baseline", seed, 0.83 + seed / 100, task="mnli")
+        change(folder, "result.json", best={"step": best, "accuracy": 0.85})
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    section = text.split("### Other labelled splits")[1].split("##")[0]
+    assert "model of step" in section
+    assert re.search(r"mismatched .*\| 300 \|", section)
+    assert "best model where that was kept and else of its last one" in section
+    evaluated = json.loads((folder / "result.json").read_text())["evaluations"]["mismatched"]
+    change(folder, "result.json", evaluations={"mismatched": {**evaluated, "step": 200}})
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    assert re.search(r"mismatched .*\| 200 – 300 \|", (tmp_path / "out" / "report.md").read_text(encoding="utf-8"))
+
+
 def test_a_benchmark_of_steps_of_different_size_says_so(tmp_path):
     language_run(tmp_path / "runs")
     whole = {"arm": "baseline", "step_ms": 10.0, "ratio": 1.0, "ratio_95": 0.0, "flop_bound": 1.0, "rounds": 5}
