@@ -278,6 +278,18 @@ def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, monkeypatch):
     assert work.run() == {"failed": 1, "blocked": 1}
 
 
+def test_an_export_that_was_cut_is_made_again_and_a_whole_one_is_not(tmp_path):
+    (planned,) = plan(tmp_path, axes={})
+    train(planned.config, quiet=True)
+    plain = planned.folder / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text("{}")
+    assert matrix_module.export_plain(planned.folder) == ""
+    written = (plain / "model.safetensors").stat().st_mtime_ns
+    assert matrix_module.export_plain(planned.folder) == ""
+    assert (plain / "model.safetensors").stat().st_mtime_ns == written
+
+
 def test_a_matrix_is_seen_while_it_runs_and_leaves_nothing_of_itself(tmp_path):
     from oelm.lab.survey import survey
 
