@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import re
 import socket
@@ -16,11 +17,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from oelm.analysis import analyse
 from oelm.report import commands, summary, write_report
 from oelm.report import figures as drawing
 from oelm.report import pdf as typesetting
 from oelm.report.charts import Figure, Grid, Intervals, Lines, Row, Series
-from oelm.report.strings import STRINGS
+from oelm.report.sentences import reading
+from oelm.report.strings import STRINGS, words
 from oelm.report.tables import latex
 
 from .report_records import change, classification_run, language_run, study, write
@@ -76,6 +79,16 @@ def test_a_small_difference_that_is_certain_is_said_to_be_both(tmp_path):
         language_run(tmp_path / "runs", "identity-key", seed, 3.02 + seed / 50 + noise)
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
     assert "worse, within 5 %" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+
+
+def test_an_interval_that_holds_zero_is_not_said_to_leave_it_out(tmp_path):
+    """Perplexities are tested by their ratio: that their differences alone would pass a test says nothing."""
+    for seed, (base, more) in enumerate(((10, 4), (30, 5), (60, 6))):
+        language_run(tmp_path, "baseline", seed, math.log(base))
+        language_run(tmp_path, "oelm-freeze", seed, math.log(base + more))
+    (one,) = analyse([tmp_path]).comparisons
+    assert one.difference.p < 0.05 < one.ratio.p == one.p == one.adjusted
+    assert "can tell neither a difference nor that there is none" in reading(one, words("en"))
 
 
 def test_every_form_is_written(report):
