@@ -18,6 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from oelm.analysis import analyse
+from oelm.records import hold
 from oelm.report import commands, summary, write_report
 from oelm.report import figures as drawing
 from oelm.report import pdf as typesetting
@@ -484,7 +485,8 @@ def test_watching_refreshes_until_no_run_is_left(tmp_path):
 
     command = [sys.executable, "-u", "-c", APP, "report", runs, "--out", out, "--watch", "--every", "0.3"]
     command += ["--formats", "html"]
-    with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as watcher:
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with hold(going), subprocess.Popen([*map(str, command)], **piped) as watcher:
 
         def wait_for(words):
             for line in watcher.stdout:

@@ -32,6 +32,9 @@ STATES = ("running", "finished", "stopped", "failed")
 STOP = "stop"
 # What a run may have written before its first step, beside its config and its log.
 _BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl")
+# How long a run on another machine may be silent before it counts as dead, where no lock is seen: some shared file
+# systems keep locks to one machine.
+SILENCE = 300.0
 # Whoever looks whether a lock is held holds it for an instant: a lock that is taken is tried again for so many seconds.
 _PATIENCE = 1.0
 
@@ -182,6 +185,19 @@ def holder(folder: Path, name: str = "lock") -> str | None:
     except OSError:  # there is no lock, or no locks on this file system
         return None
     return None
+
+
+def is_alive(folder: Path, status: dict[str, Any]) -> bool:
+    """Whether a process has a run now, whatever it wrote last: it holds the folder's lock, or its status is fresh.
+
+    The status counts only for a run on another machine, whose lock may not be seen. A process number says nothing: it
+    may be another's by now.
+    """
+    if holder(folder) is not None:
+        return True
+    updated = status.get("updated")
+    elsewhere = status.get("state") == "running" and status.get("host") != socket.gethostname()
+    return elsewhere and isinstance(updated, int | float) and time.time() - updated < SILENCE
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
