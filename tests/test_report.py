@@ -9,6 +9,7 @@ import socket
 import string
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -18,7 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from oelm.analysis import analyse
-from oelm.records import hold
+from oelm.records import hold, holder
 from oelm.report import commands, summary, write_report
 from oelm.report import figures as drawing
 from oelm.report import pdf as typesetting
@@ -26,6 +27,7 @@ from oelm.report.charts import Figure, Grid, Intervals, Lines, Row, Series
 from oelm.report.sentences import reading
 from oelm.report.strings import STRINGS, words
 from oelm.report.tables import latex
+from oelm.report.watch import watch
 
 from .report_records import change, classification_run, language_run, study, write
 
@@ -507,6 +509,33 @@ def test_watching_refreshes_until_no_run_is_left(tmp_path):
         assert "oelm-freeze against baseline" in watcher.stdout.read()  # the summary at the end
     assert watcher.returncode == 0
     assert 'http-equiv="refresh"' not in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_watching_ends_when_the_last_run_is_killed(tmp_path):
+    """A killed run writes nothing: only its lock tells that it is gone."""
+    going = language_run(tmp_path / "runs")
+    (going / "result.json").unlink()
+    write(going, "status.json", {"state": "running", "host": socket.gethostname(), "step": 200})
+    script = "import pathlib, sys, time, oelm.records as r; lock = r.hold(pathlib.Path(sys.argv[1])); time.sleep(99)"
+    process = subprocess.Popen([sys.executable, "-c", script, str(going)])
+    while holder(going) is None:
+        assert process.poll() is None
+        time.sleep(0.05)
+    seen: list[int] = []
+
+    def told(report):
+        seen.append(len(report.analysis.running))
+        process.kill()
+        process.wait()
+
+    def follow():
+        watch([tmp_path / "runs"], tmp_path / "out", 0.2, told, formats=("md",))
+
+    watcher = threading.Thread(target=follow, daemon=True)
+    watcher.start()
+    watcher.join(30)
+    assert not watcher.is_alive()
+    assert seen == [1, 0]
 
 
 def test_help_needs_no_heavy_module():
