@@ -379,6 +379,16 @@ def test_figures_on_other_splits_say_of_which_step_they_are(tmp_path):
     assert re.search(r"mismatched .*\| 200 – 300 \|", (tmp_path / "out" / "report.md").read_text(encoding="utf-8"))
 
 
+def test_a_verdict_on_a_stand_in_says_so(tmp_path):
+    for seed, noise in enumerate((0.0, 0.004, -0.003)):
+        for method, loss in (("baseline", 3.8), ("oelm-freeze", 3.94 + noise)):
+            about = {"description": "old novels, a stand-in for OpenWebText"}
+            language_run(tmp_path / "runs", method, seed, loss + noise, **about)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    section = (tmp_path / "out" / "report.md").read_text(encoding="utf-8").split("## Published against measured")[1]
+    assert "| GPT-05 | ✅ agrees (stand-in data) | perplexity |" in section
+
+
 def test_a_benchmark_of_steps_of_different_size_says_so(tmp_path):
     language_run(tmp_path / "runs")
     whole = {"arm": "baseline", "step_ms": 10.0, "ratio": 1.0, "ratio_95": 0.0, "flop_bound": 1.0, "rounds": 5}
