@@ -271,6 +271,8 @@ def test_a_dry_run_of_a_matrix_lists_its_runs():
         (["matrix", "GPT-01", "--lr-grid", "1e-3,0.001"], "lists 0.001 more than once"),
         (["matrix", "GPT-01", "--lr-grid", "-1"], "greater than 0"),
         (["matrix", "GPT-01", "--axis", "data.fraction"], "write it as field=value,value"),
+        (["matrix", "GPT-01", "--axis", "data.fraction="], "write it as field=value,value"),
+        (["matrix", "GPT-01", "--slurm", "account"], "--slurm account: write it as key=value, such as account=lab"),
         (["matrix", "GPT-01", "--axis", "seed=1,2", "--seeds", "2"], "both choose the seeds"),
         (["matrix", "GPT-01", "--axis", "a.b=1", "--axis", "a.b=2"], "given twice"),
         (["matrix", "GPT-01", "--scale", "smoke", "--gpus", "7"], "torch sees no GPU"),
