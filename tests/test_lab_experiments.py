@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from oelm import published
-from oelm.config import RunConfig
+from oelm.config import RunConfig, parse_override
 from oelm.errors import OelmError
 from oelm.lab import needs as needs_module
 from oelm.lab.dryrun import dry_run
@@ -189,6 +189,12 @@ def test_values_of_an_axis_are_read_as_they_are_meant():
     assert parse_values("3e-4,1e-3") == (3e-4, 1e-3)
     assert parse_values("1,0.5,qk") == (1, 0.5, "qk")
     assert parse_values("[first:1, last:1]") == ("first:1", "last:1")
+
+
+@pytest.mark.parametrize("text", ["3e-4", "-3e-4", "1_0", "1_0e2", "0.5", "qk", "last:1", "nan", "2e"])
+def test_an_axis_reads_a_value_as_an_override_does(text):
+    """Else a run's folder is named by another value than the run has."""
+    assert parse_values(text) == (parse_override(f"a.b={text}")[1],)
 
 
 # The user's own
