@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import tokenizers
 from tokenizers import Tokenizer
 
 from .. import __version__
+from ..machine import cores
 from .encode import Arrays, Feeder, FeederState, encode_all
 from .errors import DataError
 from .progress import Callback, Progress, reporter
@@ -124,7 +124,7 @@ def prepare(
                     ignored=(*train_source.ignored, *(val_source.ignored if val_source else ())),
                     recipe=recipe,
                 )
-                _encode(work, corpus, ready, header, workers or _cores(), checkpoint_bytes, report)
+                _encode(work, corpus, ready, header, workers or cores(), checkpoint_bytes, report)
     return TokenDataset.open(out)
 
 
@@ -310,9 +310,3 @@ def _check(
         )
     if train_bpe is not None:
         check_bpe_size(train_bpe)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
