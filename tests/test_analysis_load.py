@@ -12,8 +12,8 @@ import pytest
 from oelm.analysis import AnalysisError, load_run, load_runs
 from oelm.analysis.run import method_label
 from oelm.lab.survey import look
+from oelm.locks import hold
 from oelm.method import Method
-from oelm.records import hold
 
 from .report_records import change, classification_run, language_run, write
 

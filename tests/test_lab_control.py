@@ -13,7 +13,8 @@ from oelm.config import RunConfig
 from oelm.lab import control
 from oelm.lab.errors import LabError
 from oelm.lab.survey import find_run, look, survey
-from oelm.records import SILENCE, STOP, RunFolder, hold, holder
+from oelm.locks import hold, holder
+from oelm.records import SILENCE, STOP, RunFolder
 from oelm.training.engine import train
 
 from .lab_helpers import lab, refusal, wait_for

@@ -17,7 +17,7 @@ from oelm.lab.launch import LAUNCH, LocalLauncher, Slot, command, local_launcher
 from oelm.lab.matrix import TAKEN, Matrix
 from oelm.lab.survey import look
 from oelm.lab.warm import WarmLauncher
-from oelm.records import hold, holder
+from oelm.locks import hold, holder
 from oelm.training.engine import train
 
 from .lab_helpers import experiment_file, lab, started, wait_for

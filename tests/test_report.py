@@ -19,7 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from oelm.analysis import analyse
-from oelm.records import hold, holder
+from oelm.locks import hold, holder
 from oelm.report import commands, summary, write_report
 from oelm.report import figures as drawing
 from oelm.report import pdf as typesetting
@@ -526,7 +526,7 @@ def test_watching_ends_when_the_last_run_is_killed(tmp_path):
     going = language_run(tmp_path / "runs")
     (going / "result.json").unlink()
     write(going, "status.json", {"state": "running", "host": socket.gethostname(), "step": 200})
-    script = "import pathlib, sys, time, oelm.records as r; lock = r.hold(pathlib.Path(sys.argv[1])); time.sleep(99)"
+    script = "import pathlib, sys, time, oelm.locks as l; lock = l.hold(pathlib.Path(sys.argv[1])); time.sleep(99)"
     process = subprocess.Popen([sys.executable, "-c", script, str(going)])
     while holder(going) is None:
         assert process.poll() is None

@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import Tokenizer
 
 from .. import __version__
+from ..files import put_json
 from ..machine import cores
 from .encode import Arrays, Feeder, FeederState, encode_all
 from .errors import DataError
@@ -33,7 +34,7 @@ from .tokens import (
     dtype_for,
     read_header,
 )
-from .workspace import TOKENIZER_FILE, Workspace, check_free, discard, workspace, write_json
+from .workspace import TOKENIZER_FILE, Workspace, check_free, discard, workspace
 
 # Text that a BPE is trained on at most: more changes few merges and costs memory with every new word.
 BPE_BYTES = 256 << 20
@@ -229,7 +230,7 @@ def _trained(work: Workspace, corpus: _Corpus, size: int, eos: str | None, repor
 
     trained = train_tokenizer(texts(), size, eos)
     _check_split(feeder.state, corpus, partial=True)
-    write_json(path, json.loads(trained.backend.to_str()))
+    put_json(path, json.loads(trained.backend.to_str()))
     return trained
 
 

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from ..errors import TrainingError
 from ..files import read_json, remove_leftovers, write_json
-from ..records import hold, holder
+from ..locks import hold, holder
 from ..training.signals import StopRequest, listening
 from .expand import PLAIN, Planned
 from .launch import CONSOLE, LAUNCH, Job, Launcher, fresh_status, launch_of, was_stopped

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..errors import TrainingError
 from ..files import read_json
-from ..records import holder, is_alive
+from ..locks import holder
+from ..records import is_alive
 from .errors import LabError, near
 
 # Where matrices that run now say what they have planned, below the output folder.
