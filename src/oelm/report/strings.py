@@ -51,7 +51,6 @@ STRINGS: dict[str, tuple[str, str]] = {
     "reading": ("How to read this", "阅读说明"),
     "equal_rates": ("At equal learning rates", "相同学习率下的对比"),
     "comparisons": ("Comparisons", "对比"),
-    "arms": ("Arms", "各方法"),
     "missing": ("Not shown", "未展示"),
     # Summary sentences
     "counted": (
@@ -139,7 +138,6 @@ STRINGS: dict[str, tuple[str, str]] = {
     "col_method": ("method", "方法"),
     "col_rate": ("learning rate", "学习率"),
     "col_seeds": ("seeds", "种子数"),
-    "col_mean": ("{measure}", "{measure}"),
     "col_interval": ("95 % interval", "95 % 区间"),
     "col_trainable": ("trainable", "可训练参数"),
     "col_frozen": ("frozen", "冻结占比"),
