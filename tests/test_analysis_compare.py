@@ -348,6 +348,19 @@ def test_published_figures_are_matched_by_id_or_by_data_and_stand_ins_flagged(tm
     assert not found["GPT-06", "perplexity"].stand_in
 
 
+def test_smoke_runs_are_no_verdict_on_a_published_figure(tmp_path):
+    """Their text is synthetic: whatever comes of it, it neither agrees with the study nor differs from it."""
+    smoke, synthetic = {"experiment": "GPT-02-smoke"}, {"data": {"synthetic": True}}
+    for seed, noise in enumerate((0.0, 0.004, -0.003)):
+        for method, more in (("baseline", 0.0), ("oelm-freeze", math.log(4.69 / 4.27) + noise)):
+            language_run(tmp_path, method, seed, 3.0 + noise + more, changes=smoke, environment=synthetic)
+    found = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
+    effect = found["GPT-02", "perplexity"]
+    assert effect.measured_change.low < effect.published_change < effect.measured_change.high
+    assert {one.verdict for one in found.values()} == {"not-judged"}
+    assert effect.stand_in
+
+
 def test_a_published_effect_outside_our_interval_differs_and_one_seed_decides_nothing(tmp_path):
     for seed, noise in enumerate((0.0, 0.002, -0.001)):
         classification_run(tmp_path / "three", "baseline", seed, 0.93 + noise)

@@ -11,6 +11,8 @@ import pytest
 
 from oelm.analysis import AnalysisError, load_run, load_runs
 from oelm.analysis.run import method_label
+from oelm.lab.survey import look
+from oelm.locks import hold
 from oelm.method import Method
 
 from .report_records import change, classification_run, language_run, write
@@ -139,8 +141,9 @@ def test_a_run_that_goes_on_is_neither_counted_nor_left_out(tmp_path):
     folder = language_run(tmp_path)
     (folder / "result.json").unlink()
     write(folder, "status.json", {"state": "running", "host": socket.gethostname(), "pid": os.getpid(), "step": 80})
-    loaded = load_runs([tmp_path])
-    assert ([run.path for run in loaded.running], loaded.runs, loaded.left_out) == ([folder], (), ())
+    with hold(folder):
+        loaded = load_runs([tmp_path])
+        assert ([run.path for run in loaded.running], loaded.runs, loaded.left_out) == ([folder], (), ())
     elsewhere = {"state": "running", "host": "another-machine", "pid": 1, "step": 80}
     write(folder, "status.json", {**elsewhere, "updated": time.time()})
     assert load_runs([tmp_path]).running
@@ -148,6 +151,21 @@ def test_a_run_that_goes_on_is_neither_counted_nor_left_out(tmp_path):
     assert [item.kind for item in load_runs([tmp_path]).left_out] == ["cut"]
     with pytest.raises(AnalysisError, match="process is gone"):
         load_run(folder)
+
+
+def test_the_report_and_the_lab_agree_on_who_is_alive(tmp_path):
+    """The number of a process that died may be another's by now: only the folder's lock tells."""
+    folder = language_run(tmp_path)
+    (folder / "result.json").unlink()
+    here = {"host": socket.gethostname(), "pid": os.getpid(), "step": 80, "updated": time.time() - 11 * 86_400}
+    write(folder, "status.json", {"state": "running", **here})
+    assert [item.kind for item in load_runs([tmp_path]).left_out] == ["cut"]
+    assert look(folder).state == "died"
+    for state in ("running", "failed"):  # one that failed and is run again
+        write(folder, "status.json", {"state": state, **here})
+        with hold(folder):
+            assert [run.path for run in load_runs([tmp_path]).running] == [folder]
+            assert look(folder).state == "running"
 
 
 def test_the_same_run_twice_is_counted_once(tmp_path):

@@ -32,7 +32,7 @@ def test_a_prepared_folder_opens(prepared):
     assert data.train.documents + data.val.documents == 60
     assert data.train.bytes + data.val.bytes == sum(len(text) for text in documents(60))
     assert (data.train.tokens == data.eos_id).sum() == data.train.documents
-    assert 0.1 < data.val.tokens_per_byte < 1
+    assert 0.1 < len(data.val) / data.val.bytes < 1
     assert not data.synthetic
     data.verify()
 

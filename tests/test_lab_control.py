@@ -12,8 +12,9 @@ import pytest
 from oelm.config import RunConfig
 from oelm.lab import control
 from oelm.lab.errors import LabError
-from oelm.lab.survey import SILENCE, find_run, look, survey
-from oelm.records import STOP, RunFolder, hold, holder
+from oelm.lab.survey import find_run, look, survey
+from oelm.locks import hold, holder
+from oelm.records import SILENCE, STOP, RunFolder
 from oelm.training.engine import train
 
 from .lab_helpers import lab, refusal, wait_for
@@ -71,6 +72,9 @@ def test_the_table_shows_what_there_is_to_know(zoo):
     lines = {line.split("/")[0]: line for line in shown.splitlines()}
     for word in ("finished", "12/12", HERE):
         assert word in lines["done"]
+    head, run = shown.splitlines()[0], look(zoo / "done" / "baseline" / "seed-0")
+    for column, value in (("train loss", run.loss), ("val loss", run.val_loss), ("val ppl / acc", run.perplexity)):
+        assert float(lines["done"][head.index(column) :].split()[0]) == pytest.approx(value, abs=0.01), column
     assert "died" in lines["dead"]
     assert "status.json: cannot be read as JSON" in shown
     assert "5 runs: " in shown.splitlines()[-1]

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from oelm import published
-from oelm.config import RunConfig
+from oelm.config import RunConfig, parse_override
 from oelm.errors import OelmError
 from oelm.lab import needs as needs_module
 from oelm.lab.dryrun import dry_run
@@ -191,6 +191,12 @@ def test_values_of_an_axis_are_read_as_they_are_meant():
     assert parse_values("[first:1, last:1]") == ("first:1", "last:1")
 
 
+@pytest.mark.parametrize("text", ["3e-4", "-3e-4", "1_0", "1_0e2", "0.5", "qk", "last:1", "nan", "2e"])
+def test_an_axis_reads_a_value_as_an_override_does(text):
+    """Else a run's folder is named by another value than the run has."""
+    assert parse_values(text) == (parse_override(f"a.b={text}")[1],)
+
+
 # The user's own
 
 
@@ -271,6 +277,8 @@ def test_a_dry_run_of_a_matrix_lists_its_runs():
         (["matrix", "GPT-01", "--lr-grid", "1e-3,0.001"], "lists 0.001 more than once"),
         (["matrix", "GPT-01", "--lr-grid", "-1"], "greater than 0"),
         (["matrix", "GPT-01", "--axis", "data.fraction"], "write it as field=value,value"),
+        (["matrix", "GPT-01", "--axis", "data.fraction="], "write it as field=value,value"),
+        (["matrix", "GPT-01", "--slurm", "account"], "--slurm account: write it as key=value, such as account=lab"),
         (["matrix", "GPT-01", "--axis", "seed=1,2", "--seeds", "2"], "both choose the seeds"),
         (["matrix", "GPT-01", "--axis", "a.b=1", "--axis", "a.b=2"], "given twice"),
         (["matrix", "GPT-01", "--scale", "smoke", "--gpus", "7"], "torch sees no GPU"),

@@ -17,7 +17,7 @@ from oelm.lab.launch import LAUNCH, LocalLauncher, Slot, command, local_launcher
 from oelm.lab.matrix import TAKEN, Matrix
 from oelm.lab.survey import look
 from oelm.lab.warm import WarmLauncher
-from oelm.records import hold, holder
+from oelm.locks import hold, holder
 from oelm.training.engine import train
 
 from .lab_helpers import experiment_file, lab, started, wait_for
@@ -276,6 +276,18 @@ def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, monkeypatch):
     linked = type(broken[1])(broken[1].experiment, broken[1].config, broken[1].place, broken[0])
     work = Matrix([broken[0], linked], ForkLauncher(1, {0: die}), retries=0, tell=order.append)
     assert work.run() == {"failed": 1, "blocked": 1}
+
+
+def test_an_export_that_was_cut_is_made_again_and_a_whole_one_is_not(tmp_path):
+    (planned,) = plan(tmp_path, axes={})
+    train(planned.config, quiet=True)
+    plain = planned.folder / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text("{}")
+    assert matrix_module.export_plain(planned.folder) == ""
+    written = (plain / "model.safetensors").stat().st_mtime_ns
+    assert matrix_module.export_plain(planned.folder) == ""
+    assert (plain / "model.safetensors").stat().st_mtime_ns == written
 
 
 def test_a_matrix_is_seen_while_it_runs_and_leaves_nothing_of_itself(tmp_path):

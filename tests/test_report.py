@@ -2,12 +2,14 @@
 
 import csv
 import json
+import math
 import os
 import re
 import socket
 import string
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -16,12 +18,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from oelm.analysis import analyse
+from oelm.locks import hold, holder
 from oelm.report import commands, summary, write_report
 from oelm.report import figures as drawing
 from oelm.report import pdf as typesetting
 from oelm.report.charts import Figure, Grid, Intervals, Lines, Row, Series
-from oelm.report.strings import STRINGS
+from oelm.report.sentences import reading
+from oelm.report.strings import STRINGS, words
 from oelm.report.tables import latex
+from oelm.report.watch import watch
 
 from .report_records import change, classification_run, language_run, study, write
 
@@ -76,6 +82,16 @@ def test_a_small_difference_that_is_certain_is_said_to_be_both(tmp_path):
         language_run(tmp_path / "runs", "identity-key", seed, 3.02 + seed / 50 + noise)
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
     assert "worse, within 5 %" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+
+
+def test_an_interval_that_holds_zero_is_not_said_to_leave_it_out(tmp_path):
+    """Perplexities are tested by their ratio: that their differences alone would pass a test says nothing."""
+    for seed, (base, more) in enumerate(((10, 4), (30, 5), (60, 6))):
+        language_run(tmp_path, "baseline", seed, math.log(base))
+        language_run(tmp_path, "oelm-freeze", seed, math.log(base + more))
+    (one,) = analyse([tmp_path]).comparisons
+    assert one.difference.p < 0.05 < one.ratio.p == one.p == one.adjusted
+    assert "can tell neither a difference nor that there is none" in reading(one, words("en"))
 
 
 def test_every_form_is_written(report):
@@ -228,15 +244,19 @@ def test_every_string_has_both_languages_with_the_same_places():
         assert chinese, key
         assert fields(english) == fields(chinese), key
     untranslated = {key for key, (english, chinese) in STRINGS.items() if english == chinese}
-    assert untranslated == {"rule_within", "rule_at_most", "rule_at_least", "rule_above", "rule_below", "col_mean"}
+    assert untranslated == {"rule_within", "rule_at_most", "rule_at_least", "rule_above", "rule_below"}
 
 
 def test_no_words_stand_outside_the_table_of_strings():
     """Every key that the code asks for exists, and every key is asked for."""
-    sources = {path.name: path.read_text(encoding="utf-8") for path in Path(drawing.__file__).parent.glob("*.py")}
-    text = "\n".join(source for name, source in sources.items() if name != "strings.py")
+    place = Path(drawing.__file__).parent
+    sources = [*place.glob("*.py"), *(place.parent / "analysis").glob("*.py")]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in sources if file.name != "strings.py")
     asked = set(re.findall(r"""say\(\s*["']([\w-]+)["']""", text))
     assert asked - set(STRINGS) == set()
+    families = tuple(set(re.findall(r"""f["'](\w+_)\{""", text)))  # such as say(f"kind_{kind}")
+    words_of_code = set(re.findall(r"""["']([\w-]+)["']""", text))
+    assert {key for key in STRINGS if not key.startswith(families)} - words_of_code == set()
 
 
 def test_a_report_in_chinese(runs, tmp_path, monkeypatch):
@@ -344,6 +364,33 @@ def test_other_splits_and_notes_of_the_records_are_shown(tmp_path):
     table = (tmp_path / "out" / "tables" / "1-other-splits.csv").read_text(encoding="utf-8")
     assert "baseline,mismatched,2e-05,2,82.50 %" in table
     assert "12 training texts were longer" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_figures_on_other_splits_say_of_which_step_they_are(tmp_path):
+    """Where no best model was kept they are of the last one: nothing may call them the best model's."""
+    for seed, best in enumerate((200, 300)):
+        folder = classification_run(tmp_path / "runs", "baseline", seed, 0.83 + seed / 100, task="mnli")
+        change(folder, "result.json", best={"step": best, "accuracy": 0.85})
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    section = text.split("### Other labelled splits")[1].split("##")[0]
+    assert "model of step" in section
+    assert re.search(r"mismatched .*\| 300 \|", section)
+    assert "best model where that was kept and else of its last one" in section
+    evaluated = json.loads((folder / "result.json").read_text())["evaluations"]["mismatched"]
+    change(folder, "result.json", evaluations={"mismatched": {**evaluated, "step": 200}})
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    assert re.search(r"mismatched .*\| 200 – 300 \|", (tmp_path / "out" / "report.md").read_text(encoding="utf-8"))
+
+
+def test_a_verdict_on_a_stand_in_says_so(tmp_path):
+    for seed, noise in enumerate((0.0, 0.004, -0.003)):
+        for method, loss in (("baseline", 3.8), ("oelm-freeze", 3.94 + noise)):
+            about = {"description": "old novels, a stand-in for OpenWebText"}
+            language_run(tmp_path / "runs", method, seed, loss + noise, **about)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    section = (tmp_path / "out" / "report.md").read_text(encoding="utf-8").split("## Published against measured")[1]
+    assert "| GPT-05 | ✅ agrees (stand-in data) | perplexity |" in section
 
 
 def test_a_benchmark_of_steps_of_different_size_says_so(tmp_path):
@@ -454,7 +501,8 @@ def test_watching_refreshes_until_no_run_is_left(tmp_path):
 
     command = [sys.executable, "-u", "-c", APP, "report", runs, "--out", out, "--watch", "--every", "0.3"]
     command += ["--formats", "html"]
-    with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as watcher:
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with hold(going), subprocess.Popen([*map(str, command)], **piped) as watcher:
 
         def wait_for(words):
             for line in watcher.stdout:
@@ -475,6 +523,33 @@ def test_watching_refreshes_until_no_run_is_left(tmp_path):
         assert "oelm-freeze against baseline" in watcher.stdout.read()  # the summary at the end
     assert watcher.returncode == 0
     assert 'http-equiv="refresh"' not in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_watching_ends_when_the_last_run_is_killed(tmp_path):
+    """A killed run writes nothing: only its lock tells that it is gone."""
+    going = language_run(tmp_path / "runs")
+    (going / "result.json").unlink()
+    write(going, "status.json", {"state": "running", "host": socket.gethostname(), "step": 200})
+    script = "import pathlib, sys, time, oelm.locks as l; lock = l.hold(pathlib.Path(sys.argv[1])); time.sleep(99)"
+    process = subprocess.Popen([sys.executable, "-c", script, str(going)])
+    while holder(going) is None:
+        assert process.poll() is None
+        time.sleep(0.05)
+    seen: list[int] = []
+
+    def told(report):
+        seen.append(len(report.analysis.running))
+        process.kill()
+        process.wait()
+
+    def follow():
+        watch([tmp_path / "runs"], tmp_path / "out", 0.2, told, formats=("md",))
+
+    watcher = threading.Thread(target=follow, daemon=True)
+    watcher.start()
+    watcher.join(30)
+    assert not watcher.is_alive()
+    assert seen == [1, 0]
 
 
 def test_help_needs_no_heavy_module():

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from typer.testing import CliRunner
 
 import oelm
 from oelm.cli import app
-from oelm.errors import CheckpointError, ConfigError
-from oelm.runs import config_of, evaluate_run, generate_text, is_run, load_run
+from oelm.errors import CheckpointError, ConfigError, ModelError
+from oelm.runs import config_of, evaluate_run, find_model, generate_text, is_run, load_run
 
-from .train_helpers import config, run_here, tiny, weights, written
+from .train_helpers import config, finished, run_here, start, tiny, weights, written
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,30 @@ def test_the_evaluation_harness_reads_a_runs_best_folder(trained):
 
 
 # The command line
+
+
+def killed_before_the_weights():
+    """The config is written first: a kill between the two is the worst moment for an export."""
+    import transformers.modeling_utils as saving
+
+    saving.safe_save_file = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_export_that_is_killed_leaves_no_model(trained, tmp_path):
+    cut = start("export", trained[0], tmp_path / "plain", sabotage=killed_before_the_weights)
+    assert cut.wait() == -signal.SIGKILL
+    assert not (tmp_path / "plain").exists()
+    finished("export", trained[0], tmp_path / "plain")
+    whole = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert whole <= {file.name for file in (tmp_path / "plain").iterdir()}
+
+
+def test_a_folder_without_weights_is_no_random_model(trained, tmp_path):
+    oelm.export(load_run(trained[0]), tmp_path)
+    assert find_model(str(tmp_path))[0].config.model_type == "gpt2"
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"a config and no weights \(model.safetensors\): was it written whole"):
+        find_model(str(tmp_path))
 
 
 def test_eval(trained):

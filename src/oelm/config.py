@@ -288,7 +288,9 @@ class RunConfig(Strict, refusal=ConfigError):
         """A config from a YAML or JSON file or a dict, with `key=value` overrides such as `train.max_steps=100`."""
         fields = dict(source) if isinstance(source, dict) else read_mapping(source)
         for override in overrides or []:
-            change = _parse_override(override)
+            key, change = parse_override(override)
+            for part in reversed(key.split(".")):
+                change = {part: change}
             if isinstance(fields.get("method"), str) and isinstance(change.get("method"), dict):
                 fields["method"] = {"preset": fields["method"]}  # method.layers=... changes the method that is named
             fields = merge(fields, change)
@@ -351,25 +353,20 @@ def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def _parse_override(text: str) -> dict[str, Any]:
+def parse_override(text: str) -> tuple[str, Any]:
+    """The dotted key and the value of `key=value`."""
     key, found, value = text.partition("=")
     if not found or not key:
         raise ConfigError(f"{text!r}: an override is key=value, such as train.max_steps=100")
     try:
-        parsed: Any = parse_yaml(value)
+        return key, as_number(parse_yaml(value))
     except ValueError:
-        parsed = value
-    if isinstance(parsed, str):
-        parsed = _number(parsed)
-    for part in reversed(key.split(".")):
-        parsed = {part: parsed}
-    assert isinstance(parsed, dict)
-    return parsed
+        return key, value
 
 
-def _number(text: str) -> str | float:
-    """YAML reads 3e-4 as a string; a learning rate is a number."""
-    return float(text) if _SCIENTIFIC.fullmatch(text) else text
+def as_number(value: Any) -> Any:
+    """YAML reads 3e-4 as a string; a learning rate is a number. Anything else stays what it is."""
+    return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
 
 
 def _study_method(model_type: str = "oelm", freeze_qk: bool | None = None, ortho_method: str | None = None) -> Method:

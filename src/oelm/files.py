@@ -29,6 +29,18 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_text(path: Path, content: str) -> None:
     """Write a text file atomically."""
+    try:
+        _put_text(path, content)
+    except OSError as error:
+        raise TrainingError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def put_json(path: Path, content: Any) -> None:
+    """Write JSON atomically, in its own order; raises what the system says, for those who have better advice."""
+    _put_text(path, to_json(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _put_text(path: Path, content: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
@@ -36,9 +48,9 @@ def write_text(path: Path, content: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
+    except OSError:
         temporary.unlink(missing_ok=True)
-        raise TrainingError(f"{path}: cannot be written ({error.strerror})") from None
+        raise
 
 
 def read_json(path: Path) -> Any:

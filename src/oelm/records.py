@@ -8,7 +8,6 @@ result.json       the figures, at the end     train.log     the same lines that 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -24,6 +23,7 @@ from . import __version__
 from .config import RunConfig
 from .errors import ConfigError, TrainingError
 from .files import read_json, recover_folder, remove_leftovers, to_json, write_json, write_text
+from .locks import hold, holder
 
 FORMAT = 1
 # States of a run. "stopped" is a run that was asked to stop and can go on; "failed" says why in its message.
@@ -32,8 +32,9 @@ STATES = ("running", "finished", "stopped", "failed")
 STOP = "stop"
 # What a run may have written before its first step, beside its config and its log.
 _BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl")
-# Whoever looks whether a lock is held holds it for an instant: a lock that is taken is tried again for so many seconds.
-_PATIENCE = 1.0
+# How long a run on another machine may be silent before it counts as dead, where no lock is seen: some shared file
+# systems keep locks to one machine.
+SILENCE = 300.0
 
 
 class RunFolder:
@@ -143,45 +144,17 @@ class RunFolder:
         self._metrics = self._log = self._lock = None
 
 
-def hold(folder: Path, name: str = "lock", patience: float = _PATIENCE) -> TextIO:
-    """A folder's lock, which this process has until the file is closed, or it and all who inherited the file have died.
+def is_alive(folder: Path, status: dict[str, Any]) -> bool:
+    """Whether a process has a run now, whatever it wrote last: it holds the folder's lock, or its status is fresh.
 
-    Raises if a live process has it.
+    The status counts only for a run on another machine, whose lock may not be seen. A process number says nothing: it
+    may be another's by now.
     """
-    lock = open(folder / name, "a+", encoding="utf-8")
-    until = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(0.02)
-                continue
-            lock.seek(0)
-            who = lock.read().strip() or "another process"
-            lock.close()
-            raise TrainingError(f"{folder}: in use by {who}") from None
-        except OSError:
-            lock.close()
-            raise
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    lock.flush()
-    return lock
-
-
-def holder(folder: Path, name: str = "lock") -> str | None:
-    """Which live process has a folder's lock, in its own words; none if no process has."""
-    try:
-        with open(folder / name, encoding="utf-8") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return lock.read().strip() or "another process"
-    except OSError:  # there is no lock, or no locks on this file system
-        return None
-    return None
+    if holder(folder) is not None:
+        return True
+    updated = status.get("updated")
+    elsewhere = status.get("state") == "running" and status.get("host") != socket.gethostname()
+    return elsewhere and isinstance(updated, int | float) and time.time() - updated < SILENCE
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -84,6 +84,12 @@ class Comparison:
         return [(a, b) for a, b in found if a is not None and b is not None]
 
     @property
+    def p(self) -> float | None:
+        """The p of no difference, before any correction: of the ratio where the measure is read on the log scale."""
+        tested = self.ratio if self.measure.log else self.difference
+        return tested.p if tested is not None and self.sound else None
+
+    @property
     def conclusive(self) -> bool:
         """Whether the corrected test finds a difference, in a comparison that nothing spoils."""
         return self.sound and self.adjusted is not None and self.adjusted < ALPHA
@@ -205,7 +211,7 @@ def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
     A setup is the family: its arms share a reference, and what else lies in a report cannot change their verdicts.
     """
-    different = _corrected([_p(one) for one in comparisons])
+    different = _corrected([one.p for one in comparisons])
     alike = _corrected([_tost(one) for one in comparisons])
     return [replace(one, adjusted=p, alike=same) for one, p, same in zip(comparisons, different, alike, strict=True)]
 
@@ -213,11 +219,6 @@ def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
 def _corrected(values: Sequence[float | None]) -> list[float | None]:
     adjusted = iter(holm([value for value in values if value is not None]))
     return [None if value is None else next(adjusted) for value in values]
-
-
-def _p(comparison: Comparison) -> float | None:
-    used = comparison.ratio if comparison.measure.log else comparison.difference
-    return used.p if used is not None and comparison.sound else None
 
 
 def _tost(comparison: Comparison) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,15 +15,13 @@ from typing import Any
 from ..config import RunConfig
 from ..errors import ConfigError, TrainingError
 from ..files import read_json
-from ..records import FORMAT, read_metrics
+from ..records import FORMAT, is_alive, read_metrics
 from .flops import flops_per_token
 from .run import DECODED, AnalysisError, Bench, LeftOut, NoRunsError, Run, at_chance, comparable
 
 # A run that shows one of these is one; a folder with only a model's config.json is not.
 _RECORDS = ("result.json", "metrics.jsonl", "status.json", "environment.json")
 _NOT_RUNS = {"checkpoints", "best"}
-# A run that says "running" and has said nothing for this long is taken for cut, where its process cannot be asked.
-_SILENCE = 3600.0
 # What `oelm bench` prints is a few kilobytes; a larger JSON file is something else.
 _BENCH_SIZE = 1_000_000
 
@@ -165,11 +162,11 @@ def _read(path: Path) -> Run | LeftOut | None:
         return LeftOut(path, "damaged", f"{error.filename or path}: cannot be read ({error.strerror})")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return LeftOut(path, "damaged", f"{path}: a record without its usual fields ({error!r})")
+    if is_alive(path, run.status):
+        return run
     state = run.status.get("state")
     if state == "failed":
         return LeftOut(path, "failed", str(run.status.get("message") or "failed; it left no message"), **about)
-    if state == "running" and not _gone(run.status):
-        return run
     step = run.status.get("step")
     if state not in ("stopped", "running") or step is None:
         return LeftOut(path, "unfinished", "it has no result.json: it never finished", **about)
@@ -224,20 +221,6 @@ def _check(run: Run) -> None:
     run.figure("step_seconds")
     run.figure("frozen_share")
     flops_per_token(run)
-
-
-def _gone(status: dict[str, Any]) -> bool:
-    """Whether a run that says it is running is not: its process is gone from this machine, or it is long silent."""
-    pid = status.get("pid")
-    if status.get("host") == socket.gethostname() and isinstance(pid, int):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            return False
-        return False
-    return time.time() - float(status.get("updated") or 0) > _SILENCE
 
 
 def _useful(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:

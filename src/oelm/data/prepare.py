@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ import tokenizers
 from tokenizers import Tokenizer
 
 from .. import __version__
+from ..files import put_json
+from ..machine import cores
 from .encode import Arrays, Feeder, FeederState, encode_all
 from .errors import DataError
 from .progress import Callback, Progress, reporter
@@ -33,7 +34,7 @@ from .tokens import (
     dtype_for,
     read_header,
 )
-from .workspace import TOKENIZER_FILE, Workspace, check_free, discard, workspace, write_json
+from .workspace import TOKENIZER_FILE, Workspace, check_free, discard, workspace
 
 # Text that a BPE is trained on at most: more changes few merges and costs memory with every new word.
 BPE_BYTES = 256 << 20
@@ -124,7 +125,7 @@ def prepare(
                     ignored=(*train_source.ignored, *(val_source.ignored if val_source else ())),
                     recipe=recipe,
                 )
-                _encode(work, corpus, ready, header, workers or _cores(), checkpoint_bytes, report)
+                _encode(work, corpus, ready, header, workers or cores(), checkpoint_bytes, report)
     return TokenDataset.open(out)
 
 
@@ -229,7 +230,7 @@ def _trained(work: Workspace, corpus: _Corpus, size: int, eos: str | None, repor
 
     trained = train_tokenizer(texts(), size, eos)
     _check_split(feeder.state, corpus, partial=True)
-    write_json(path, json.loads(trained.backend.to_str()))
+    put_json(path, json.loads(trained.backend.to_str()))
     return trained
 
 
@@ -310,9 +311,3 @@ def _check(
         )
     if train_bpe is not None:
         check_bpe_size(train_bpe)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

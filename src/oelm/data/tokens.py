@@ -95,11 +95,6 @@ class Split:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def tokens_per_byte(self) -> float:
-        """Turns a loss per token into one per byte of text: bits per byte = loss / ln 2 * tokens_per_byte."""
-        return len(self.tokens) / self.bytes
-
 
 @dataclass(frozen=True, eq=False)
 class TokenDataset:

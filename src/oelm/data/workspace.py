@@ -7,20 +7,21 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import TrainingError
+from ..files import put_json
 from .errors import DataError, writing
 from .sources import SplitName, hash_file
 from .tokens import HEADER, TOKENIZER, WORK, Header
 
 _JOB = "job.json"
 _CHECKPOINT = "checkpoint.json"
-_LOCK = "lock"
 TOKENIZER_FILE = "trained.json"
 # In this order they are moved to their final place: a folder with a header has everything else.
 _PUBLISHED = (TOKENIZER, "train.bin", "val.bin", HEADER)
@@ -80,7 +81,7 @@ class Workspace:
         for part in self.parts.values():
             part.sync()
         counts = {split: (part.tokens, part.max_id) for split, part in self.parts.items()}
-        write_json(self.folder / _CHECKPOINT, {"state": state, "parts": counts})
+        put_json(self.folder / _CHECKPOINT, {"state": state, "parts": counts})
 
     def close_parts(self) -> None:
         for part in self.parts.values():
@@ -91,7 +92,7 @@ class Workspace:
         for part in self.parts.values():
             part.sync()
         self.close_parts()
-        write_json(self.folder / HEADER, header.model_dump(mode="json"))
+        put_json(self.folder / HEADER, header.model_dump(mode="json"))
         self.move()
 
     @property
@@ -131,12 +132,12 @@ def workspace(out: Path, recipe: dict[str, Any]) -> Iterator[Workspace]:
     work = Workspace(out)
     with writing(out):
         created = _create(work)
-        with _locked(work.folder / _LOCK, out):
+        with _held(work):
             try:
                 job = work.folder / _JOB
                 if not job.is_file() or json.loads(job.read_text(encoding="utf-8")) != recipe:
                     work.clear()
-                    write_json(job, recipe)
+                    put_json(job, recipe)
                 yield work
             finally:
                 work.close_parts()
@@ -165,17 +166,6 @@ def discard(out: Path) -> None:
             shutil.rmtree(out / WORK)
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file at once or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def _create(work: Workspace) -> list[Path]:
     """Make the folders; returns those that did not exist before, innermost first, without the work folder."""
     created = []
@@ -187,17 +177,13 @@ def _create(work: Workspace) -> list[Path]:
     return created
 
 
-@contextmanager
-def _locked(path: Path, out: Path) -> Iterator[None]:
-    """An exclusive lock that the system releases whatever happens to the process."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
+def _held(work: Workspace) -> AbstractContextManager[Any]:
+    """The work folder's lock."""
+    if sys.platform == "win32":  # which has no such locks
+        return nullcontext()
+    from ..locks import hold
 
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{out}: another process is preparing this folder; wait for it to finish") from None
-        yield
+    try:
+        return hold(work.folder, patience=0)
+    except TrainingError:
+        raise DataError(f"{work.out}: another process is preparing this folder; wait for it to finish") from None

@@ -133,6 +133,7 @@ def matrix(
         from .expand import LEARNING_RATE, Request, parse_values
 
         axes = _axes(axis or [])
+        extra = dict(_pair("--slurm", text, "key=value, such as account=lab") for text in slurm or [])
         if lr_grid is not None:
             if LEARNING_RATE in axes:
                 from .errors import LabError
@@ -151,7 +152,6 @@ def matrix(
         if launcher is Where.slurm:
             from .slurm import slurm_launcher
 
-            extra = dict(option.split("=", 1) for option in slurm or [] if "=" in option)
             chosen = slurm_launcher(
                 out, partition=partition, gpus=gpus_per_run, minutes=minutes, cpus=cpus, jobs=jobs or 64, extra=extra
             )
@@ -324,13 +324,21 @@ def _axes(written: list[str]) -> dict[str, tuple[Any, ...]]:
 
     axes: dict[str, tuple[Any, ...]] = {}
     for text in written:
-        name, found, values = text.partition("=")
-        if not found or not name:
-            raise LabError(f"--axis {text}: write it as field=value,value, such as data.fraction=0.1,1")
+        name, values = _pair("--axis", text, "field=value,value, such as data.fraction=0.1,1")
         if name in axes:
             raise LabError(f"--axis {name}: given twice")
         axes[name] = parse_values(values)
     return axes
+
+
+def _pair(option: str, text: str, form: str) -> tuple[str, str]:
+    """The two sides of an option that is written as key=value."""
+    from .errors import LabError
+
+    name, _, value = text.partition("=")
+    if not name or not value:
+        raise LabError(f"{option} {text}: write it as {form}")
+    return name, value
 
 
 def _ask(question: str, yes: bool) -> None:

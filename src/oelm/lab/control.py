@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import TrainingError
-from ..records import STOP, hold, holder
+from ..locks import hold, holder
+from ..records import STOP
 from .errors import LabError
 from .launch import CONSOLE, launch_of
 from .survey import RunState, look

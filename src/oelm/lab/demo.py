@@ -14,11 +14,11 @@ import typer
 
 from ..errors import OelmError
 from ..files import read_json, write_json
+from ..machine import cores
 from ..schema import merge
 from .estimate import seconds_per_step, spell
 from .expand import Planned, Request, expand
 from .experiment import find
-from .launch import cores
 from .matrix import Matrix
 from .show import MatrixView
 from .survey import look

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig
+from ..config import RunConfig, as_number, parse_override
 from ..errors import OelmError
 from ..files import parse_yaml
 from ..schema import merge
@@ -112,13 +112,16 @@ def set_field(fields: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
 
 def parse_values(text: str) -> tuple[Any, ...]:
     """The values of an axis as written on the command line: `1e-4,3e-4` or `[first:1, last:1]`."""
-    return tuple(map(_read, _yaml(text if text.lstrip().startswith("[") else f"[{text}]", text)))
+    try:
+        return tuple(map(as_number, parse_yaml(text if text.lstrip().startswith("[") else f"[{text}]")))
+    except ValueError:
+        raise LabError(f"{text!r}: cannot be read; values of an axis are separated by commas: 1e-4,3e-4") from None
 
 
 def _multiply(experiment: Experiment, request: Request, number: int) -> list[Planned]:
     """The runs of one experiment."""
     fields, listed = experiment.at(request.scale)
-    fixed = dict(_split(override) for override in request.overrides)
+    fixed = dict(map(parse_override, request.overrides))
     seeds = {} if request.seeds is None else {"seed": request.seeds}
     wanted: dict[str, tuple[Any, ...]] = {**listed, **request.axes, **seeds}
     axes = {name: values for name, values in wanted.items() if name not in fixed}
@@ -183,7 +186,7 @@ def _check_axis(experiment: Experiment, name: str, values: tuple[Any, ...]) -> N
 
 def _refuse_contradictions(experiments: Sequence[Experiment], request: Request) -> None:
     """Two ways of saying one thing that say it differently."""
-    fixed = dict(_split(override) for override in request.overrides)
+    fixed = dict(map(parse_override, request.overrides))
     for name in fixed:
         if name in request.axes or (name == "seed" and request.seeds is not None):
             raise LabError(f"{name} is set to {fixed[name]} and is an axis of this matrix too: give one of the two")
@@ -195,28 +198,6 @@ def _refuse_contradictions(experiments: Sequence[Experiment], request: Request) 
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
         raise LabError(f"{', '.join(twice)}: named twice")
-
-
-def _split(override: str) -> tuple[str, Any]:
-    name, found, value = override.partition("=")
-    if not found or not name:
-        raise LabError(f"{override!r}: an override is key=value, such as train.max_steps=100")
-    return name, _read(_yaml(value, override))
-
-
-def _yaml(text: str, written: str) -> Any:
-    try:
-        return parse_yaml(text)
-    except ValueError:
-        raise LabError(f"{written!r}: cannot be read; values of an axis are separated by commas: 1e-4,3e-4") from None
-
-
-def _read(value: Any) -> Any:
-    """YAML reads 3e-4 as a word; here it is a number."""
-    try:
-        return float(value) if isinstance(value, str) and value[:1].isdigit() else value
-    except ValueError:
-        return value
 
 
 def _as_word(value: Any) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from ..files import read_json
+from ..machine import cores
 from ..training.signals import EXIT_REQUEUE
 from .errors import LabError
 
@@ -172,11 +173,6 @@ def local_launcher(gpus: str | None = None, jobs: int | None = None, processes: 
     sets = [tuple(chosen[at : at + processes]) for at in range(0, len(chosen) - processes + 1, processes)]
     threads = max(1, cores() // (len(sets) * (jobs or 1) * processes))
     return LocalLauncher([Slot(names, threads) for names in sets] * (jobs or 1), processes)
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def was_stopped(folder: Path, code: int, since: float) -> bool:

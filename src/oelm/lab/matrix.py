@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..errors import TrainingError
-from ..files import read_json, write_json
-from ..records import hold, holder
+from ..files import read_json, remove_leftovers, write_json
+from ..locks import hold, holder
 from ..training.signals import StopRequest, listening
 from .expand import PLAIN, Planned
 from .launch import CONSOLE, LAUNCH, Job, Launcher, fresh_status, launch_of, was_stopped
@@ -302,9 +302,10 @@ class Matrix:
 def export_plain(run: Path) -> str:
     """Write a run's best model as a plain one beside it, once; why that was not possible, or nothing."""
     with hold(run, TAKEN, patience=600):
-        if (run / PLAIN / "config.json").is_file():
+        if any((run / PLAIN).glob("*.safetensors")):
             return ""
         shutil.rmtree(run / PLAIN, ignore_errors=True)  # left by an export that was cut
+        remove_leftovers(run)
         command = [sys.executable, "-m", "oelm", "export", str(run), str(run / PLAIN)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     return (done.stderr.strip().splitlines() or ["no reason given"])[-1] if done.returncode else ""

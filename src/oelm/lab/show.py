@@ -77,12 +77,12 @@ def cells(run: RunState) -> list[str]:
     figure = "" if run.perplexity is None else f"{run.perplexity:.2f}"
     if run.accuracy is not None:
         figure = f"{run.accuracy:.2%}"
-    loss = run.val_loss if run.loss is None else run.loss
     return [
         run.name,
         run.state,
         progress_of(run),
-        "" if loss is None else f"{loss:.4f}",
+        "" if run.loss is None else f"{run.loss:.4f}",
+        "" if run.val_loss is None else f"{run.val_loss:.4f}",
         figure,
         "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
         spell(run.eta_seconds) if run.eta_seconds is not None and run.live else "",
@@ -91,7 +91,7 @@ def cells(run: RunState) -> list[str]:
     ]
 
 
-COLUMNS = ("run", "state", "step", "loss", "ppl / acc", "tokens/s", "left", "host", "GPU memory")
+COLUMNS = ("run", "state", "step", "train loss", "val loss", "val ppl / acc", "tokens/s", "left", "host", "GPU memory")
 
 
 def status_table(runs: Sequence[RunState]) -> Group:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,12 +11,10 @@ from typing import Any
 
 from ..errors import TrainingError
 from ..files import read_json
-from ..records import holder
+from ..locks import holder
+from ..records import is_alive
 from .errors import LabError, near
 
-# How long a run on another machine may be silent before it counts as dead, where no lock is seen: some shared file
-# systems keep locks to one machine.
-SILENCE = 300.0
 # Where matrices that run now say what they have planned, below the output folder.
 LAB = ".lab"
 # Folders of a run that hold no runs.
@@ -152,16 +148,10 @@ def find_run(name: str, root: Path) -> RunState:
 def _state(path: Path, status: dict[str, Any], finished: bool) -> str:
     if finished:
         return "finished"
-    state = status.get("state")
-    held = holder(path)
-    if state is None:
-        return "new" if held is None else "running"
-    if held is not None:
-        return "running"  # whatever was written before, a process has it now
-    if state != "running":
-        return str(state)
-    elsewhere = status.get("host") != socket.gethostname()
-    return "running" if elsewhere and time.time() - status.get("updated", 0) < SILENCE else "died"
+    if is_alive(path, status):
+        return "running"
+    state = status.get("state") or "new"
+    return "died" if state == "running" else str(state)
 
 
 def _read(path: Path) -> dict[str, Any]:

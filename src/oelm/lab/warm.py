@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from .launch import CONSOLE, cores
+from ..machine import cores
+from .launch import CONSOLE
 
 # What the process that the runs are forked from imports, once.
 _PRELOADED = ["oelm.cli", "oelm.runs", "oelm.training.engine", "oelm.training.language", "oelm.data"]

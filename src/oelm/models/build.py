@@ -19,8 +19,7 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     """The model that `name` names, of the class that its config names.
 
-    A folder that `oelm` wrote comes back operated on and verified. A folder with a config and no weights gives a model
-    with random weights. `options` go to transformers' `from_pretrained`.
+    A folder that `oelm` wrote comes back operated on and verified. `options` go to transformers' `from_pretrained`.
     """
     if name.startswith(RANDOM):
         return small_model(name.removeprefix(RANDOM), seed)
@@ -38,11 +37,10 @@ def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
         return load(name, **options)
     cls = class_of(config, name)
     if folder.is_dir() and not any((folder / weights).is_file() for weights in _WEIGHTS):
-        import torch
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return cls(config)
+        raise ModelError(
+            f"{name}: a config and no weights ({_WEIGHTS[0]}): was it written whole? A run takes the config alone with "
+            "model.from_scratch=true"
+        )
     try:
         loaded = cls.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **options)
     except (OSError, ValueError, SafetensorError) as error:

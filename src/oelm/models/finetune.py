@@ -19,8 +19,8 @@ from transformers import (
 
 from ..config import ModelConfig
 from ..errors import ConfigError, ModelError, first_line
-from .language import seeded
 from .reader import Reader, is_fresh
+from .small import seeded
 
 
 def build_classifier(config: ModelConfig, reader: Reader, labels: Sequence[str], seed: int) -> PreTrainedModel:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..checkpoint import require_reachable
 from ..config import ModelConfig
-from ..errors import ConfigError, OelmError, first_line
+from ..errors import ConfigError, first_line
 from .build import RANDOM, build_model
 from .gpt import OelmGPTForCausalLM, gpt_config
-from .small import require_fields, small_config, small_model
+from .small import require_fields, seeded, small_config, small_model
 
 GPT = "gpt:"
 
@@ -75,13 +74,3 @@ def with_fields(config: Any, fields: dict[str, Any]) -> Any:
     for name, value in fields.items():
         setattr(config, name, value)
     return config
-
-
-def seeded(seed: int, build: Any) -> Any:
-    """What `build` makes, with its random numbers a function of the seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            return build()
-        except OelmError as error:
-            raise ConfigError(f"model: {error}") from None

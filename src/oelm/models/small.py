@@ -6,7 +6,7 @@ Each is a real transformers model of its class with a small config. Features tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any
 
@@ -227,8 +227,16 @@ def small_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     config = small_config(name, **changes)
     model_class = SMALL[name][0]
     home = gpt if hasattr(gpt, model_class) else transformers
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = getattr(home, model_class)(config)
+    model = seeded(seed, lambda: getattr(home, model_class)(config))
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def seeded(seed: int, build: Callable[[], Any]) -> Any:
+    """What `build` makes, with its random numbers a function of the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return build()
+        except OelmError as error:
+            raise ConfigError(f"model: {error}") from None

@@ -140,15 +140,21 @@ def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> 
                         Cell(str(found.n)),
                         Cell(numbers.figure(setup.measure.name, found.mean)),
                         Cell(numbers.bounds(setup.measure.name, found, say)),
+                        Cell(_span([one["step"] for one in figures if "step" in one])),
                         Cell("", handles(analysis, runs)),
                     ]
                 )
     if not rows:
         return []
     columns = [say("col_method"), say("col_split"), say("col_rate"), say("col_seeds"), say(f"m_{setup.measure.name}")]
-    columns += [say("col_interval"), say("col_runs")]
-    table = Table(f"{number}-other-splits", columns, rows, (2, 3, 4, 5), say("other_splits_about"))
+    columns += [say("col_interval"), say("col_step_of"), say("col_runs")]
+    table = Table(f"{number}-other-splits", columns, rows, (2, 3, 4, 5, 6), say("other_splits_about"))
     return [Heading(say("other_splits"), 3, f"other-splits-{number}"), table]
+
+
+def _span(steps: list[int]) -> str:
+    """The lowest and the highest of some steps, which may be one."""
+    return " – ".join(f"{step:,}" for step in sorted({min(steps), max(steps)})) if steps else "–"
 
 
 def settings(setup: Setup) -> str:

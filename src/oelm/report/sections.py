@@ -52,7 +52,9 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
     columns += [say("col_published_change"), say("col_measured_change"), say("col_setup")]
     rows, doubts = [], []
     for one in analysis.replications:
-        name = one.experiment.id + (" †" if one.stand_in else "")
+        verdict = say(one.verdict)
+        if one.stand_in:
+            verdict = say("in_brackets", text=verdict, more=say("note_stand_in"))
         limits = numbers.bounds(one.metric, one.measured, say)
         ours = say("in_brackets", text=numbers.figure(one.metric, one.measured.mean), more=limits)
         change = "–"
@@ -63,8 +65,8 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
         setup = "; ".join(f"{item.field} {item.one} → {item.other}" for item in one.differs)
         rows.append(
             [
-                Cell(name),
-                Cell(say(one.verdict), tone=_TONES.get(one.verdict, "open")),
+                Cell(one.experiment.id),
+                Cell(verdict, tone=_TONES.get(one.verdict, "open")),
                 Cell(say("in_brackets", text=say(f"m_{one.metric}"), more=where) if where else say(f"m_{one.metric}")),
                 Cell(numbers.figure(one.metric, one.value)),
                 Cell(ours, handles(analysis, one.runs)),
@@ -74,11 +76,7 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
             ]
         )
         doubts += [f"{one.experiment.id}: {text}" for text in one.experiment.doubts]
-    caption = f"† {say('note_stand_in')}" if any(one.stand_in for one in analysis.replications) else ""
-    blocks: list[Block] = [
-        Heading(say("published"), 2, "published"),
-        Table("published", columns, rows, (3,), caption),
-    ]
+    blocks: list[Block] = [Heading(say("published"), 2, "published"), Table("published", columns, rows, (3,))]
     if doubts:
         blocks.append(Bullets([Cell(say("note_doubt", text=text)) for text in dict.fromkeys(doubts)]))
     return blocks

@@ -89,8 +89,7 @@ def reading(one: Comparison, say: Words) -> str:
         parts.append(say("says_alike", margin=numbers.margin(one.measure.name)))
     if parts:
         return " ".join(parts)
-    alone = one.difference.p if one.difference is not None else None
-    if alone is not None and alone < ALPHA:
+    if one.p is not None and one.p < ALPHA:
         return say("says_open_corrected", p=numbers.p_value(one.adjusted))
     return say("says_open")
 

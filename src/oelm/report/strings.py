@@ -51,7 +51,6 @@ STRINGS: dict[str, tuple[str, str]] = {
     "reading": ("How to read this", "阅读说明"),
     "equal_rates": ("At equal learning rates", "相同学习率下的对比"),
     "comparisons": ("Comparisons", "对比"),
-    "arms": ("Arms", "各方法"),
     "missing": ("Not shown", "未展示"),
     # Summary sentences
     "counted": (
@@ -139,7 +138,6 @@ STRINGS: dict[str, tuple[str, str]] = {
     "col_method": ("method", "方法"),
     "col_rate": ("learning rate", "学习率"),
     "col_seeds": ("seeds", "种子数"),
-    "col_mean": ("{measure}", "{measure}"),
     "col_interval": ("95 % interval", "95 % 区间"),
     "col_trainable": ("trainable", "可训练参数"),
     "col_frozen": ("frozen", "冻结占比"),
@@ -177,13 +175,15 @@ STRINGS: dict[str, tuple[str, str]] = {
     "col_token": ("token (ms)", "每词元（毫秒）"),
     "col_cache": ("cache (bytes a token)", "缓存（字节/词元）"),
     "col_cache_ratio": ("cache, ratio", "缓存比值"),
+    "col_step_of": ("model of step", "模型所在步数"),
     "col_step_now": ("step", "当前步"),
     "col_latest": ("latest", "最新值"),
     "col_split": ("split", "数据划分"),
     "other_splits": ("Other labelled splits", "其他有标注的数据划分"),
     "other_splits_about": (
-        "Figures of each run's best model on splits that nothing was chosen on; means over seeds.",
-        "各运行最佳模型在未参与任何选择的数据划分上的指标；种子平均。",
+        "Figures on splits that nothing was chosen on, of each run's best model where that was kept and else of its "
+        "last one; means over seeds.",
+        "在未参与任何选择的数据划分上的指标：取各运行保存的最佳模型，未保存则取最后的模型；种子平均。",
     ),
     "run_notes": ("What the runs' records note", "运行记录中的备注"),
     "m_chrf": ("chrF", "chrF 得分"),

@@ -199,7 +199,6 @@ def latex(text: str) -> str:
         "≤": r"$\leq$",
         "≥": r"$\geq$",
         "→": r"$\rightarrow$",
-        "†": r"\dag{}",
     }
     special |= {char: f"\\{char}" for char in "&%$#_"}
     return "".join(special.get(char, char) for char in " ".join(text.split()))

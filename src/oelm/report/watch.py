@@ -8,7 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..analysis.run import NoRunsError
+from ..analysis.run import NoRunsError, Run
+from ..records import is_alive
 from .write import Report, write_report
 
 
@@ -19,22 +20,25 @@ def watch(
     told: Callable[[Report | None], None],
     **options: Any,
 ) -> Report:
-    """Write the report, and again whenever a record changed; ends with a last one when no run is left running.
+    """Write the report, and again whenever a record changed or a run died; ends with a last one when none is running.
 
     `told` hears of every report, and with none while there are no runs yet.
     """
     before: object = None
+    running: tuple[Run, ...] = ()
     while True:
         now = fingerprint(paths)
-        if now != before:
-            before = now
+        # A run that is killed writes nothing.
+        if now != before or not all(is_alive(run.path, run.status) for run in running):
+            before, running = now, ()
             try:
                 report = write_report(paths, out, refresh=max(2, round(seconds)), **options)
             except NoRunsError:
                 told(None)
             else:
                 told(report)
-                if not report.analysis.running:
+                running = report.analysis.running
+                if not running:
                     return write_report(paths, out, **options)  # whose page no longer loads itself again
         time.sleep(seconds)
 

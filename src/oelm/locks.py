@@ -1,0 +1,56 @@
+"""Locks on folders, which the system releases whatever happens to the process that has one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TextIO
+
+from .errors import TrainingError
+
+# Whoever looks whether a lock is held holds it for an instant: a lock that is taken is tried again for so many seconds.
+_PATIENCE = 1.0
+
+
+def hold(folder: Path, name: str = "lock", patience: float = _PATIENCE) -> TextIO:
+    """A folder's lock, which this process has until the file is closed, or it and all who inherited the file have died.
+
+    Raises if a live process has it.
+    """
+    lock = open(folder / name, "a+", encoding="utf-8")
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(0.02)
+                continue
+            lock.seek(0)
+            who = lock.read().strip() or "another process"
+            lock.close()
+            raise TrainingError(f"{folder}: in use by {who}") from None
+        except OSError:
+            lock.close()
+            raise
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    lock.flush()
+    return lock
+
+
+def holder(folder: Path, name: str = "lock") -> str | None:
+    """Which live process has a folder's lock, in its own words; none if no process has."""
+    try:
+        with open(folder / name, encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return lock.read().strip() or "another process"
+    except OSError:  # there is no lock, or no locks on this file system
+        return None
+    return None
