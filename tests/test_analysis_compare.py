@@ -7,12 +7,14 @@ import pytest
 
 from oelm import published
 from oelm.analysis import AnalysisError, analyse, load_run, load_runs
-from oelm.analysis.arms import Arm, Setup, group_runs
-from oelm.analysis.compare import compare_runs, headline
+from oelm.analysis.arms import MEASURES, Arm, Setup, group_runs
+from oelm.analysis.compare import compare_runs, headline, of_pairs
 from oelm.analysis.flops import flop_ratio, flops_per_token
 from oelm.analysis.run import Run, Task
+from oelm.report.compose import arms_table
+from oelm.report.strings import words
 
-from .report_records import audit, change, classification_run, language_run, study
+from .report_records import audit, change, classification_run, language_run, study, write
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 
@@ -152,6 +154,45 @@ def test_seeds_that_only_one_arm_has_are_not_in_the_difference(tmp_path):
     assert [a.seed for a, _ in found.pairs] == [2, 3]
     assert len(found.unpaired) == 3
     assert "unpaired" in codes(found)
+
+
+@pytest.mark.parametrize("loser", ["baseline", "oelm-freeze"])
+def test_an_arm_that_lost_seeds_is_shown_with_them_and_gets_no_verdict(tmp_path, loser):
+    """What survives is no chance sample: its mean flatters the arm that lost the others."""
+    for seed in range(5):
+        for method, accuracy in (("baseline", 0.8), ("oelm-freeze", 0.7)):
+            failed = method == loser and seed > 2
+            value = 0.5 if failed else accuracy + 0.001 * seed
+            classification_run(tmp_path, method=method, seed=seed, accuracy=value, at_chance=failed)
+    analysis = analyse([tmp_path])
+    one = only(analysis)
+    assert (one.n, one.sound, one.winner) == (3, False, None)
+    told = {"0 of 5", "2 of 5"}
+    assert [{item.one, item.other} for item in one.confounds if item.field == "seeds that failed"] == [told]
+    assert of_pairs(one, MEASURES["step_seconds"]).sound, "a failed run's steps took as long as others'"
+    table = arms_table(analysis, one.setup, 1, words("en"))
+    seeds = {row[0].text: row[2].text for row in table.rows}
+    assert seeds == {"baseline": "5", "oelm-freeze": "5", loser: "3 of 5"}
+    assert "flatters" in table.caption
+
+
+def test_a_run_that_broke_off_is_a_lost_seed_until_it_was_repeated(tmp_path):
+    study(tmp_path, seeds=3)
+    broken = language_run(tmp_path / "first", "oelm-freeze", 3)
+    (broken / "result.json").unlink()
+    write(broken, "status.json", {"state": "failed", "message": "step 7: the loss is not a number"})
+    assert "seeds that failed" in {item.field for item in only(analyse([tmp_path])).confounds}
+    for method in ("baseline", "oelm-freeze"):
+        language_run(tmp_path, method, 3)
+    assert only(analyse([tmp_path])).sound
+
+
+def test_a_rate_at_which_every_seed_failed_spoils_no_other_rate(tmp_path):
+    for seed in range(3):
+        for method in ("baseline", "oelm-freeze"):
+            classification_run(tmp_path, method=method, seed=seed, accuracy=0.8 + 0.01 * seed)
+        classification_run(tmp_path, method="oelm-freeze", seed=seed, accuracy=0.5, rate=1e-1, at_chance=True)
+    assert only(analyse([tmp_path])).sound
 
 
 def test_arms_without_a_common_seed_are_not_paired_at_all(tmp_path):

@@ -55,7 +55,7 @@ def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str
     started = time.perf_counter()
     asked = load_hypotheses(hypotheses)
     loaded = load_runs(paths)
-    groups = group_runs(loaded.runs)
+    groups = group_runs(loaded.runs, [item.run for item in loaded.left_out if item.run is not None])
     comparisons: list[Comparison] = []
     equal: list[Comparison] = []
     for group in groups:

@@ -74,10 +74,11 @@ class Difference:
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One method in one setup: its runs by learning rate, and in each by seed."""
+    """One method in one setup: its runs by learning rate, in each by seed; `lost` are those that came to nothing."""
 
     method: str
     cells: tuple[tuple[float, tuple[Run, ...]], ...]
+    lost: tuple[Run, ...] = ()
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -89,6 +90,9 @@ class Arm:
 
     def at(self, rate: float) -> tuple[Run, ...]:
         return next((runs for found, runs in self.cells if found == rate), ())
+
+    def lost_at(self, rate: float) -> tuple[Run, ...]:
+        return tuple(run for run in self.lost if run.rate == rate)
 
     def by_seed(self, rate: float) -> dict[int, Run]:
         return {run.seed: run for run in self.at(rate)}
@@ -135,12 +139,13 @@ class Group:
     setups: tuple[Setup, ...]
 
 
-def group_runs(runs: Iterable[Run]) -> tuple[Group, ...]:
-    """Runs into groups, setups, arms and cells, each in a fixed order."""
+def group_runs(runs: Iterable[Run], lost: Iterable[Run] = ()) -> tuple[Group, ...]:
+    """Runs into groups, setups, arms and cells, each in a fixed order; lost ones only beside others of their arm."""
+    failed = {id(run): run for run in lost}
     tree: dict[tuple[str, str, str], dict[str, dict[str, dict[float, list[Run]]]]] = {}
     settings: dict[str, tuple[tuple[str, Any], ...]] = {}
     of_group: dict[tuple[str, str, str], list[Run]] = {}
-    for run in runs:
+    for run in (*runs, *failed.values()):
         of_group.setdefault((run.task.kind, run.task.name, run.dataset), []).append(run)
     for group, members in of_group.items():
         for run, shared in zip(members, _filled([shared_settings(run) for run in members]), strict=True):
@@ -155,8 +160,11 @@ def group_runs(runs: Iterable[Run]) -> tuple[Group, ...]:
         built = []
         for key in sorted(setups, key=lambda key: _order(dict(settings[key]), varying)):
             apart = tuple((field, _text(dict(settings[key]).get(field))) for field in varying)
-            built.append(Setup(task, dataset, settings[key], _arms(setups[key]), apart))
-        groups.append(Group(task, dataset, tuple(built)))
+            found = _arms(setups[key], failed)
+            if found:
+                built.append(Setup(task, dataset, settings[key], found, apart))
+        if built:
+            groups.append(Group(task, dataset, tuple(built)))
     return tuple(groups)
 
 
@@ -206,13 +214,19 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
     ]
 
 
-def _arms(methods: dict[str, dict[float, list[Run]]]) -> tuple[Arm, ...]:
+def _arms(methods: dict[str, dict[float, list[Run]]], failed: dict[int, Run]) -> tuple[Arm, ...]:
     order = {name: index for index, name in enumerate(REFERENCES)}
     arms = []
     for method in sorted(methods, key=lambda name: (order.get(name, len(order)), name)):
         cells = methods[method]
-        by_seed = {rate: tuple(sorted(cells[rate], key=lambda run: run.seed)) for rate in sorted(cells)}
-        arms.append(Arm(method, tuple(by_seed.items())))
+        by_seed = {rate: sorted(cells[rate], key=lambda run: run.seed) for rate in sorted(cells)}
+        kept = {rate: tuple(run for run in runs if id(run) not in failed) for rate, runs in by_seed.items()}
+        seeds = {(rate, run.seed) for rate, runs in kept.items() for run in runs}
+        lost = tuple(
+            run for rate, runs in by_seed.items() for run in runs if id(run) in failed and (rate, run.seed) not in seeds
+        )
+        if any(kept.values()):
+            arms.append(Arm(method, tuple((rate, runs) for rate, runs in kept.items() if runs), lost))
     return tuple(arms)
 
 

@@ -15,6 +15,10 @@ from .stats import ALPHA, Estimate, estimate, holm, tost
 MARGINS = {"perplexity": 0.05, "best_perplexity": 0.05, "accuracy": 1.0, "best_accuracy": 1.0, "exact_match": 1.0}
 
 
+# The confound of arms that lost seeds: no field of a config, so it needs a name.
+FAILED = "seeds that failed"
+
+
 @dataclass(frozen=True)
 class Note:
     """Something that a reader must know, as a code and its values; the report has the words."""
@@ -108,9 +112,8 @@ def compare_runs(one: Run, other: Run) -> Comparison:
     setup = group_runs([other])[0].setups[0]
     measure = MEASURES[PRIMARY.get(one.task.kind, "val_loss")]
     basis = "equal" if one.rate == other.rate else "confounded"
-    made = _compare(
-        setup, measure, (one.method, one.rate, [one]), (other.method, other.rate, [other]), basis, pair=False
-    )
+    side, beside = (_Side(run.method, run.rate, (run,)) for run in (one, other))
+    made = _compare(setup, measure, side, beside, basis, pair=False)
     if one.seed == other.seed:
         return made
     return replace(made, confounds=(*made.confounds, Difference("seed", str(one.seed), str(other.seed))))
@@ -144,13 +147,7 @@ def headline(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Compar
             notes.append(note(code, arm=which.method, rate=f"{rate:g}"))
         notes += _better_elsewhere(which, common, measure)
     rate, reference_rate = chosen[arm.method], chosen[reference.method]
-    made = _compare(
-        setup,
-        measure,
-        (arm.method, rate, list(arm.at(rate))),
-        (reference.method, reference_rate, list(reference.at(reference_rate))),
-        "best",
-    )
+    made = _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, reference_rate), "best")
     return replace(made, notes=(*made.notes, *notes), grid=tuple(common))
 
 
@@ -158,8 +155,7 @@ def at_rate(
     setup: Setup, arm: Arm, reference: Arm, measure: Measure, rate: float, notes: Sequence[Note] = ()
 ) -> Comparison:
     """Both arms at one rate."""
-    sides = [(which.method, rate, list(which.at(rate))) for which in (arm, reference)]
-    made = _compare(setup, measure, sides[0], sides[1], "equal")
+    made = _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, rate), "equal")
     return replace(made, notes=(*made.notes, *notes))
 
 
@@ -173,16 +169,20 @@ def of_pairs(comparison: Comparison, measure: Measure) -> Comparison:
     """The same pairs by another measure."""
     if measure == comparison.measure:
         return comparison
-    sides = [
-        (name, rate, [pair[side] for pair in comparison.pairs])
-        for side, (name, rate) in enumerate(
-            ((comparison.arm, comparison.rate), (comparison.reference, comparison.reference_rate))
-        )
-    ]
     if not comparison.pairs:
         return replace(comparison, measure=measure, ratio=None, difference=None)
-    made = _compare(comparison.setup, measure, sides[0], sides[1], comparison.basis, pair=False)
-    return replace(made, grid=comparison.grid)
+    one, other = (tuple(pair[side] for pair in comparison.pairs) for side in (0, 1))
+    made = _compare(
+        comparison.setup,
+        measure,
+        _Side(comparison.arm, comparison.rate, one),
+        _Side(comparison.reference, comparison.reference_rate, other),
+        comparison.basis,
+        pair=False,
+    )
+    # A run that came to nothing took as long for its steps as the others.
+    failed = () if measure.name in TIMES else tuple(item for item in comparison.confounds if item.field == FAILED)
+    return replace(made, grid=comparison.grid, confounds=(*failed, *made.confounds))
 
 
 def best_rate(arm: Arm, measure: Measure) -> float:
@@ -235,13 +235,7 @@ def _without_common_rate(setup: Setup, arm: Arm, reference: Arm, measure: Measur
     rate, other = _best(arm, list(arm.rates), measure), _best(reference, list(reference.rates), measure)
     if rate is None or other is None:
         return None
-    return _compare(
-        setup,
-        measure,
-        (arm.method, rate, list(arm.at(rate))),
-        (reference.method, other, list(reference.at(other))),
-        "confounded",
-    )
+    return _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, other), "confounded")
 
 
 def _better_elsewhere(arm: Arm, common: Sequence[float], measure: Measure) -> list[Note]:
@@ -268,24 +262,40 @@ def _best(arm: Arm, rates: Sequence[float], measure: Measure, seeds: set[int] | 
     return choose(means, key=lambda rate: means[rate])
 
 
+@dataclass(frozen=True)
+class _Side:
+    """An arm at one rate: its runs there, and how many of that rate came to nothing."""
+
+    method: str
+    rate: float
+    runs: tuple[Run, ...]
+    lost: int = 0
+
+    @classmethod
+    def of(cls, arm: Arm, rate: float) -> _Side:
+        return cls(arm.method, rate, arm.at(rate), len(arm.lost_at(rate)))
+
+    @property
+    def told(self) -> str:
+        return f"{self.lost} of {self.lost + len(self.runs)}"
+
+
 def _compare(
-    setup: Setup,
-    measure: Measure,
-    side: tuple[str, float, list[Run]],
-    reference: tuple[str, float, list[Run]],
-    basis: str,
-    pair: bool = True,
+    setup: Setup, measure: Measure, side: _Side, reference: _Side, basis: str, pair: bool = True
 ) -> Comparison:
-    theirs = {run.seed: run for run in reference[2]}
+    theirs = {run.seed: run for run in reference.runs}
     if pair:
-        pairs = [(run, theirs[run.seed]) for run in side[2] if run.seed in theirs]
+        pairs = [(run, theirs[run.seed]) for run in side.runs if run.seed in theirs]
     else:
-        pairs = list(zip(side[2], reference[2], strict=True))
+        pairs = list(zip(side.runs, reference.runs, strict=True))
     paired = {id(run) for both in pairs for run in both}
-    unpaired = tuple(run for run in [*side[2], *reference[2]] if id(run) not in paired)
+    unpaired = tuple(run for run in [*side.runs, *reference.runs] if id(run) not in paired)
     confounds: dict[str, Difference] = {}
     cautions: dict[str, Difference] = {}
-    for one, other in pairs or [(side[2][0], reference[2][0])]:
+    if side.lost or reference.lost:
+        # Seeds that came to nothing are no chance sample: what is left flatters the arm that lost them.
+        confounds[FAILED] = Difference(FAILED, side.told, reference.told)
+    for one, other in pairs or [(side.runs[0], reference.runs[0])]:
         spoiling, known = differences(one, other, rate=basis != "best")
         confounds |= {item.field: item for item in spoiling}
         cautions |= {item.field: item for item in known}
@@ -302,11 +312,11 @@ def _compare(
     made = Comparison(
         setup,
         measure,
-        side[0],
-        reference[0],
+        side.method,
+        reference.method,
         basis,
-        side[1],
-        reference[1],
+        side.rate,
+        reference.rate,
         tuple(pairs),
         unpaired,
         None,

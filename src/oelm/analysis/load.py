@@ -166,7 +166,8 @@ def _read(path: Path) -> Run | LeftOut | None:
         return run
     state = run.status.get("state")
     if state == "failed":
-        return LeftOut(path, "failed", str(run.status.get("message") or "failed; it left no message"), **about)
+        message = str(run.status.get("message") or "failed; it left no message")
+        return LeftOut(path, "failed", message, **about, run=run if run.environment else None)
     step = run.status.get("step")
     if state not in ("stopped", "running") or step is None:
         return LeftOut(path, "unfinished", "it has no result.json: it never finished", **about)
@@ -229,13 +230,13 @@ def _useful(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
     for run in runs:
         about: dict[str, Any] = {"method": run.method, "seed": run.seed}
         if run.figure("val_loss") is None:
-            others.append(LeftOut(run.path, "diverged", "its last validation loss is not a number", **about))
+            others.append(LeftOut(run.path, "diverged", "its last validation loss is not a number", **about, run=run))
         elif at_chance(run):
             accuracy = f"{run.figure('accuracy') or math.nan:.1%}"
             majority = f"{(run.result.get('majority') or {}).get('accuracy') or math.nan:.1%}"
             reason = f"it learnt nothing: accuracy {accuracy}, always answering the commonest class gives {majority}"
             values = (("accuracy", accuracy), ("majority", majority))
-            others.append(LeftOut(run.path, "at-chance", reason, **about, values=values))
+            others.append(LeftOut(run.path, "at-chance", reason, **about, values=values, run=run))
         else:
             kept.append(run)
     return kept, others

@@ -37,7 +37,8 @@ class Task:
 class LeftOut:
     """A run that is listed and not counted. `kind`: damaged, failed, cut, unfinished, at-chance, diverged, duplicate.
 
-    `reason` says why in English; `values` are the figures and names in it, for a report in another language.
+    `reason` says why in English; `values` are the figures and names in it, for a report in another language. `run` is
+    there where it was left out for what it came to: a mean of the others is then one of survivors.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class LeftOut:
     method: str = ""
     seed: int | None = None
     values: tuple[tuple[str, str], ...] = ()
+    run: Run | None = None
 
 
 # What only a benchmark of generation measures.

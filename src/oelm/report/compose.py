@@ -181,11 +181,12 @@ def arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Tab
         rate, runs = cell_to_show(analysis, setup, arm)
         found, step = mean_of(runs, measure), mean_of(runs, "step_seconds")
         doubt = "*" if any(run.times_doubt for run in runs) else ""
+        lost = len(arm.lost_at(rate))
         rows.append(
             [
                 Cell(arm.method, code=True),
                 Cell(numbers.rate(rate)),
-                Cell(str(len(runs))),
+                Cell(say("seeds_left", left=len(runs), all=len(runs) + lost) if lost else str(len(runs))),
                 Cell(numbers.figure(measure, found.mean if found else None)),
                 Cell(numbers.bounds(measure, found, say)),
                 *(_mean_cell(runs, name) for name in further),
@@ -195,9 +196,10 @@ def arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Tab
                 Cell("", handles(analysis, runs)),
             ]
         )
-    doubtful = any(run.times_doubt for run in setup.runs)
-    caption = f"* {say('note_times_doubtful')}" if doubtful else ""
-    return Table(f"{number}-arms", columns, rows, tuple(range(1, len(columns) - 1)), caption)
+    captions = [f"* {say('note_times_doubtful')}"] if any(run.times_doubt for run in setup.runs) else []
+    if any(arm.lost_at(cell_to_show(analysis, setup, arm)[0]) for arm in setup.arms):
+        captions.append(say("seeds_left_note"))
+    return Table(f"{number}-arms", columns, rows, tuple(range(1, len(columns) - 1)), say("and_then").join(captions))
 
 
 def _mean_cell(runs: tuple[Run, ...], name: str) -> Cell:

@@ -233,9 +233,14 @@ STRINGS: dict[str, tuple[str, str]] = {
         "趋势至少需要三个数据集；现有 {count} 个",
     ),
     "note_confounded": ("confounded by {fields}", "受 {fields} 混淆"),
+    "seeds_left": ("{left} of {all}", "{left}/{all}"),
+    "seeds_left_note": (
+        "the other seeds stayed at chance or diverged and are in no figure: what is left flatters the arm",
+        "其余种子停在随机水平或已发散，未计入任何数值：剩下的结果偏向该方法",
+    ),
     "note_no_common_seed": ("the two arms share no seed", "两者没有共同的种子"),
     "note_unpaired": (
-        "not in the difference, since the other arm lacks the seed: {count} of the runs",
+        "not in the difference, since the other arm has no counted run of the seed: {count} of the runs",
         "{count} 次运行因另一方法没有相同种子而未计入差值",
     ),
     "note_one_rate": ("only the rate {rate} was run in both arms", "两种方法只共同运行了学习率 {rate}"),
