@@ -278,7 +278,7 @@ def test_a_core_is_trained_on_the_side_or_sides_where_it_belongs(name, core, sha
 @pytest.mark.parametrize("preset", ["oelm-core", "oelm-exact", "identity-core"])
 @pytest.mark.parametrize(
     ("reach", "sizes"),
-    [(2, (24, 24, 24)), ([4, 1, 2], (48, 12, 24)), ("first:2", (48, 48, 12)), ("first:9", (48, 48, 48))],
+    [(2, (24, 24, 24)), ([4, 1, 2], (48, 12, 24)), ("first:2", (48, 48, 12)), ("first:3", (48, 48, 48))],
 )
 def test_heads_within_reach_share_a_core(preset, reach, sizes):
     model, plain = small_model("bert"), small_model("bert")
@@ -322,6 +322,7 @@ def test_a_core_between_identities_starts_orthogonal_and_not_as_one():
     [
         (3, "does not divide its 4 heads"),
         ([1, 2], "names 2 layers, and the method covers 3"),
+        ("first:9", "reach 'first:9' does not fit the 3 encoder layers"),
         (0, "reach"),
         ([], "reach"),
     ],

@@ -95,6 +95,8 @@ def _reaches(chosen: list[Site], method: Method) -> list[int]:
         stack = [site for site in chosen if site.kind == kind]
         if isinstance(method.reach, str):
             wide = int(method.reach.removeprefix("first:"))
+            if wide > len(stack) and not stack[0].shared:  # the one block of a model that shares it is all its layers
+                raise MethodError(f"reach {method.reach!r} does not fit the {len(stack)} {kind} layers of the method")
             found += [0 if index < wide else 1 for index in range(len(stack))]
         elif len(method.reach) == len(stack):
             found += method.reach
