@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import types
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from oelm import records
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError, ConfigError, TrainingError
 from oelm.files import new_folder, put_in_place, read_json, recover_folder, write_json
@@ -434,6 +436,24 @@ def test_resuming_drops_the_lines_of_steps_to_come(tmp_path):
         ("train", 4),
     ]
     assert read_metrics(folder.path)[-1]["loss"] is None
+
+
+def test_the_commit_is_that_of_the_code_and_not_of_a_project_it_is_installed_below(tmp_path, monkeypatch):
+    def git(*arguments):
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    code = tmp_path / ".venv/oelm/records.py"
+    code.parent.mkdir(parents=True)
+    code.touch()
+    monkeypatch.setattr(records, "__file__", str(code))
+    assert records._git_commit() is None
+    git("init")
+    git("commit", "--allow-empty", "-m", "a project")
+    assert records._git_commit() is None
+    git("add", "-f", str(code))
+    git("commit", "-m", "a checkout")
+    assert len(records._git_commit()) == 40
 
 
 def test_fields_that_differ_have_their_whole_names():
