@@ -1,4 +1,4 @@
-"""Going on exactly or not at all: the checkpoint to go on from, what must be the same for it, and torch's settings."""
+"""Going on where a run was cut: from which checkpoint, what must be the same for that, and torch's settings."""
 
 from __future__ import annotations
 
