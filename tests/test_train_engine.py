@@ -508,13 +508,13 @@ def test_timing_keeps_steps_apart_from_the_rest(tmp_path):
     assert timing["warmup_steps"] == 10
     assert timing["steps"] == 14
     assert {"median", "mean", "p90"} <= timing["step_seconds"].keys()
-    assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "schedule"}
+    assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "schedule", "log"}
     assert timing["step_seconds"] == result["step_seconds"]
     assert timing["tokens_per_second"] == pytest.approx(8 * 32 / timing["step_seconds"]["median"])
 
 
 def test_only_steps_are_in_the_step_times(tmp_path, monkeypatch):
-    """By a clock that moves 1 in a step, 100 in a validation and 1,000 in a checkpoint."""
+    """By a clock that moves 1 in a step, 10 in a line of metrics, 100 in a validation and 1,000 in a checkpoint."""
     from oelm.training import engine, timing
 
     now = [0.0]
@@ -530,10 +530,11 @@ def test_only_steps_are_in_the_step_times(tmp_path, monkeypatch):
     monkeypatch.setattr(Stepper, "step", taking(1, Stepper.step))
     monkeypatch.setattr(engine, "validate", taking(100, engine.validate))
     monkeypatch.setattr(engine, "save_checkpoint", taking(1000, engine.save_checkpoint))
+    monkeypatch.setattr(engine, "_log", taking(10, engine._log))
     run_here(tmp_path, train={"max_steps": 24}, eval={"every": 6}, checkpoint={"every": 5})
     found = read(config(tmp_path).folder / "timing.json")
     assert found["step_seconds"] == {"median": 1.0, "mean": 1.0, "p90": 1.0, "p10": 1.0, "std": 0.0}
-    assert found["seconds_apart"] == {"validation": 4 * 100.0, "checkpoint": 5 * 1000.0}
+    assert found["seconds_apart"] == {"validation": 4 * 100.0, "checkpoint": 5 * 1000.0, "log": 8 * 10.0}
     assert (found["warmup_seconds"], found["train_seconds"]) == (10.0, 24.0)
 
 

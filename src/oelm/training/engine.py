@@ -137,7 +137,8 @@ def _train(run: Run) -> bool:
 
         last = state.step == pace.steps
         if state.step % config.log.every == 0 or last:
-            _log(run, rate)
+            with run.timer.apart_from_steps("log") as step_seconds:
+                _log(run, rate, step_seconds)
         if state.step % pace.validate_every == 0 or last:
             with run.timer.apart_from_steps("validation"):
                 _validate(run)
@@ -235,9 +236,9 @@ def _follow_schedule(run: Run) -> None:
             run.folder.metric("event", run.state.step, trainable=report.trainable, **values)
 
 
-def _log(run: Run, rate: float) -> None:
+def _log(run: Run, rate: float, seconds: list[float]) -> None:
+    """One line of metrics, with the times of the steps since the last time that anything was kept apart from them."""
     state, config = run.state, run.config
-    seconds = run.timer.collect()
     loss_sum, targets, norm = run.stepper.settle(state)
     total = run.world.total(loss_sum)
     loss = total / targets if targets else math.nan  # all of the steps were skipped

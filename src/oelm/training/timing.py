@@ -15,7 +15,7 @@ WARMUP_STEPS = 10
 
 
 class StepTimer:
-    """The time of every optimiser step, on the device's own clock, and of validation, checkpoints and the rest.
+    """The time of every optimiser step, on the device's own clock, and of validation, logging and the rest.
 
     On a GPU a step runs from the end of the one before it to its own end, both marked by events in its stream; nothing
     waits. A step that follows a validation or a checkpoint starts at a mark of its own.
@@ -55,12 +55,15 @@ class StepTimer:
         return fresh
 
     @contextmanager
-    def apart_from_steps(self, what: str) -> Iterator[None]:
-        """Time something that is no optimiser step, and start the next run of steps after it."""
-        self.collect()
+    def apart_from_steps(self, what: str) -> Iterator[list[float]]:
+        """Time something that is no optimiser step, and start the next run of steps after it.
+
+        Gives the times of the steps that were not collected yet.
+        """
+        fresh = self.collect()
         start = time.perf_counter()
         try:
-            yield
+            yield fresh
         finally:
             if self._cuda:
                 torch.cuda.synchronize()
