@@ -112,6 +112,28 @@ def test_an_unexpected_error_leaves_a_run_that_goes_on(cut, tmp_path):
     assert "resumed from step 5" in log
 
 
+@pytest.mark.parametrize("old", [False, True], ids=["now", "without-them"])
+def test_the_times_of_a_run_that_was_cut_are_those_of_all_its_parts(old, tmp_path, monkeypatch):
+    changes = {"train": {"max_steps": 24}, "checkpoint": {"every": 12}}
+    with monkeypatch.context() as patched:
+        cut_at(patched, 14)
+        with pytest.raises(Stop):
+            run_here(tmp_path, **changes)
+    run = config(tmp_path, **changes).folder
+    saved = run / "checkpoints/step-00000012/state.json"
+    content = read_json(saved)
+    validated = content["seconds_apart"]["validation"]
+    if old:  # as they were written before
+        write_json(
+            saved, {key: value for key, value in content.items() if key not in ("warmup_seconds", "seconds_apart")}
+        )
+    run_here(tmp_path, **changes)
+    timing = read(run / "timing.json")
+    assert (timing["warmup_steps"], timing["steps"]) == (10 if old else 20, 4), "each process warms up"
+    assert timing["seconds_apart"]["validation"] > (0 if old else validated)
+    assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "log"}
+
+
 def test_a_cut_tensor_file_is_a_clear_error(cut, tmp_path):
     file = cut / "checkpoints/step-00000005/tensors.safetensors"
     os.truncate(file, file.stat().st_size // 2)

@@ -172,9 +172,9 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
         raise ConfigError(f"method.schedule: {planned[-1]} is past the run's {pace.steps} steps")
 
     checkpoint, differs = find_checkpoint(config, folder, about(config, world, task))
-    state, step_seconds = TrainState(), None
+    state, times = TrainState(), None
     if checkpoint is not None:
-        state, _, step_seconds = read_state(checkpoint)
+        state, _, times = read_state(checkpoint)
         restore_record(checkpoint, model)
         if differs:
             state.notes.append(f"step {state.step}: went on inexactly: {differs}")
@@ -196,7 +196,7 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
     if config.task.kind == "text2text" and config.train.parallel == "fsdp" and world.size > 1:
         state.notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
     display.start(pace.steps)
-    timer = StepTimer(world.device, step_seconds)
+    timer = StepTimer(world.device, times)
     trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say)
     return Run(config, world, folder, task, pace, model, stepper, state, timer, display, trackers, stop)
 
@@ -318,7 +318,7 @@ def _save(run: Run) -> None:
         run.stepper.optimizer,
         run.state,
         about(run.config, run.world, run.task),
-        run.timer.steps,
+        run.timer.times,
         run.world,
         run.sharded,
     )

@@ -22,6 +22,7 @@ from ..errors import CheckpointError, TrainingError, first_line
 from ..files import put_in_place, read_json, require_space, sync, write_json
 from ..proof import record_of, refreeze, verify
 from .parallel import World
+from .timing import Times
 
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})")
@@ -62,7 +63,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: TrainState,
     about: dict[str, Any],
-    step_seconds: list[float],
+    times: Times,
     world: World,
     sharded: bool,
 ) -> Path:
@@ -91,7 +92,9 @@ def save_checkpoint(
             "about": about,
             "state": asdict(state),
             "oelm": record_of(model),
-            "step_seconds": [round(value, 7) for value in step_seconds],
+            "step_seconds": [round(value, 7) for value in times.steps],
+            "warmup_seconds": [round(value, 7) for value in times.warmup],
+            "seconds_apart": times.apart,
         }
         _guard(lambda: write_json(temporary / "state.json", content), path)
         for file in temporary.rglob("*"):
@@ -104,12 +107,13 @@ def save_checkpoint(
     return path
 
 
-def read_state(path: Path) -> tuple[TrainState, dict[str, Any], list[float]]:
-    """(counters, what the run was, step times) of a checkpoint."""
+def read_state(path: Path) -> tuple[TrainState, dict[str, Any], Times]:
+    """(counters, what the run was, its times) of a checkpoint. Older ones have no times but those of steps."""
     content = read_json(path / "state.json")
     if content.get("format") != FORMAT:
         raise CheckpointError(f"{path}: its format is {content.get('format')!r}; this oelm reads {FORMAT}")
-    return TrainState(**content["state"]), content["about"], content["step_seconds"]
+    times = Times(content["step_seconds"], content.get("warmup_seconds", []), content.get("seconds_apart", {}))
+    return TrainState(**content["state"]), content["about"], times
 
 
 def restore_record(path: Path, model: nn.Module) -> None:
