@@ -10,6 +10,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import oelm
+from oelm import schedule
 from oelm.cli import app
 from oelm.config import OptimizerConfig
 from oelm.errors import ConfigError, TrainingError
@@ -191,6 +192,14 @@ def test_a_schedule_unfreezes(tmp_path):
     before, after = dict(tiny_model(tmp_path, UNFREEZE).named_parameters()), weights(run)
     assert all(not torch.equal(before[name], after[name]) for name in both)
     oelm.verify(load_run(run, last=True))
+
+
+def test_steps_between_the_events_of_a_schedule_do_no_planning(tmp_path, monkeypatch):
+    """It takes longer than all else that a step does on the host, and steps are timed."""
+    planned, plan = [], schedule.plan
+    monkeypatch.setattr(schedule, "plan", lambda *arguments: planned.append(1) or plan(*arguments))
+    run_here(tmp_path, method=UNFREEZE)
+    assert len(planned) == 3, "before the first step, and at each of two events"
 
 
 def test_a_schedule_freezes(tmp_path):

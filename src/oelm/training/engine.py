@@ -24,7 +24,7 @@ from ..files import new_folder, read_json, require_space, write_json
 from ..operate import apply
 from ..proof import audit, verify
 from ..records import RunFolder, environment
-from ..schedule import advance, events
+from ..schedule import advance, due, events
 from ..sites import find_sites
 from .optim import build_optimizer, learning_rate, set_learning_rate
 from .pace import Pace
@@ -213,10 +213,10 @@ def _stepper(config: RunConfig, world: World, task: Task, model: nn.Module, stat
 
 def _follow_schedule(run: Run) -> None:
     """Freeze or unfreeze what is due; then the optimiser, the wrapper and the compiled code are made anew."""
-    happened = advance(run.model, run.state.step)
-    if not happened:
+    if not due(run.model, run.state.step):
         return
     with run.timer.apart_from_steps("schedule"):
+        happened = advance(run.model, run.state.step)
         old = run.stepper.optimizer
         run.stepper.settle(run.state)
         window = run.stepper.window
@@ -228,12 +228,12 @@ def _follow_schedule(run: Run) -> None:
             for parameter in group["params"]:
                 if parameter in old.state:
                     run.stepper.optimizer.state[parameter] = old.state[parameter]
-    report = audit(run.model)
-    for event in happened:
-        run.display.say(f"{event}; {report.trainable:,} parameters train now")
-        if run.world.main:
-            values = {"event": "freeze" if event.freeze else "unfreeze", "matrices": list(event.paths)}
-            run.folder.metric("event", run.state.step, trainable=report.trainable, **values)
+        report = audit(run.model)
+        for event in happened:
+            run.display.say(f"{event}; {report.trainable:,} parameters train now")
+            if run.world.main:
+                values = {"event": "freeze" if event.freeze else "unfreeze", "matrices": list(event.paths)}
+                run.folder.metric("event", run.state.step, trainable=report.trainable, **values)
 
 
 def _log(run: Run, rate: float, seconds: list[float]) -> None:
