@@ -112,6 +112,30 @@ def test_an_unexpected_error_leaves_a_run_that_goes_on(cut, tmp_path):
     assert "resumed from step 5" in log
 
 
+def test_a_parameter_that_gets_no_gradient_is_no_obstacle(tmp_path, monkeypatch):
+    """GPT-2's cross-attention trains on what it reads, and a language model gives it nothing to read."""
+    model = {"model": {"name": "random:gpt2-cross", "fields": {"vocab_size": 400}}}
+    runs, whole = (RunConfig.load({**tiny(tmp_path / name), **model}) for name in ("runs", "whole"))
+    with monkeypatch.context() as patched:
+        cut_at(patched, 7)
+        with pytest.raises(Stop):
+            train(runs, quiet=True)
+    train(runs, quiet=True)
+    train(whole, quiet=True)
+    assert_same_run(runs.folder, whole.folder)
+
+
+def test_a_checkpoint_without_the_optimisers_state_is_refused(cut, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    file = cut / "checkpoints/step-00000005/tensors.safetensors"
+    kept = {name: value for name, value in load_file(file).items() if "/transformer.h.0.mlp.fc_in.bias" not in name}
+    kept["model/transformer.h.0.mlp.fc_in.bias"] = load_file(file)["model/transformer.h.0.mlp.fc_in.bias"]
+    save_file(kept, file)
+    with pytest.raises(CheckpointError, match=r"3 tensors differ, such as exp_avg/transformer.h.0.mlp.fc_in.bias"):
+        run_here(tmp_path / "runs")
+
+
 @pytest.mark.parametrize("old", [False, True], ids=["now", "without-them"])
 def test_the_times_of_a_run_that_was_cut_are_those_of_all_its_parts(old, tmp_path, monkeypatch):
     changes = {"train": {"max_steps": 24}, "checkpoint": {"every": 12}}

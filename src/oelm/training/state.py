@@ -92,6 +92,7 @@ def save_checkpoint(
             "about": about,
             "state": asdict(state),
             "oelm": record_of(model),
+            "without_state": _without_state(model, optimizer),
             "step_seconds": [round(value, 7) for value in times.steps],
             "warmup_seconds": [round(value, 7) for value in times.warmup],
             "seconds_apart": times.apart,
@@ -130,7 +131,8 @@ def restore_record(path: Path, model: nn.Module) -> None:
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Read weights and optimiser state back and verify the model. Every process calls this."""
-    _start_optimizer(optimizer)
+    stateless = read_json(path / "state.json").get("without_state", [])
+    _start_optimizer(optimizer, {id(p) for name, p in model.named_parameters() if name in stateless})
     _read(path, named_tensors(model, optimizer), whole=True)
     if record_of(model) is not None:
         verify(model)
@@ -181,11 +183,19 @@ def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> 
     return tensors
 
 
-def _start_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter the optimiser state that its first step would have made, for values to be read into."""
+def _without_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """The parameters that train and never had a gradient so far: nothing that was learnt depends on them."""
+    return [name for name, p in model.named_parameters() if p.requires_grad and not optimizer.state.get(p)]
+
+
+def _start_optimizer(optimizer: torch.optim.Optimizer, stateless: set[int]) -> None:
+    """Give every parameter the optimiser state that its first step would have made, for values to be read into.
+
+    Those in `stateless`, by their ids, had none when the checkpoint was written.
+    """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter in optimizer.state:
+            if parameter in optimizer.state or id(parameter) in stateless:
                 continue
             place = parameter.device if group.get("fused") else torch.device("cpu")
             optimizer.state[parameter] = {
