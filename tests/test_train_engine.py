@@ -19,7 +19,14 @@ from oelm.models.small import small_model
 from oelm.records import read_metrics
 from oelm.runs import load_run
 from oelm.training.language import SummedLoss
-from oelm.training.optim import build_optimizer, learning_rate, parameter_groups, placements, set_learning_rate
+from oelm.training.optim import (
+    Placement,
+    build_optimizer,
+    learning_rate,
+    parameter_groups,
+    placements,
+    set_learning_rate,
+)
 from oelm.training.pace import Pace
 from oelm.training.state import list_checkpoints, read_state
 from oelm.training.step import Stepper
@@ -272,7 +279,28 @@ def test_layer_decay_and_role_multipliers(tmp_path):
     assert "transformer.h.0.attn.q_proj.weight" not in found, "the basis is frozen"
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "oelm-gpt"])
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        ("bert", {"bert.embeddings.LayerNorm": "norm"}),
+        ("distilbert", {"distilbert.embeddings.LayerNorm": "norm"}),
+        ("electra", {"electra.embeddings.LayerNorm": "norm", "electra.embeddings_project": "embedding"}),
+        ("albert", {"albert.embeddings.LayerNorm": "norm", "albert.encoder.embedding_hidden_mapping_in": "embedding"}),
+        ("opt", {"model.decoder.project_in": "embedding"}),
+    ],
+)
+def test_what_belongs_to_the_embeddings_lies_below_the_first_block(name, below):
+    model = small_model(name, **({"word_embed_proj_dim": 24} if name == "opt" else {}))
+    places, blocks = placements(model), 1 if name == "albert" else 3
+    for module, role in below.items():
+        found = {place for parameter, place in places.items() if parameter.rpartition(".")[0] == module}
+        assert found == {Placement(role, blocks)}
+    embeddings = {place for place in places.values() if place.role == "embedding"}
+    assert embeddings == {Placement("embedding", blocks)}
+    assert {place.above for place in places.values() if place.role == "head"} <= {0}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "oelm-gpt", "bert", "electra", "albert", "distilbert"])
 def test_every_parameter_has_its_role_in_every_model(name):
     """One by one: a multiplier moves the parameters of its role and no other."""
     model = small_model(name)
