@@ -17,6 +17,7 @@ from oelm.method import ABOUT, KEEPING, ORTHONORMAL, PRESETS
 from oelm.models.gpt import OelmGPTForCausalLM, gpt_config
 from oelm.models.small import small_model
 from oelm.projections import CoreProjection, IdentityProjection
+from oelm.schedule import advance
 from oelm.sites import find_sites
 
 HEADS, D_HEAD, WIDTH = 4, 12, 48  # of every small model used here
@@ -315,6 +316,20 @@ def test_a_core_between_identities_starts_orthogonal_and_not_as_one():
     assert core.diagonal(dim1=1, dim2=2).abs().mean() < 0.6
     assert torch.equal(core, attention(again, 0).query.core)
     assert not torch.equal(core, attention(other, 0).query.core)
+
+
+@pytest.mark.parametrize("biases", ["frozen", "trained"])
+def test_a_schedule_leaves_a_bias_frozen_that_does_nothing(biases):
+    model = small_model("bert")
+    schedule = {"kind": "unfreeze", "steps": [5], "layers_each": 3}
+    oelm.apply(model, {"preset": "oelm-exact", "biases": biases, "schedule": schedule})
+    advance(model, 5)
+    for layer in range(3):
+        key, query = attention(model, layer).key, attention(model, layer).query
+        assert key.weight.requires_grad
+        assert query.bias.requires_grad
+        assert not key.bias.requires_grad
+    assert oelm.verify(model).tensors == 3
 
 
 @pytest.mark.parametrize(
