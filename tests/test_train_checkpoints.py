@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from oelm import records
+from oelm import analysis, records
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError, ConfigError, TrainingError
 from oelm.files import new_folder, put_in_place, read_json, recover_folder, write_json
 from oelm.records import RunFolder, differing, read_metrics
 from oelm.runs import load_run
-from oelm.training import state
+from oelm.training import engine, state
 from oelm.training.engine import train
 from oelm.training.state import list_checkpoints
 
@@ -110,6 +110,36 @@ def test_an_unexpected_error_leaves_a_run_that_goes_on(cut, tmp_path):
     log = (cut / "train.log").read_text()
     assert "failed: " in log
     assert "resumed from step 5" in log
+
+
+def test_times_of_two_gpus_are_not_compared(tmp_path, monkeypatch):
+    about, loose = engine.about, {"train": {"max_steps": 24, "deterministic": False}}
+
+    def on(gpu):
+        monkeypatch.setattr(engine, "about", lambda *arguments: {**about(*arguments), "gpu": gpu})
+
+    for folder, changes in ((tmp_path / "loose", loose), (tmp_path / "exact", {})):
+        on("A")
+        with monkeypatch.context() as patched:
+            cut_at(patched, 7)
+            with pytest.raises(Stop):
+                run_here(folder, **changes)
+    on("B")
+    with pytest.raises(ConfigError, match=r"cannot go on exactly: gpu A then, B now"):
+        run_here(tmp_path / "exact")
+    run_here(tmp_path / "loose", **loose)
+    doubt = analysis.load_run(config(tmp_path / "loose", **loose).folder).times_doubt
+    assert doubt == "step 5: went on inexactly: gpu A then, B now; step times are not comparable"
+
+
+def test_a_checkpoint_that_does_not_name_its_gpu_goes_on(cut, tmp_path, monkeypatch):
+    saved = cut / "checkpoints/step-00000005/state.json"
+    content = read_json(saved)
+    del content["about"]["gpu"]
+    write_json(saved, content)
+    about = engine.about
+    monkeypatch.setattr(engine, "about", lambda *arguments: {**about(*arguments), "gpu": "B"})
+    assert run_here(tmp_path / "runs")["notes"] == []
 
 
 def test_a_parameter_that_gets_no_gradient_is_no_obstacle(tmp_path, monkeypatch):

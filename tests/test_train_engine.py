@@ -10,7 +10,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import oelm
-from oelm import schedule
+from oelm import analysis, schedule
 from oelm.cli import app
 from oelm.config import OptimizerConfig
 from oelm.errors import ConfigError, TrainingError
@@ -502,6 +502,7 @@ def test_out_of_memory_halves_the_micro_batch(tmp_path, monkeypatch):
     ]
     run = config(tmp_path / "halved").folder
     assert read(run / "timing.json")["notes"] == result["notes"]
+    assert result["notes"][0] == analysis.load_run(run).times_doubt, "its times are of two kinds of steps"
     assert read_state(list_checkpoints(run / "checkpoints")[-1])[0].micro_batch_size == 2
     assert result["tokens"] == 12 * 8 * 32
     small = run_here(tmp_path / "small", train={"micro_batch_size": 2}, eval={"batch_size": 2})

@@ -180,8 +180,8 @@ class CheckpointConfig(Strict, refusal=ConfigError):
     """Checkpoints to resume from: how often, how many, and whether a run that finds one goes on.
 
     `resume`: "auto" goes on where the last one is, and where the run is deterministic (`train.deterministic`) exactly
-    or not at all; "inexact" also where the processes, the threads, the optimiser's kernel or torch differ; "never"
-    refuses a folder that holds one.
+    or not at all; "inexact" also where the processes, the threads, the GPU, the optimiser's kernel or torch differ;
+    "never" refuses a folder that holds one.
     """
 
     every: Positive | Literal["epoch"] = 1000

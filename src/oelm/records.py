@@ -28,6 +28,8 @@ from .files import read_json, recover_folder, remove_leftovers, to_json, write_j
 FORMAT = 1
 # States of a run. "stopped" is a run that was asked to stop and can go on; "failed" says why in its message.
 STATES = ("running", "finished", "stopped", "failed")
+# A note with these words, from the run itself or from whoever ran it, keeps its times out of every comparison.
+UNCOMPARABLE_TIMES = "step times are not comparable"
 # A file of this name in a run's folder asks the run to stop: it looks for one whenever it logs.
 STOP = "stop"
 # What a run may have written before its first step, beside its config and its log.

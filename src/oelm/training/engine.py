@@ -23,7 +23,7 @@ from ..evaluate import validate, written_figures
 from ..files import new_folder, read_json, require_space, write_json
 from ..operate import apply
 from ..proof import audit, verify
-from ..records import RunFolder, environment
+from ..records import UNCOMPARABLE_TIMES, RunFolder, environment
 from ..schedule import advance, due, events
 from ..sites import find_sites
 from .optim import build_optimizer, learning_rate, set_learning_rate
@@ -177,7 +177,7 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
         state, _, times = read_state(checkpoint)
         restore_record(checkpoint, model)
         if differs:
-            state.notes.append(f"step {state.step}: went on inexactly: {differs}")
+            state.notes.append(f"step {state.step}: went on inexactly: {differs}; {UNCOMPARABLE_TIMES}")
     found = checkpoint.name if checkpoint else "none"
     require_the_same(world, config=config.id, torch=torch.__version__, data=task.sha256, checkpoint=found)
     model.to(world.device)
