@@ -11,7 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
+import oelm
 from oelm import analysis, records
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError, ConfigError, TrainingError
@@ -90,6 +92,30 @@ def test_without_best_only_checkpoints_are_written(tmp_path):
     run = config(tmp_path).folder
     assert not (run / "best").exists()
     assert load_run(run).config.vocab_size == 400
+
+
+def test_a_best_model_of_an_earlier_part_is_not_taken_for_the_best(cut, tmp_path):
+    """The part that kept best models was cut after step 4, and the one that keeps none was best at step 12."""
+    assert torch.equal(load_run(cut).lm_head.weight, oelm.load(cut / "best").lm_head.weight)
+    result = run_here(tmp_path / "runs", checkpoint={"best": False})
+    assert result["best_step"] == 12
+    says = "is of step 4, and the best validation was at step 12: the last checkpoint's model is taken"
+    with pytest.warns(UserWarning, match=says):
+        assert torch.equal(load_run(cut).lm_head.weight, load_run(cut, last=True).lm_head.weight)
+    (cut / "result.json").unlink()
+    with pytest.warns(UserWarning, match=says):
+        load_run(cut)
+    (cut / "best/step.json").unlink()  # as an older version left it
+    assert torch.equal(load_run(cut).lm_head.weight, oelm.load(cut / "best").lm_head.weight)
+
+
+def test_a_best_model_that_is_newer_than_the_last_checkpoint_is_the_best(tmp_path, monkeypatch):
+    cut_at(monkeypatch, 9)
+    with pytest.raises(Stop):
+        run_here(tmp_path)
+    run = config(tmp_path).folder
+    assert (names(run), read(run / "best/step.json")) == (["step-00000005"], {"step": 8})
+    assert torch.equal(load_run(run).lm_head.weight, oelm.load(run / "best").lm_head.weight)
 
 
 def test_what_is_not_whole_is_not_listed(tmp_path):

@@ -308,7 +308,10 @@ class RunConfig(Strict, refusal=ConfigError):
 
     @property
     def id(self) -> str:
-        """A hash of all that may change a number: not where the run is kept, logged or how often it is saved."""
+        """A hash of all that may change a number: not where the run is kept, logged or how often it is saved.
+
+        With checkpoint.best other splits are evaluated at the best step, without it at the last: those figures say.
+        """
         apart = {"output", "log", "checkpoint"}
         content = json.dumps({k: v for k, v in self.to_dict().items() if k not in apart}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]

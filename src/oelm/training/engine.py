@@ -34,7 +34,7 @@ from .progress import Display, perplexity
 from .result import result_of
 from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening
-from .state import TrainState, load_checkpoint, read_state, restore_record, save_checkpoint
+from .state import TrainState, load_checkpoint, mark_best, read_state, restore_record, save_checkpoint, stale_best
 from .step import Stepper, share_of
 from .task import Figures, Task, open_task
 from .timing import StepTimer
@@ -339,6 +339,7 @@ def _save_model(run: Run, path: Path) -> None:
             with new_folder(path) as folder:
                 model.save_pretrained(folder, state_dict=state_dict)
                 run.task.save_tokenizer(folder)
+                mark_best(folder, run.state.step)
         except SafetensorError as error:
             raise TrainingError(f"{path}: cannot be written ({error}); the last checkpoint is intact") from None
     run.world.barrier()
@@ -373,7 +374,10 @@ def _other_splits(run: Run) -> dict[str, Figures]:
     if not others:
         return {}
     model, module, step = run.model, run.stepper.module, run.state.step
-    if run.state.best and run.world.any(run.world.main and (run.folder / "best").is_dir()):
+    stale = stale_best(run.folder.path, run.state.best, step) if run.world.main else ""
+    if stale:  # kept by a part of this run that had checkpoint.best, which this one has not
+        run.state.notes.append(f"{stale}: other splits were evaluated with the last model")
+    if run.state.best and run.world.any(run.world.main and not stale and (run.folder / "best").is_dir()):
         model, step = load(run.folder / "best").to(run.world.device), run.state.best["step"]
         module = run.task.loss(model)
     found = {}

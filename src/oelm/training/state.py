@@ -26,6 +26,7 @@ from .timing import Times
 
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})")
+_BEST_STEP = "step.json"
 _OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -54,6 +55,24 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints in a folder, oldest first."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and (path / "state.json").is_file()]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def mark_best(folder: Path, step: int) -> None:
+    """Write into the folder of a best model of which step it is."""
+    write_json(folder / _BEST_STEP, {"step": step})
+
+
+def stale_best(run: Path, best: dict[str, Any], done: int) -> str:
+    """Why a run's best/ is not its best model after `done` steps, whose figures are `best`; nothing if it is.
+
+    A model of a later step is newer than these figures: it is saved at once, and they with the next checkpoint. One
+    that an older version saved does not say its step, and is taken as it is.
+    """
+    place = run / "best" / _BEST_STEP
+    step = read_json(place)["step"] if place.is_file() else None
+    if step is None or step > done or step == best.get("step"):
+        return ""
+    return f"best/ is of step {step}, and the best validation was at step {best.get('step')}"
 
 
 def save_checkpoint(
