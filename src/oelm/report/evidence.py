@@ -35,6 +35,14 @@ from .strings import Words, words
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*(%|points|x\b)")
 # Where a README's table of headlines stands.
 _BEGIN, _END = "<!-- headlines: written by make results -->", "<!-- /headlines -->"
+# How settings are called beside a figure's rows.
+_SETTINGS = {
+    "train.max_steps": "{} steps",
+    "train.batch_size": "batch {}",
+    "data.fraction": "{} of the data",
+    "model.name": "{}",
+    "optimizer.layer_decay": "layer decay {}",
+}
 # The figures of a setup that a question shows, if it has one setup, and if it has several, whose changes are in one
 # figure for all; a report has the others.
 _SHOWN = (("-change", "-accuracy"), ("-accuracy",))
@@ -90,7 +98,9 @@ def write_evidence(source: str | PathLike[str], out: str | PathLike[str], draw: 
     place = Path(out)
     document = evidence_document(source, place.parent)
     if draw:
-        figures.draw(document.figures, place.parent / "figures", endings=("svg",))
+        drawn = figures.draw(document.figures, place.parent / "figures", endings=("svg",))
+        for old in set(drawn[0].parent.glob("*.svg")) - set(drawn) if drawn else ():
+            old.unlink()
     write_text(place, to_markdown(document, pictures=True))
     return place
 
@@ -213,8 +223,15 @@ def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words
     told = []
     for one in sorted(analysis.comparisons, key=lambda one: one.arm):
         where = [] if alone else [one.setup.dataset.split(",")[0].split(":")[0]]
-        told.append((": ".join([one.arm, ", ".join([*where, *setup_settings(one.setup)])]), one))
+        apart = [_in_words(setting) for setting in setup_settings(one.setup)]
+        told.append((": ".join([one.arm, ", ".join([*where, *apart])]), one))
     return changes(f"{question.id}-all", told, styles, say)
+
+
+def _in_words(setting: str) -> str:
+    """A setting as a picture has room for it."""
+    field, _, value = setting.partition(" ")
+    return _SETTINGS.get(field, f"{field} {{}}").format(value)
 
 
 def _within(path: Path, folders: Sequence[Path]) -> bool:

@@ -23,6 +23,7 @@ FULL_WIDTH = 7.2
 _HALF_WIDTH = 5.2
 # Letters in a line of a label, lines of a label, and inches from one line to the next.
 _LETTERS, _LINES, _LEADING = 32, 4, 0.16
+_BESIDE = 44  # beside the rows of an interval chart, which is wide where they are long
 # A chart with longer labels than this takes the whole width.
 _SHORT = 20
 # Inches that a field of a grid needs for its text, and that a letter of a label beside it takes.
@@ -205,7 +206,7 @@ def _height(chart: Chart) -> float:
 
 def _share(row: Row) -> float:
     """How many rows of one line a row of an interval chart is high."""
-    return max(1.0, 0.2 + _LEADING / 0.3 * _lines_of(_lined(row.label)))
+    return max(1.0, 0.2 + _LEADING / 0.3 * _lines_of(_lined(row.label, _BESIDE)))
 
 
 def _lines(place: Any, chart: Lines, axis: str) -> None:
@@ -267,7 +268,7 @@ def _intervals(place: Any, chart: Intervals) -> None:
             place.plot([row.cross], [y], "x", color=_INK, markersize=6, markeredgewidth=1.4, label=label)
     if chart.line is not None:
         place.axvline(chart.line, color=_INK, linewidth=1, linestyle="--", label=chart.line_label or None, zorder=1)
-    place.set_yticks(heights, [_lined(row.label) for row in chart.rows])
+    place.set_yticks(heights, [_lined(row.label, _BESIDE) for row in chart.rows])
     place.set_ylim(-0.6, sum(_share(row) for row in chart.rows) - 0.4)
     place.set_xlabel(chart.x_label)
     place.grid(axis="y", visible=False)
