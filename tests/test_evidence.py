@@ -90,8 +90,8 @@ def test_several_setups_share_a_table_and_a_figure(tmp_path):
     assert set(figures()) == {"cost-all"}
     (chart,) = figures()["cost-all"].charts
     assert sorted(row.label for row in chart.rows) == [
-        "oelm-freeze: train.max_steps 400",
-        "oelm-freeze: train.max_steps 800",
+        "oelm-freeze: 400 steps",
+        "oelm-freeze: 800 steps",
     ]
     assert [row.hollow for row in chart.rows] == [False, True], "one seed has no interval"
 
