@@ -240,7 +240,7 @@ def test_two_matrices_share_the_work(tmp_path):
 
 def test_asked_to_stop_a_matrix_saves_its_runs_and_goes_on_later(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
-    launcher = ForkLauncher(2, {number: Slow() for number in range(3)})
+    launcher = ForkLauncher(2, {number: Slow(0.1) for number in range(3)})
     said: list[str] = []
     work = Matrix(planned, launcher, tell=said.append)
 
@@ -253,6 +253,41 @@ def test_asked_to_stop_a_matrix_saves_its_runs_and_goes_on_later(tmp_path):
     assert [look(run.folder).state for run in planned] == ["stopped", "stopped", "new"]
     assert Matrix(planned, ForkLauncher(), tell=said.append).run() == {"finished": 3}
     assert "resumed from step" in (planned[0].folder / "train.log").read_text()
+
+
+@pytest.mark.parametrize("host", ["here", "another-machine"])
+def test_all_that_goes_on_is_stopped_with_the_matrix_that_would_start_the_next_run(tmp_path, monkeypatch, host):
+    planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
+    said: list[str] = []
+
+    def stop_all(work: Matrix) -> None:
+        if look(planned[0].folder).step and len(said) < 2:
+            if host != "here":
+                monkeypatch.setattr("socket.gethostname", lambda: host)
+            said.append(lab("stop", "--all", "--out", tmp_path).stdout)
+
+    launcher = ForkLauncher(1, {number: Slow(0.2) for number in range(3)})
+    assert Matrix(planned, launcher, tell=lambda _: None).run(stop_all) == {"stopped": 1, "left": 2}
+    asked = said[0]
+    assert f"the matrix of process {os.getpid()} on " in asked
+    assert "starts no more runs" in asked
+    assert f"{Path('runs') / planned[0].name}: stops with its matrix" in asked
+    assert all("was asked to stop before" in text for text in said[1:]), "a second signal would end it unsaved"
+    assert [look(run.folder).state for run in planned] == ["stopped", "new", "new"]
+    assert len(launcher.jobs) == 1
+
+
+def test_a_run_that_is_stopped_alone_lets_its_matrix_go_on(tmp_path):
+    planned = plan(tmp_path, axes={"seed": [0, 1]})
+    said: list[str] = []
+
+    def stop_one(work: Matrix) -> None:
+        if look(planned[0].folder).step and not said:
+            said.append(lab("stop", planned[0].folder).stdout)
+
+    work = Matrix(planned, ForkLauncher(1, {0: Slow(0.2)}), tell=lambda _: None)
+    assert work.run(stop_one) == {"stopped": 1, "finished": 1}
+    assert "asked to stop; it saves first" in said[0]
 
 
 def test_out_of_time_a_matrix_stops_by_itself(tmp_path):

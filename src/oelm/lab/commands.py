@@ -201,7 +201,7 @@ def logs(
 
 def stop(
     name: Annotated[str | None, typer.Argument(help="A run's folder, or a part of its name.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every run that goes on in the folder.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every run and matrix that goes on in the folder.")] = False,
     out: OutOption = Path("runs"),
 ) -> None:
     """Ask a run to save a checkpoint and stop. The command that started it goes on with it later."""
@@ -212,13 +212,20 @@ def stop(
 
         if (name is None) != everything:
             raise LabError("name one run, or give --all")
-        if name is None:
-            _require_folder(out)
-        wanted = [state for state in survey(out) if state.live] if name is None else [find_run(name, out)]
-        if not wanted:
-            raise LabError(f"no run goes on below {out}")
-        for state in wanted:
+        if name is not None:
+            state = find_run(name, out)
             typer.echo(f"{state.name}: {control.stop(state)}")
+            return
+        _require_folder(out)
+        matrices = control.stop_matrices(out)  # before its runs: a matrix would start the next one at once
+        wanted = [state for state in survey(out) if state.live]
+        if not wanted and not matrices:
+            raise LabError(f"no run goes on below {out}")
+        for line in matrices.values():
+            typer.echo(line)
+        for state in wanted:
+            with_matrix = control.matrix_of(state) in matrices
+            typer.echo(f"{state.name}: {'stops with its matrix' if with_matrix else control.stop(state)}")
 
 
 def clean(

@@ -24,6 +24,7 @@ from typing import Any, TextIO
 from ..errors import TrainingError
 from ..files import read_json, remove_leftovers, write_json
 from ..locks import hold, holder
+from ..records import STOP
 from ..training.signals import StopRequest, listening
 from .expand import PLAIN, Planned
 from .launch import CONSOLE, LAUNCH, Job, Launcher, fresh_status, launch_of, was_stopped
@@ -67,7 +68,7 @@ class Matrix:
         self.launcher, self.retries, self._tell = launcher, retries, tell
         self._by_folder = {entry.planned.folder: entry for entry in self.entries}
         self._stop: StopRequest | None = None
-        self._asked = False
+        self._asked = self._told = False
         self._root = Path(runs[0].config.output)
         self._place = ""
         self._took: list[float] = []
@@ -98,8 +99,8 @@ class Matrix:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal asked the matrix to stop."""
-        return bool(self._stop)
+        """Whether a signal asked the matrix to stop, or a file that `oelm stop` left on another machine."""
+        return bool(self._stop) or self._told
 
     @property
     def _leaving(self) -> bool:
@@ -136,6 +137,7 @@ class Matrix:
 
     def _step(self) -> None:
         """One look around: what ended, what can start."""
+        self._told = self._told or (self._root / LAB / self._place / STOP).exists()
         if self._leaving:
             self._ask_to_stop()
         for entry in self._running():
@@ -291,7 +293,8 @@ class Matrix:
             return
         self._asked = True
         running = self._running()
-        cause = f"asked to stop by {self._stop.signal}" if self._stop else "out of time"
+        cause = "asked to stop by a file" if self._told else "out of time"
+        cause = f"asked to stop by {self._stop.signal}" if self._stop else cause
         self._tell(f"{cause}: {len(running)} running runs save and stop")
         for entry in running:
             assert entry.job is not None
