@@ -55,6 +55,17 @@ def test_the_plans_scenario_follows_from_freeze_against_no_freeze(tmp_path, gap,
     assert (found.scenario, found.verdict) == (scenario, verdict)
 
 
+def test_what_the_correction_leaves_undecided_selects_no_scenario(tmp_path):
+    """Taken alone freeze is worse than no-freeze, but beside the other hypotheses that may be chance."""
+    for seed, noise in enumerate((0.0, 0.05, -0.04)):
+        language_run(tmp_path, "baseline", seed, 3.0)
+        language_run(tmp_path, "oelm-nofreeze", seed, 3.0)
+        language_run(tmp_path, "oelm-freeze", seed, 3.2 + noise)
+    found = verdicts(tmp_path)["H2"]
+    assert found.p < 0.05 <= found.adjusted
+    assert (found.verdict, found.towards, found.scenario) == ("undecided", "refuted", None)
+
+
 def test_counts_need_no_test_and_stand_beside_what_was_expected(tmp_path):
     found = verdicts(arms(tmp_path, oelm_freeze=0.1))["H1"]
     assert (found.verdict, found.p) == ("refuted", None)  # a tiny model: 32,768 parameters, not 3 million

@@ -151,6 +151,7 @@ def judge(hypotheses: Sequence[Hypothesis], groups: Sequence[Group]) -> tuple[Ve
     for index, adjusted in zip(tested, holm([found[index].p or 0.0 for index in tested]), strict=True):
         decided = found[index].towards if adjusted < ALPHA else UNDECIDED
         found[index] = replace(found[index], adjusted=adjusted, verdict=decided)
+        found[index] = replace(found[index], scenario=_scenario(found[index]))
     return tuple(found)
 
 
@@ -205,8 +206,7 @@ def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> 
         return replace(base, notes=(note("one_seed"),))
     low, high = _bounds(hypothesis)
     towards, p = decide(sample, low, high)
-    scenario = _scenario(hypothesis, comparison) if hypothesis.scenarios else None
-    return replace(base, p=p, towards=towards, scenario=scenario)
+    return replace(base, p=p, towards=towards)
 
 
 def decide(sample: Sequence[float], low: float, high: float) -> tuple[str, float]:
@@ -243,17 +243,15 @@ def _found(hypothesis: Hypothesis, comparison: Comparison) -> Estimate | None:
     return comparison.change if hypothesis.compare == "change" else estimate(_sample(hypothesis, comparison))
 
 
-def _scenario(hypothesis: Hypothesis, comparison: Comparison) -> str | None:
-    """Better, like or worse: like is equivalence within the margin; the others need an interval on one side of 0."""
-    low, high = _bounds(hypothesis)
-    sample = comparison.logs
-    if tost(sample, low, high) < ALPHA:
-        return "like"
-    interval = estimate(sample)
-    if interval.low is None or interval.high is None or interval.low <= 0 <= interval.high:
+def _scenario(verdict: Verdict) -> str | None:
+    """Better, like or worse, where the corrected verdict says so: like is within the margin, the others beyond it."""
+    if not verdict.hypothesis.scenarios or verdict.verdict == UNDECIDED:
         return None
-    lower = interval.high < 0
-    return "better" if lower == comparison.measure.lower_is_better else "worse"
+    if verdict.verdict == SUPPORTED:
+        return "like"
+    assert verdict.comparison is not None
+    lower = sum(verdict.comparison.logs) < 0
+    return "better" if lower == verdict.comparison.measure.lower_is_better else "worse"
 
 
 def _trend(hypothesis: Hypothesis, groups: Sequence[Group]) -> Verdict:
