@@ -24,7 +24,8 @@ from oelm.report import commands, summary, write_report
 from oelm.report import figures as drawing
 from oelm.report import pdf as typesetting
 from oelm.report.charts import Figure, Grid, Intervals, Lines, Row, Series
-from oelm.report.sentences import reading
+from oelm.report.compose import settings
+from oelm.report.sentences import reading, setup_name
 from oelm.report.strings import STRINGS, words
 from oelm.report.tables import latex
 from oelm.report.watch import watch
@@ -327,6 +328,19 @@ def test_names_that_are_code_stay_text(tmp_path):
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert "<script" not in text.replace("\\<script", "")
     assert folder.is_dir()
+
+
+def test_a_setup_is_named_by_what_sets_it_apart_and_shows_its_models_sizes(tmp_path):
+    apart = [{}, {"data": {"fraction": 0.1}}, {"optimizer": {"layer_decay": 0.8}}]
+    apart.append({"model": {"fields": {"hidden_size": 64}}})
+    for number, changes in enumerate(apart):
+        language_run(tmp_path / str(number), changes=changes)
+    setups = {setup_name(setup): settings(setup) for setup in analyse([tmp_path]).groups[0].setups}
+    named = ["", ", data.fraction 0.1", ", optimizer.layer_decay 0.8", ", model.fields.hidden_size 64"]
+    assert set(setups) == {f"built-in stories{name}" for name in named}
+    assert setups["built-in stories"].startswith("model.name gpt:tiny · train.batch_size 16 ")
+    small = setups["built-in stories, model.fields.hidden_size 64"]
+    assert small.startswith("model.name gpt:tiny · model.fields.hidden_size 64 · ")
 
 
 def test_a_report_without_arms_to_compare_still_lists_its_runs(tmp_path):

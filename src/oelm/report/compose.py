@@ -161,7 +161,8 @@ def settings(setup: Setup) -> str:
     """The settings that matter most, on one line."""
     run, shared = setup.runs[0], dict(setup.settings)
     hardware = (run.environment.get("gpu") or {}).get("name") or run.environment.get("device") or "?"
-    names = ("model.name", "train.batch_size", "train.max_steps", "train.epochs", "data.sequence_length")
+    fields = [name for name in shared if name.startswith("model.fields.")]  # a name alone would hide a changed size
+    names = ("model.name", *fields, "train.batch_size", "train.max_steps", "train.epochs", "data.sequence_length")
     told = [f"{name} {shared[name]}" for name in names if shared.get(name) is not None]
     return " · ".join([*told, str(hardware)])
 

@@ -17,6 +17,8 @@ from .strings import Words, words
 _DOUBTS = ("edge_low", "edge_high", "better_elsewhere", "no_spread")
 # Settings that go with a run's length: a longer one warms up longer and is looked at less often.
 _FOLLOW_LENGTH = ("eval.every", "optimizer.warmup_steps")
+# Values that change nothing, and so add nothing to a name where another setup has others.
+_NEUTRAL = {"data.fraction": "1.0", "optimizer.layer_decay": "1.0", "model.fields": "{}"}
 
 
 def summary(analysis: Analysis, language: str = "en") -> list[str]:
@@ -180,7 +182,8 @@ def setup_settings(setup: Setup) -> list[str]:
     apart = {field: value for field, value in setup.apart if not field.startswith("environment.")}
     if "train.max_steps" in apart:
         apart = {field: value for field, value in apart.items() if field not in _FOLLOW_LENGTH}
-    return [f"{field} {value}" for field, value in apart.items()][:4]
+    told = {field: value for field, value in apart.items() if value not in (_NEUTRAL.get(field), "null")}
+    return [f"{field} {value}" for field, value in told.items()][:4]
 
 
 def _letters(text: str) -> str:
