@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import resource
 import socket
 import string
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,11 +42,12 @@ APP = "import typer; from oelm.report import commands as c; a = typer.Typer(pret
 APP += "a.command('report')(c.report); a.command('compare')(c.compare); a()"
 
 
-def oelm(*arguments):
+def oelm(*arguments, largest_file=resource.RLIM_INFINITY):
     """The commands in a process of their own, as a user starts them."""
     command = [sys.executable, "-c", APP, *map(str, arguments)]
     variables = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, preexec_fn=limit)
 
 
 def oelm_here(*arguments):
@@ -471,6 +474,17 @@ def test_bad_input_is_one_clear_line(runs, tmp_path, arguments, message, monkeyp
     assert done.exit_code == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@needs_matplotlib
+def test_a_report_that_finds_no_room_is_one_clear_line(runs, tmp_path):
+    """A limit on the size of files meets the figures as a full disk would."""
+    done = oelm("report", runs, "--out", tmp_path / "out", "--quiet", largest_file=4000)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"oelm: {tmp_path / 'out' / 'figures'}/")
+    assert line.endswith("cannot be written (File too large)")
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()], "nothing is there by halves"
 
 
 def test_compare_prints_the_figures_and_what_differs(tmp_path):
