@@ -333,6 +333,22 @@ def test_names_that_are_code_stay_text(tmp_path):
     assert folder.is_dir()
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_times_that_say_nothing_are_not_given_bounds(tmp_path, language):
+    """Two seeds, of which one ran beside something else: 70 times as slow."""
+    for seed, slow in enumerate((1, 70)):
+        language_run(tmp_path / "runs", "baseline", seed, 3.0)
+        language_run(tmp_path / "runs", "oelm-freeze", seed, 3.1 + seed / 100, step_seconds=0.02 * slow)
+    made = write_report([tmp_path / "runs"], tmp_path / "out", language=language, formats=["md"])
+    say, text = words(language), (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    (line,) = [line for line in summary(made.analysis, language) if "TARGET-TIME" in line]
+    assert say("too_noisy", n=2) in line
+    assert say("note_uneven_times", arm="oelm-freeze", factor=70) in line
+    (row,) = [line for line in text.split(say("time_runs"))[1].splitlines() if line.startswith("| `oelm-freeze`")]
+    assert say("too_noisy", n=2) in row
+    assert not re.search(r"\d,\d{3},\d{3}[\d,]*\.\d %", text), "no bounds of millions of percent"
+
+
 def test_a_setup_is_named_by_what_sets_it_apart_and_shows_its_models_sizes(tmp_path):
     apart = [{}, {"data": {"fraction": 0.1}}, {"optimizer": {"layer_decay": 0.8}}]
     apart.append({"model": {"fields": {"hidden_size": 64}}})

@@ -15,12 +15,14 @@ from pydantic import ValidationError, model_validator
 from ..errors import nearest
 from ..files import parse_yaml
 from ..schema import Strict, explain
-from .arms import MEASURES, Group, Setup
+from .arms import MEASURES, TIMES, Group, Setup
 from .compare import Comparison, Note, headline, note, of_pairs
 from .run import AnalysisError, Run
 from .stats import ALPHA, Estimate, above, below, estimate, holm, slope, tost
 
 SUPPORTED, REFUTED, UNDECIDED = "supported", "refuted", "undecided"
+# How many times as long a step of one seed may take as that of another of the same arm before a reader is told.
+_UNEVEN = 3.0
 
 
 class Rule(Strict, refusal=AnalysisError):
@@ -193,7 +195,7 @@ def _of_value(hypothesis: Hypothesis, setup: Setup, runs: tuple[Run, ...]) -> Ve
 def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> Verdict:
     comparison = of_pairs(chosen, MEASURES[hypothesis.measure])
     runs = tuple(run for pair in comparison.pairs for run in pair)
-    base = Verdict(hypothesis, UNDECIDED, setup, comparison, runs=runs)
+    base = Verdict(hypothesis, UNDECIDED, setup, comparison, runs=runs, notes=uneven_times(comparison))
     sample = _sample(hypothesis, comparison)
     if not sample:
         return replace(base, notes=(note("no_common_seed"),))
@@ -252,6 +254,18 @@ def _scenario(verdict: Verdict) -> str | None:
     assert verdict.comparison is not None
     lower = sum(verdict.comparison.logs) < 0
     return "better" if lower == verdict.comparison.measure.lower_is_better else "worse"
+
+
+def uneven_times(comparison: Comparison) -> tuple[Note, ...]:
+    """For a comparison of times: the arms whose own seeds differ so much that something else took the time."""
+    if comparison.measure.name not in TIMES or not comparison.values:
+        return ()
+    notes = []
+    for arm, values in zip((comparison.arm, comparison.reference), zip(*comparison.values, strict=True), strict=True):
+        factor = max(values) / min(values)
+        if factor > _UNEVEN:
+            notes.append(note("uneven_times", arm=arm, factor=f"{factor:.0f}"))
+    return tuple(notes)
 
 
 def _trend(hypothesis: Hypothesis, groups: Sequence[Group]) -> Verdict:

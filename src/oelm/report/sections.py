@@ -10,12 +10,13 @@ from typing import Any
 from ..analysis import Analysis, Run
 from ..analysis.compare import Comparison
 from ..analysis.flops import flop_ratio
+from ..analysis.hypotheses import uneven_times
 from ..analysis.replication import Replication
 from ..analysis.run import DECODED, Bench
 from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
 from . import numbers
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
-from .sentences import language_of, place, verdict_numbers, why_left_out
+from .sentences import language_of, note_text, place, verdict_numbers, why_left_out
 from .strings import Words
 
 _TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "bad"}
@@ -117,6 +118,8 @@ def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
                 ]
             )
         blocks += [Paragraph(say("time_runs")), Table("step-times", columns, rows, (2, 3, 4, 5))]
+        uneven = dict.fromkeys(note_text(note, say) for one in sound for note in uneven_times(one))
+        blocks += [Bullets([Cell(text) for text in uneven])] if uneven else []
     spoilt = [one for one in analysis.times if not one.sound]
     if spoilt:
         fields = sorted({item.field for one in spoilt for item in one.confounds})

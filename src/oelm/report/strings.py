@@ -129,6 +129,7 @@ STRINGS: dict[str, tuple[str, str]] = {
     # Intervals
     "interval": ("95 % interval {low} to {high}, {n} seeds", "95 % 区间 {low} 至 {high}，{n} 个种子"),
     "one_seed_short": ("one seed: no interval", "一个种子：无区间"),
+    "too_noisy": ("too noisy to say, {n} seeds", "噪声过大，无法判断，{n} 个种子"),
     "no_pair_short": ("no common seed: no interval", "无共同种子：无区间"),
     "slope_interval": ("95 % interval {low} to {high}, {n} data sets", "95 % 区间 {low} 至 {high}，{n} 个数据集"),
     "per_doubling": ("{value} per doubling of the data", "数据每翻一倍 {value}"),
@@ -263,6 +264,10 @@ STRINGS: dict[str, tuple[str, str]] = {
         "their records say that their step times must not be compared",
         "其记录注明单步时间不可比较",
     ),
+    "note_uneven_times": (
+        "the step times of {arm}'s seeds differ {factor}-fold: was the machine busy with something else?",
+        "{arm} 各种子的单步时间相差 {factor} 倍：机器当时是否在忙别的？",
+    ),
     "note_no_spread": (
         "every pair differs by the same amount, to the last digit: are these independent runs?",
         "每一对的差值完全相同：这些运行是否相互独立？",
@@ -313,9 +318,10 @@ STRINGS: dict[str, tuple[str, str]] = {
     # Figures
     "fig_change": ("Change against {reference}", "相对 {reference} 的变化"),
     "cap_change": (
-        "{measure} of each arm against {reference}, with 95 % paired t intervals. A hollow mark has one seed and no "
-        "interval, or is confounded.",
-        "各方法相对 {reference} 的{measure}变化及 95 % 配对 t 区间。空心标记表示只有一个种子（无区间）或受混淆。",
+        "{measure} of each arm against {reference}, with 95 % paired t intervals. A hollow mark has no interval "
+        "(one seed, or too much noise to say), or is confounded.",
+        "各方法相对 {reference} 的{measure}变化及 95 % 配对 t 区间。"
+        "空心标记表示没有区间（只有一个种子，或噪声过大）或受混淆。",
     ),
     "fig_validation": ("Validation during training", "训练过程中的验证指标"),
     "cap_validation": (
