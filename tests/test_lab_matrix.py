@@ -18,6 +18,7 @@ from oelm.lab.matrix import TAKEN, Matrix
 from oelm.lab.survey import look
 from oelm.lab.warm import WarmLauncher
 from oelm.locks import hold, holder
+from oelm.machine import threads_each
 from oelm.training.engine import train
 
 from .lab_helpers import experiment_file, lab, started, wait_for
@@ -357,7 +358,8 @@ def test_a_large_matrix_shows_its_size_and_asks(tmp_path):
 
 
 def test_threads_are_divided_and_gpus_are_named(monkeypatch):
-    monkeypatch.setattr("oelm.lab.launch.cores", lambda: 8)
+    monkeypatch.setattr("oelm.machine.cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("oelm.lab.launch._visible_gpus", list)
     assert local_launcher(jobs=4).room == [Slot((), 2)] * 4
     assert local_launcher(jobs=2, processes=2).room == [Slot((), 2)] * 2
@@ -367,6 +369,18 @@ def test_threads_are_divided_and_gpus_are_named(monkeypatch):
     assert [slot.gpus for slot in local_launcher("2,3", processes=2).room] == [("2", "3")]
     assert local_launcher("0", jobs=3).slots == 3
     assert local_launcher("", jobs=2).room == [Slot((), 4)] * 2, "'' is the CPU"
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads"), [("1", 1), ("3", 3), ("16", 4), ("2,1", 2), ("", 4), ("0", 4), ("many", 4)]
+)
+def test_a_run_has_no_more_threads_than_the_user_asks_for(asked, threads, monkeypatch):
+    monkeypatch.setattr("oelm.machine.cores", lambda: 8)
+    monkeypatch.setattr("oelm.lab.launch._visible_gpus", list)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert local_launcher(jobs=2).room == [Slot((), threads)] * 2
+    monkeypatch.setattr("oelm.lab.launch._visible_gpus", lambda: ["0", "1"])
+    assert local_launcher("0,1").room == [Slot(("0",), threads), Slot(("1",), threads)]
 
 
 @pytest.mark.parametrize(
@@ -428,7 +442,7 @@ def test_runs_that_start_at_once(tmp_path):
     assert Matrix(planned, WarmLauncher(2), tell=lambda _: None).run() == {"finished": 2}
     for name, folder in undisturbed(planned, tmp_path / "undisturbed").items():
         threads = read(tmp_path / "runs" / name / "environment.json")["cpu"]["threads"]
-        assert threads == max(1, len(os.sched_getaffinity(0)) // 2)
+        assert threads == threads_each(2)
         assert outcome(tmp_path / "runs" / name).keys() == outcome(folder).keys()
     (slow,) = plan(tmp_path, "slow", axes={"seed": [0]}, config=_longer(tmp_path, 5000, 10_000))
     work = Matrix([slow], WarmLauncher(1), tell=lambda _: None)
