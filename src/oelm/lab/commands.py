@@ -283,7 +283,9 @@ def _dry_run(planned: list[Planned]) -> None:
         tried = dry_run(run)
         changes = f"; changes at steps {', '.join(map(str, tried.changes_at))}" if tried.changes_at else ""
         counted = f" of a {tried.stand_in} that stands in" if tried.stand_in else ""
-        what = f"{tried.parameters:,} parameters{counted}, {tried.matrices} matrices set or frozen{changes}"
+        adapters = f", {tried.adapters} adapters" if tried.adapters else ""
+        what = f"{tried.parameters:,} parameters{counted}, {tried.trainable:,} of them trained, "
+        what += f"{tried.matrices} matrices set or frozen{adapters}{changes}"
         typer.echo(f"{run.name}: {what}")
     typer.echo(f"{len(planned)} runs, all in order")
 
