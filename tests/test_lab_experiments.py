@@ -223,6 +223,8 @@ def test_a_file_may_extend_a_shipped_experiment(tmp_path):
         ({"config": {"optimizer": {"learning_rate": 1e-3}}, "axes": {"optimizer.learning_rate": [1e-4]}}, "keep one"),
         ({"config": {"trian": {}}}, "trian: unknown key. Did you mean 'train'?"),
         ({"axes": {"optimizer.learning_rat": [1e-3]}}, "learning_rat: unknown key"),
+        ({"axes": {"method": "oelm-freeze"}}, "axes.method: should be a list, such as ['oelm-freeze']"),
+        ({"smoke": {"axes": {"seed": 3}}}, "smoke.axes.seed: should be a list, such as [3]"),
         ({"axes": {"seed": []}}, "axis seed has no values"),
         ({"axes": {"seed": [1, 1]}}, "axis seed lists 1 more than once"),
         ({"axes": {"method": ["oelm-freeze", {"preset": "oelm-freeze"}]}}, "give the same run"),
