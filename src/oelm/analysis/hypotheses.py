@@ -81,6 +81,7 @@ class Hypothesis(Strict, refusal=AnalysisError):
     rule: Rule
     scenarios: bool = False
     beside: Beside | None = None
+    smallest: int | None = None
 
     @model_validator(mode="after")
     def _coherent(self) -> Hypothesis:
@@ -148,7 +149,7 @@ def judge(hypotheses: Sequence[Hypothesis], groups: Sequence[Group]) -> tuple[Ve
             found.append(_trend(hypothesis, groups))
             continue
         own = [verdict for group in groups for verdict in _in_group(hypothesis, group)]
-        found += own or [Verdict(hypothesis, UNDECIDED, notes=(note("no_runs"),))]
+        found += own or [Verdict(hypothesis, UNDECIDED, notes=(_why_none(hypothesis, groups),))]
     tested = [index for index, verdict in enumerate(found) if verdict.p is not None]
     for index, adjusted in zip(tested, holm([found[index].p or 0.0 for index in tested]), strict=True):
         decided = found[index].towards if adjusted < ALPHA else UNDECIDED
@@ -162,6 +163,8 @@ def _in_group(hypothesis: Hypothesis, group: Group) -> list[Verdict]:
     for setup in group.setups:
         arm = setup.arm(hypothesis.arm)
         if arm is None or all(run.figure(hypothesis.measure) is None for run in arm.runs):
+            continue
+        if _too_small(hypothesis, setup):
             continue
         if hypothesis.compare == "value":
             verdicts.append(_of_value(hypothesis, setup, arm.runs))
@@ -179,6 +182,19 @@ def _in_group(hypothesis: Hypothesis, group: Group) -> list[Verdict]:
         if chosen is not None:
             verdicts.append(_of_comparison(hypothesis, setup, chosen))
     return verdicts
+
+
+def _too_small(hypothesis: Hypothesis, setup: Setup) -> bool:
+    """Whether a setup's model is smaller than those that a hypothesis is about."""
+    return (setup.runs[0].figure("total") or math.inf) < (hypothesis.smallest or 0)
+
+
+def _why_none(hypothesis: Hypothesis, groups: Sequence[Group]) -> Note:
+    """Why no setup is judged: none has the arm, or their models are too small."""
+    with_arm = [setup for group in groups for setup in group.setups if setup.arm(hypothesis.arm)]
+    if any(_too_small(hypothesis, setup) for setup in with_arm):
+        return note("too_small", parameters=f"{hypothesis.smallest:,}")
+    return note("no_runs")
 
 
 def _of_value(hypothesis: Hypothesis, setup: Setup, runs: tuple[Run, ...]) -> Verdict:

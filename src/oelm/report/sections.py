@@ -24,10 +24,11 @@ _TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "b
 
 def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
     columns = ["id", say("col_verdict"), say("col_hypothesis"), say("col_rule"), say("col_found"), say("col_p")]
-    rows, without = [], []
+    rows, without = [], dict[str, list[str]]()
     for one in analysis.verdicts:
-        if any(note.code == "no_runs" for note in one.notes):
-            without.append(one.hypothesis.id)
+        why = [note_text(note, say) for note in one.notes if note.code in ("no_runs", "too_small")]
+        if why:
+            without.setdefault(why[0], []).append(one.hypothesis.id)
             continue
         rows.append(
             [
@@ -41,9 +42,8 @@ def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
         )
     blocks: list[Block] = [Heading(say("hypotheses"), 2, "hypotheses")]
     blocks += [Table("hypotheses", columns, rows, (5,))] if rows else []
-    if without:
-        blocks.append(Paragraph(say("headed", head=say("note_no_runs"), text=", ".join(without)), tone="muted"))
-    return blocks
+    told = [say("headed", head=why, text=", ".join(ids)) for why, ids in without.items()]
+    return blocks + [Paragraph(text, tone="muted") for text in told]
 
 
 def published_section(analysis: Analysis, say: Words) -> list[Block]:

@@ -229,6 +229,10 @@ STRINGS: dict[str, tuple[str, str]] = {
     # Notes
     "note_one_seed": ("one seed: no interval, never a verdict", "只有一个种子：没有区间，不下结论"),
     "note_no_runs": ("no runs of these arms", "没有这些方法的运行"),
+    "note_too_small": (
+        "about models of at least {parameters} parameters, and these are smaller",
+        "针对至少 {parameters} 个参数的模型，而这些模型较小",
+    ),
     "note_few_datasets": (
         "a trend needs three data sets; there are {count}",
         "趋势至少需要三个数据集；现有 {count} 个",
