@@ -162,7 +162,7 @@ def test_a_picture_of_some_methods_says_so(tmp_path):
 def test_the_summary_comes_first_and_says_what_holds_and_what_does_not(report):
     lines = summary(report.analysis)
     text = "\n".join(lines)
-    assert lines[0].startswith("28 runs of 4 methods count; 2 were left out")
+    assert lines[0].startswith("28 runs of 4 methods counted; 2 left out")
     assert "oelm-freeze against baseline: perplexity +10.5 %" in text
     assert "95 % interval" in text
     assert "Worse, and not by chance." in text
@@ -369,6 +369,8 @@ def test_a_report_without_arms_to_compare_still_lists_its_runs(tmp_path):
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert "learning-rate sweep: no arm was run at more than one rate" in text
     assert "attention entropy" in text
+    assert summary(made.analysis)[0] == "1 run of 1 method, all counted."
+    assert "from 1 run in " in text
 
 
 def test_only_runs_that_do_not_count_make_a_report_too(tmp_path):
@@ -376,7 +378,7 @@ def test_only_runs_that_do_not_count_make_a_report_too(tmp_path):
     made = write_report([tmp_path / "runs"], tmp_path / "out", formats=("md", "html"))
     assert made.analysis.runs == ()
     assert folder.name in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert summary(made.analysis)[0].startswith("0 runs of 0 methods count; 1 were left out")
+    assert summary(made.analysis)[0].startswith("0 runs of 0 methods counted; 1 left out")
 
 
 def test_a_bootstrap_stands_beside_the_interval_where_there_are_seeds_enough(tmp_path):

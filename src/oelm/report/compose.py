@@ -33,6 +33,7 @@ from .sentences import (
     sentence,
     setup_name,
     short_reading,
+    so_many,
     verdict_line,
 )
 from .strings import Words, words
@@ -61,7 +62,8 @@ def compose(analysis: Analysis, out: Path, language: str = "en", title: str | No
     folders = (
         relative(Path(os.path.commonpath([str(run.path.resolve()) for run in analysis.runs])), out) if links else "–"
     )
-    footer = say("made_by", version=__version__, runs=len(analysis.runs), folders=folders)
+    runs = so_many("run", len(analysis.runs), say)
+    footer = say("made_by", version=__version__, runs=runs, folders=folders)
     return Document(title, language, blocks, footer, links)
 
 

@@ -38,13 +38,13 @@ def summary(analysis: Analysis, language: str = "en") -> list[str]:
 def opening(analysis: Analysis, say: Words) -> list[str]:
     """How much there is, and what must be known about the data before anything else."""
     methods = len({run.method for run in analysis.runs})
-    counts = {"runs": len(analysis.runs), "methods": methods}
+    counts = {"runs": so_many("run", len(analysis.runs), say), "methods": so_many("method", methods, say)}
     left = len(analysis.left_out)
     found = Counter(item.kind for item in analysis.left_out)
     kinds = ", ".join(f"{say(f'kind_{kind}')} {count}" for kind, count in sorted(found.items()))
     lines = [say("counted", left=left, kinds=kinds, **counts) if left else say("counted_all", **counts)]
     if analysis.running:
-        lines.append(say("still_running", count=len(analysis.running)))
+        lines.append(say("still_running", runs=so_many("run", len(analysis.running), say)))
     for group in analysis.groups:
         setup = group.setups[0]
         if setup.runs[0].synthetic:
@@ -54,6 +54,11 @@ def opening(analysis: Analysis, say: Words) -> list[str]:
         if not any(one.reference for one in group.setups) and len(group.setups[0].arms) > 1:
             lines.append(say("no_reference", dataset=group.dataset))
     return lines
+
+
+def so_many(what: str, count: int, say: Words) -> str:
+    """A number of runs or methods in words."""
+    return say(f"one_{what}") if count == 1 else say(f"many_{what}s", count=count)
 
 
 def sentence(one: Comparison, analysis: Analysis, say: Words) -> str:

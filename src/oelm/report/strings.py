@@ -16,8 +16,8 @@ STRINGS: dict[str, tuple[str, str]] = {
     "contents": ("Contents", "目录"),
     "theme": ("Dark / light", "深色 / 浅色"),
     "made_by": (
-        "Made by oelm {version} from {runs} runs in {folders}. No number here was typed by hand.",
-        "由 oelm {version} 根据 {folders} 中的 {runs} 次运行生成。本文中的数字均来自记录，没有手工填写。",
+        "Made by oelm {version} from {runs} in {folders}. No number here was typed by hand.",
+        "由 oelm {version} 根据 {folders} 中的 {runs}生成。本文中的数字均来自记录，没有手工填写。",
     ),
     "language": ("Language", "语言"),
     "no_script": (
@@ -34,6 +34,10 @@ STRINGS: dict[str, tuple[str, str]] = {
     "in_brackets": ("{text} ({more})", "{text}（{more}）"),
     "headed": ("{head}: {text}", "{head}：{text}"),
     "heading_of": ("{head}:", "{head}："),
+    "one_run": ("1 run", "1 次运行"),
+    "many_runs": ("{count} runs", "{count} 次运行"),
+    "one_method": ("1 method", "1 种方法"),
+    "many_methods": ("{count} methods", "{count} 种方法"),
     # Sections
     "summary": ("Summary", "摘要"),
     "what_holds": ("What holds", "成立"),
@@ -54,16 +58,16 @@ STRINGS: dict[str, tuple[str, str]] = {
     "missing": ("Not shown", "未展示"),
     # Summary sentences
     "counted": (
-        "{runs} runs of {methods} methods count; {left} were left out ({kinds}).",
-        "共计入 {methods} 种方法的 {runs} 次运行；{left} 次未计入（{kinds}）。",
+        "{runs} of {methods} counted; {left} left out ({kinds}).",
+        "共计入 {methods}的 {runs}；{left} 次未计入（{kinds}）。",
     ),
     "counted_all": (
-        "{runs} runs of {methods} methods, all of them counted.",
-        "共 {methods} 种方法的 {runs} 次运行，全部计入。",
+        "{runs} of {methods}, all counted.",
+        "共 {methods}的 {runs}，全部计入。",
     ),
     "still_running": (
-        "{count} runs still go; they are shown in the curves and counted nowhere.",
-        "{count} 次运行仍在进行；只在曲线中显示，不计入统计。",
+        "{runs} still going: shown in the curves and counted nowhere.",
+        "{runs}仍在进行；只在曲线中显示，不计入统计。",
     ),
     "synthetic": (
         "{dataset}: synthetic, so it shows that the tools work and says little about real text.",
@@ -446,7 +450,7 @@ STRINGS: dict[str, tuple[str, str]] = {
     ),
     "time_runs": ("From the runs themselves:", "来自各运行自身的计时："),
     "time_excluded": (
-        "{count} comparisons of step times are left out: {why}.",
+        "Comparisons of step times that are left out: {count} ({why}).",
         "{count} 个单步时间对比未列出：{why}。",
     ),
     # Reading
