@@ -250,7 +250,9 @@ def test_asked_to_stop_a_matrix_saves_its_runs_and_goes_on_later(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     assert work.run(interrupt) == {"stopped": 2, "left": 1}
-    assert "asked to stop by SIGTERM: 2 running runs save and stop" in said
+    assert "asked to stop by SIGTERM: saving and stopping 2 runs" in said
+    assert "left     1 run: the same command goes on from here" in said
+    assert [line[-14:] for line in said[-2:]] == [" [1/3, 1 left]", " [2/3, 1 left]"], "what is left is not done"
     assert [look(run.folder).state for run in planned] == ["stopped", "stopped", "new"]
     assert Matrix(planned, ForkLauncher(), tell=said.append).run() == {"finished": 3}
     assert "resumed from step" in (planned[0].folder / "train.log").read_text()

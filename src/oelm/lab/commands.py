@@ -243,7 +243,7 @@ def clean(
     """Remove the checkpoints of finished runs. Shows what that would free, and asks. Records are never removed."""
     with errors():
         from .control import free, freeable
-        from .survey import survey
+        from .survey import so_many, survey
 
         _require_folder(out)
         things = freeable(survey(out), best)
@@ -253,7 +253,7 @@ def clean(
         else:
             for thing in things:
                 typer.echo(f"{thing.bytes / 1e6:>10,.1f} MB  {thing.path}")
-            typer.echo(f"{total / 1e6:>10,.1f} MB  in {len(things)} folders of finished runs")
+            typer.echo(f"{total / 1e6:>10,.1f} MB  in {so_many(len(things), 'folder')} of finished runs")
         if not things or (as_json and not yes):
             return
         _ask("Remove them?", yes)
@@ -284,6 +284,7 @@ def _plan(names: list[str], request: Request) -> list[Planned]:
 
 def _dry_run(planned: list[Planned]) -> None:
     from .dryrun import dry_run
+    from .survey import so_many
 
     for run in planned:
         tried = dry_run(run)
@@ -293,7 +294,7 @@ def _dry_run(planned: list[Planned]) -> None:
         what = f"{tried.parameters:,} parameters{counted}, {tried.trainable:,} of them trained, "
         what += f"{tried.matrices} matrices set or frozen{adapters}{changes}"
         typer.echo(f"{run.name}: {what}")
-    typer.echo(f"{len(planned)} runs, all in order")
+    typer.echo(f"{so_many(len(planned))}, all in order")
 
 
 def _require(planned: list[Planned]) -> None:

@@ -28,7 +28,7 @@ from ..records import STOP
 from ..training.signals import StopRequest, listening
 from .expand import PLAIN, Planned
 from .launch import CONSOLE, LAUNCH, Job, Launcher, fresh_status, launch_of, was_stopped
-from .survey import LAB, RunState, look
+from .survey import LAB, RunState, look, so_many
 
 # The lock of a run that a runner has taken; the run's own lock is held by the process that trains it.
 TAKEN = "runner.lock"
@@ -155,7 +155,7 @@ class Matrix:
                 if not self.launcher.ready(self._orphans()):
                     break
                 if self._too_late():
-                    self._leave_the_rest("they would not be done in time")
+                    self._leave_the_rest("too late to be done in time")
                     break
                 self._start(entry)
 
@@ -170,7 +170,7 @@ class Matrix:
         for entry in waiting:
             entry.state = "left"
         if waiting:
-            self._tell(f"left     {len(waiting)} runs: {why}")
+            self._tell(f"left     {so_many(len(waiting))}: {why}")
 
     def _ready(self, entry: Entry) -> bool:
         """Whether the run that this one starts from is done; where it came to another end, this one cannot start."""
@@ -283,9 +283,10 @@ class Matrix:
 
     def _end(self, entry: Entry, state: str, message: str) -> None:
         entry.state, entry.message = state, message
-        done = sum(not other.open for other in self.entries)
+        left = sum(other.state == "left" for other in self.entries)
+        done = f"{sum(not other.open for other in self.entries) - left}/{len(self.entries)}"
         took = f" in {entry.seconds:.0f} s" if entry.seconds else ""
-        self._tell(f"{state:<8} {entry.planned.name}{took}: {message} [{done}/{len(self.entries)}]")
+        self._tell(f"{state:<8} {entry.planned.name}{took}: {message} [{done}{f', {left} left' if left else ''}]")
 
     def _ask_to_stop(self) -> None:
         """Ask our runs to save and stop, once."""
@@ -295,11 +296,11 @@ class Matrix:
         running = self._running()
         cause = "asked to stop by a file" if self._told else "out of time"
         cause = f"asked to stop by {self._stop.signal}" if self._stop else cause
-        self._tell(f"{cause}: {len(running)} running runs save and stop")
+        self._tell(f"{cause}: saving and stopping {so_many(len(running))}")
         for entry in running:
             assert entry.job is not None
             entry.job.stop()
-        self._leave_the_rest("the same command goes on with them")
+        self._leave_the_rest("the same command goes on from here")
 
 
 def export_plain(run: Path) -> str:

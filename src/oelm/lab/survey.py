@@ -129,6 +129,11 @@ def live_matrices(root: Path) -> list[Path]:
     return [file.parent for file in said if holder(file.parent) is not None]
 
 
+def so_many(count: int, noun: str = "run") -> str:
+    """A number of things in words: 1 run, 2 runs."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
     """Every folder below one down to those of runs, and whether it is a run's."""
     for place, folders, names in os.walk(root):
