@@ -8,8 +8,9 @@ import yaml
 
 from oelm.analysis import AnalysisError, analyse
 from oelm.analysis.hypotheses import decide, load_hypotheses
+from oelm.report import summary
 
-from .report_records import classification_run, language_run
+from .report_records import change, classification_run, language_run
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 
@@ -55,11 +56,37 @@ def test_the_plans_scenario_follows_from_freeze_against_no_freeze(tmp_path, gap,
     assert (found.scenario, found.verdict) == (scenario, verdict)
 
 
+def test_what_the_correction_leaves_undecided_selects_no_scenario(tmp_path):
+    """Taken alone freeze is worse than no-freeze, but beside the other hypotheses that may be chance."""
+    for seed, noise in enumerate((0.0, 0.05, -0.04)):
+        language_run(tmp_path, "baseline", seed, 3.0)
+        language_run(tmp_path, "oelm-nofreeze", seed, 3.0)
+        language_run(tmp_path, "oelm-freeze", seed, 3.2 + noise)
+    found = verdicts(tmp_path)["H2"]
+    assert found.p < 0.05 <= found.adjusted
+    assert (found.verdict, found.towards, found.scenario) == ("undecided", "refuted", None)
+
+
 def test_counts_need_no_test_and_stand_beside_what_was_expected(tmp_path):
-    found = verdicts(arms(tmp_path, oelm_freeze=0.1))["H1"]
-    assert (found.verdict, found.p) == ("refuted", None)  # a tiny model: 32,768 parameters, not 3 million
+    claim = {"id": "MINE", "title": "40,000 are frozen", "arm": "oelm-freeze", "measure": "frozen", "compare": "value"}
+    beside = {"measure": "frozen_share", "expected": 0.15}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump([{**claim, "rule": {"above": 40_000}, "beside": beside}]))
+    found = verdicts(arms(tmp_path / "runs", oelm_freeze=0.1), tmp_path / "mine.yaml")["MINE"]
+    assert (found.verdict, found.p) == ("refuted", None)
     assert found.found.mean == 2 * 4 * 64 * 64
     assert found.beside == pytest.approx(32768 / (4 * (4 * 64 * 64 + 2 * 64 * 256) + 100_000))
+
+
+def test_a_hypothesis_about_large_models_is_not_judged_on_a_small_one(tmp_path):
+    """More than 3 million frozen parameters are a claim about the study's model, not about a tiny one."""
+    arms(tmp_path, oelm_freeze=0.1)
+    analysis = analyse([tmp_path])
+    found = next(one for one in analysis.verdicts if one.hypothesis.id == "H1")
+    assert (found.verdict, found.notes[0].code, found.found) == ("undecided", "too_small", None)
+    assert not any("H1" in line for line in summary(analysis))
+    for folder in tmp_path.rglob("seed-*"):
+        change(folder, "result.json", parameters={"total": 30_000_000, "frozen": 2_000_000, "frozen_share": 1 / 15})
+    assert verdicts(tmp_path)["H1"].verdict == "refuted"
 
 
 def test_steps_per_hour_are_compared_where_the_times_may_be(tmp_path):

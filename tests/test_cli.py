@@ -3,8 +3,10 @@
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -20,11 +22,12 @@ from oelm.method import PRESETS
 from oelm.models.small import small_model
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, largest_file: int = resource.RLIM_INFINITY) -> subprocess.CompletedProcess[str]:
     """`oelm ARGUMENTS` in a process of its own, with no network and plain output."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "oelm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, preexec_fn=limit)
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *says: str) -> None:
@@ -127,6 +130,16 @@ def test_export_refuses_a_folder_with_anything_in_it(folders, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert_refused(run("export", folders / "operated", tmp_path), str(tmp_path), "not empty", "nothing was written")
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_export_that_finds_no_room_says_so_and_leaves_nothing_that_blocks_the_next(folders, tmp_path):
+    """A limit on the size of files meets the weights as a full disk would."""
+    (tmp_path / "there").mkdir()
+    for name in ("there", "new"):
+        out = tmp_path / name
+        done = run("export", folders / "operated", out, largest_file=4000)
+        assert_refused(done, f"{out}: cannot be written", "File too large")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 
 # In this process, where a run can be sabotaged and a refusal costs no import

@@ -310,6 +310,14 @@ def test_the_export_runs_in_a_plain_pipeline(family, tmp_path):
         assert other["score"] == pytest.approx(one["probabilities"][one["label"]], abs=1e-4)
 
 
+def test_a_run_that_has_not_started_has_no_model_to_ask(tmp_path):
+    run = config(tmp_path)
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text(json.dumps(run.to_dict()))
+    with pytest.raises(oelm.OelmError, match=r"has no model yet: the run has not started"):
+        predict_one(run.folder, "fine")
+
+
 @pytest.mark.parametrize("family", ["bert", "gpt2", "qwen2", "gptj"])
 def test_predict_reads_a_pair_as_training_did(family, tmp_path):
     changes = fields(tmp_path, task={"name": "builtin:inference"}, **HEART)

@@ -146,7 +146,7 @@ def test_the_demo_keeps_to_its_budget(small_demo, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     states = [run.state for run in survey(tmp_path / "demo" / "runs")]
     assert states == ["finished"] * 2, "the first seed of both arms"
-    assert "left     4 runs: they would not be done in time" in result.stderr
+    assert "left     4 runs: too late to be done in time" in result.stderr
 
 
 def test_a_slow_machine_takes_fewer_steps(tmp_path, monkeypatch):

@@ -8,12 +8,15 @@ import yaml
 from oelm import published
 from oelm.config import RunConfig, parse_override
 from oelm.errors import OelmError
+from oelm.lab import dryrun
 from oelm.lab import needs as needs_module
 from oelm.lab.dryrun import dry_run
 from oelm.lab.errors import LabError
 from oelm.lab.expand import Request, expand, parse_values, run_name
 from oelm.lab.experiment import find, from_file, listed, shipped
 from oelm.lab.needs import missing, needs
+from oelm.models.gpt import OelmGPTForCausalLM
+from oelm.operate import apply
 
 from .lab_helpers import experiment_file, lab, refusal
 
@@ -220,6 +223,8 @@ def test_a_file_may_extend_a_shipped_experiment(tmp_path):
         ({"config": {"optimizer": {"learning_rate": 1e-3}}, "axes": {"optimizer.learning_rate": [1e-4]}}, "keep one"),
         ({"config": {"trian": {}}}, "trian: unknown key. Did you mean 'train'?"),
         ({"axes": {"optimizer.learning_rat": [1e-3]}}, "learning_rat: unknown key"),
+        ({"axes": {"method": "oelm-freeze"}}, "axes.method: should be a list, such as ['oelm-freeze']"),
+        ({"smoke": {"axes": {"seed": 3}}}, "smoke.axes.seed: should be a list, such as [3]"),
         ({"axes": {"seed": []}}, "axis seed has no values"),
         ({"axes": {"seed": [1, 1]}}, "axis seed lists 1 more than once"),
         ({"axes": {"method": ["oelm-freeze", {"preset": "oelm-freeze"}]}}, "give the same run"),
@@ -255,8 +260,21 @@ def test_a_method_that_does_not_fit_its_model_is_found_without_data(tmp_path):
 
 def test_a_dry_run_of_a_matrix_lists_its_runs():
     shown = lab("matrix", "GPT-01", "GPT-02", "--seeds", "2", "--dry-run").stdout
-    assert "GPT-02/oelm-freeze/seed-1: 44,896,768 parameters, 12 matrices" in shown
+    trained = "GPT-02/oelm-freeze/seed-1: 44,896,768 parameters, 41,751,040 of them trained, 12 matrices set or frozen"
+    assert trained in shown
     assert "4 runs, all in order" in shown
+
+
+@pytest.mark.parametrize("method", ["baseline", "oelm-freeze", "identity-key", "oelm-core", "lora", "last-layers"])
+def test_a_dry_run_counts_what_the_method_leaves(method, tmp_path):
+    """On a skeleton without values, the very numbers that the audit of the real model has."""
+    if method == "lora":
+        pytest.importorskip("peft", reason="peft is not installed")
+    (run,) = runs(str(experiment_file(tmp_path, config={"model": {"name": "gpt:tiny"}, "method": method})))
+    tried = dry_run(run)
+    report = apply(OelmGPTForCausalLM(dryrun._skeleton(run).config), method)
+    assert (tried.parameters, tried.trainable) == (report.total, report.trainable)
+    assert (tried.adapters > 0) == (method == "lora")
 
 
 # What is asked for on the command line

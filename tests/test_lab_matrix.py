@@ -18,6 +18,7 @@ from oelm.lab.matrix import TAKEN, Matrix
 from oelm.lab.survey import look
 from oelm.lab.warm import WarmLauncher
 from oelm.locks import hold, holder
+from oelm.machine import threads_each
 from oelm.training.engine import train
 
 from .lab_helpers import experiment_file, lab, started, wait_for
@@ -240,7 +241,7 @@ def test_two_matrices_share_the_work(tmp_path):
 
 def test_asked_to_stop_a_matrix_saves_its_runs_and_goes_on_later(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
-    launcher = ForkLauncher(2, {number: Slow() for number in range(3)})
+    launcher = ForkLauncher(2, {number: Slow(0.1) for number in range(3)})
     said: list[str] = []
     work = Matrix(planned, launcher, tell=said.append)
 
@@ -249,10 +250,47 @@ def test_asked_to_stop_a_matrix_saves_its_runs_and_goes_on_later(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     assert work.run(interrupt) == {"stopped": 2, "left": 1}
-    assert "asked to stop by SIGTERM: 2 running runs save and stop" in said
+    assert "asked to stop by SIGTERM: saving and stopping 2 runs" in said
+    assert "left     1 run: the same command goes on from here" in said
+    assert [line[-14:] for line in said[-2:]] == [" [1/3, 1 left]", " [2/3, 1 left]"], "what is left is not done"
     assert [look(run.folder).state for run in planned] == ["stopped", "stopped", "new"]
     assert Matrix(planned, ForkLauncher(), tell=said.append).run() == {"finished": 3}
     assert "resumed from step" in (planned[0].folder / "train.log").read_text()
+
+
+@pytest.mark.parametrize("host", ["here", "another-machine"])
+def test_all_that_goes_on_is_stopped_with_the_matrix_that_would_start_the_next_run(tmp_path, monkeypatch, host):
+    planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
+    said: list[str] = []
+
+    def stop_all(work: Matrix) -> None:
+        if look(planned[0].folder).step and len(said) < 2:
+            if host != "here":
+                monkeypatch.setattr("socket.gethostname", lambda: host)
+            said.append(lab("stop", "--all", "--out", tmp_path).stdout)
+
+    launcher = ForkLauncher(1, {number: Slow(0.2) for number in range(3)})
+    assert Matrix(planned, launcher, tell=lambda _: None).run(stop_all) == {"stopped": 1, "left": 2}
+    asked = said[0]
+    assert f"the matrix of process {os.getpid()} on " in asked
+    assert "starts no more runs" in asked
+    assert f"{Path('runs') / planned[0].name}: stops with its matrix" in asked
+    assert all("was asked to stop before" in text for text in said[1:]), "a second signal would end it unsaved"
+    assert [look(run.folder).state for run in planned] == ["stopped", "new", "new"]
+    assert len(launcher.jobs) == 1
+
+
+def test_a_run_that_is_stopped_alone_lets_its_matrix_go_on(tmp_path):
+    planned = plan(tmp_path, axes={"seed": [0, 1]})
+    said: list[str] = []
+
+    def stop_one(work: Matrix) -> None:
+        if look(planned[0].folder).step and not said:
+            said.append(lab("stop", planned[0].folder).stdout)
+
+    work = Matrix(planned, ForkLauncher(1, {0: Slow(0.2)}), tell=lambda _: None)
+    assert work.run(stop_one) == {"stopped": 1, "finished": 1}
+    assert "asked to stop; it saves first" in said[0]
 
 
 def test_out_of_time_a_matrix_stops_by_itself(tmp_path):
@@ -322,7 +360,8 @@ def test_a_large_matrix_shows_its_size_and_asks(tmp_path):
 
 
 def test_threads_are_divided_and_gpus_are_named(monkeypatch):
-    monkeypatch.setattr("oelm.lab.launch.cores", lambda: 8)
+    monkeypatch.setattr("oelm.machine.cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("oelm.lab.launch._visible_gpus", list)
     assert local_launcher(jobs=4).room == [Slot((), 2)] * 4
     assert local_launcher(jobs=2, processes=2).room == [Slot((), 2)] * 2
@@ -332,6 +371,18 @@ def test_threads_are_divided_and_gpus_are_named(monkeypatch):
     assert [slot.gpus for slot in local_launcher("2,3", processes=2).room] == [("2", "3")]
     assert local_launcher("0", jobs=3).slots == 3
     assert local_launcher("", jobs=2).room == [Slot((), 4)] * 2, "'' is the CPU"
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads"), [("1", 1), ("3", 3), ("16", 4), ("2,1", 2), ("", 4), ("0", 4), ("many", 4)]
+)
+def test_a_run_has_no_more_threads_than_the_user_asks_for(asked, threads, monkeypatch):
+    monkeypatch.setattr("oelm.machine.cores", lambda: 8)
+    monkeypatch.setattr("oelm.lab.launch._visible_gpus", list)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert local_launcher(jobs=2).room == [Slot((), threads)] * 2
+    monkeypatch.setattr("oelm.lab.launch._visible_gpus", lambda: ["0", "1"])
+    assert local_launcher("0,1").room == [Slot(("0",), threads), Slot(("1",), threads)]
 
 
 @pytest.mark.parametrize(
@@ -393,7 +444,7 @@ def test_runs_that_start_at_once(tmp_path):
     assert Matrix(planned, WarmLauncher(2), tell=lambda _: None).run() == {"finished": 2}
     for name, folder in undisturbed(planned, tmp_path / "undisturbed").items():
         threads = read(tmp_path / "runs" / name / "environment.json")["cpu"]["threads"]
-        assert threads == max(1, len(os.sched_getaffinity(0)) // 2)
+        assert threads == threads_each(2)
         assert outcome(tmp_path / "runs" / name).keys() == outcome(folder).keys()
     (slow,) = plan(tmp_path, "slow", axes={"seed": [0]}, config=_longer(tmp_path, 5000, 10_000))
     work = Matrix([slow], WarmLauncher(1), tell=lambda _: None)

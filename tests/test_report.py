@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import resource
 import socket
 import string
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,8 @@ from oelm.report import commands, summary, write_report
 from oelm.report import figures as drawing
 from oelm.report import pdf as typesetting
 from oelm.report.charts import Figure, Grid, Intervals, Lines, Row, Series
-from oelm.report.sentences import reading
+from oelm.report.compose import settings
+from oelm.report.sentences import reading, setup_name
 from oelm.report.strings import STRINGS, words
 from oelm.report.tables import latex
 from oelm.report.watch import watch
@@ -39,11 +42,12 @@ APP = "import typer; from oelm.report import commands as c; a = typer.Typer(pret
 APP += "a.command('report')(c.report); a.command('compare')(c.compare); a()"
 
 
-def oelm(*arguments):
+def oelm(*arguments, largest_file=resource.RLIM_INFINITY):
     """The commands in a process of their own, as a user starts them."""
     command = [sys.executable, "-c", APP, *map(str, arguments)]
     variables = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, preexec_fn=limit)
 
 
 def oelm_here(*arguments):
@@ -158,7 +162,7 @@ def test_a_picture_of_some_methods_says_so(tmp_path):
 def test_the_summary_comes_first_and_says_what_holds_and_what_does_not(report):
     lines = summary(report.analysis)
     text = "\n".join(lines)
-    assert lines[0].startswith("28 runs of 4 methods count; 2 were left out")
+    assert lines[0].startswith("28 runs of 4 methods counted; 2 left out")
     assert "oelm-freeze against baseline: perplexity +10.5 %" in text
     assert "95 % interval" in text
     assert "Worse, and not by chance." in text
@@ -329,6 +333,35 @@ def test_names_that_are_code_stay_text(tmp_path):
     assert folder.is_dir()
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_times_that_say_nothing_are_not_given_bounds(tmp_path, language):
+    """Two seeds, of which one ran beside something else: 70 times as slow."""
+    for seed, slow in enumerate((1, 70)):
+        language_run(tmp_path / "runs", "baseline", seed, 3.0)
+        language_run(tmp_path / "runs", "oelm-freeze", seed, 3.1 + seed / 100, step_seconds=0.02 * slow)
+    made = write_report([tmp_path / "runs"], tmp_path / "out", language=language, formats=["md"])
+    say, text = words(language), (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    (line,) = [line for line in summary(made.analysis, language) if "TARGET-TIME" in line]
+    assert say("too_noisy", n=2) in line
+    assert say("note_uneven_times", arm="oelm-freeze", factor=70) in line
+    (row,) = [line for line in text.split(say("time_runs"))[1].splitlines() if line.startswith("| `oelm-freeze`")]
+    assert say("too_noisy", n=2) in row
+    assert not re.search(r"\d,\d{3},\d{3}[\d,]*\.\d %", text), "no bounds of millions of percent"
+
+
+def test_a_setup_is_named_by_what_sets_it_apart_and_shows_its_models_sizes(tmp_path):
+    apart = [{}, {"data": {"fraction": 0.1}}, {"optimizer": {"layer_decay": 0.8}}]
+    apart.append({"model": {"fields": {"hidden_size": 64}}})
+    for number, changes in enumerate(apart):
+        language_run(tmp_path / str(number), changes=changes)
+    setups = {setup_name(setup): settings(setup) for setup in analyse([tmp_path]).groups[0].setups}
+    named = ["", ", data.fraction 0.1", ", optimizer.layer_decay 0.8", ", model.fields.hidden_size 64"]
+    assert set(setups) == {f"built-in stories{name}" for name in named}
+    assert setups["built-in stories"].startswith("model.name gpt:tiny · train.batch_size 16 ")
+    small = setups["built-in stories, model.fields.hidden_size 64"]
+    assert small.startswith("model.name gpt:tiny · model.fields.hidden_size 64 · ")
+
+
 def test_a_report_without_arms_to_compare_still_lists_its_runs(tmp_path):
     language_run(tmp_path / "runs", "oelm-freeze", 0, attention=False)
     made = write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
@@ -336,6 +369,8 @@ def test_a_report_without_arms_to_compare_still_lists_its_runs(tmp_path):
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert "learning-rate sweep: no arm was run at more than one rate" in text
     assert "attention entropy" in text
+    assert summary(made.analysis)[0] == "1 run of 1 method, all counted."
+    assert "from 1 run in " in text
 
 
 def test_only_runs_that_do_not_count_make_a_report_too(tmp_path):
@@ -343,7 +378,7 @@ def test_only_runs_that_do_not_count_make_a_report_too(tmp_path):
     made = write_report([tmp_path / "runs"], tmp_path / "out", formats=("md", "html"))
     assert made.analysis.runs == ()
     assert folder.name in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert summary(made.analysis)[0].startswith("0 runs of 0 methods count; 1 were left out")
+    assert summary(made.analysis)[0].startswith("0 runs of 0 methods counted; 1 left out")
 
 
 def test_a_bootstrap_stands_beside_the_interval_where_there_are_seeds_enough(tmp_path):
@@ -457,6 +492,17 @@ def test_bad_input_is_one_clear_line(runs, tmp_path, arguments, message, monkeyp
     assert done.exit_code == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@needs_matplotlib
+def test_a_report_that_finds_no_room_is_one_clear_line(runs, tmp_path):
+    """A limit on the size of files meets the figures as a full disk would."""
+    done = oelm("report", runs, "--out", tmp_path / "out", "--quiet", largest_file=4000)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"oelm: {tmp_path / 'out' / 'figures'}/")
+    assert line.endswith("cannot be written (File too large)")
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()], "nothing is there by halves"
 
 
 def test_compare_prints_the_figures_and_what_differs(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -132,13 +131,13 @@ def export(
             raise CheckpointError(f"{out} exists and is not empty: nothing was written")
         from .checkpoint import export as write
         from .checkpoint import load
-        from .files import new_folder
+        from .files import empty_folder, new_folder
         from .runs import is_run, load_run, save_tokenizer_of
 
         quiet_libraries()
         model = load_run(Path(source)) if is_run(Path(source)) else load(source)
         # Whole or not at all; a folder that is there may be a mount, which nothing can take the place of.
-        with nullcontext(out) if out.is_dir() else new_folder(out) as folder:
+        with empty_folder(out) if out.is_dir() else new_folder(out) as folder:
             write(model, folder)
             save_tokenizer_of(Path(source), folder)
         typer.echo(f"wrote {out}")

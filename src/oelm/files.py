@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import TrainingError
+from .errors import TrainingError, first_line
 
 # Room to leave on a disk beside what is about to be written.
 _HEADROOM = 64 * 1024**2
@@ -29,21 +29,36 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_text(path: Path, content: str) -> None:
     """Write a text file atomically."""
+    write_bytes(path, content.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically."""
+    with writing(path):
+        _put(path, content)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name a file or folder in what the system refuses while it is written: an error of the system's may not."""
+    from safetensors import SafetensorError
+
     try:
-        _put_text(path, content)
-    except OSError as error:
-        raise TrainingError(f"{path}: cannot be written ({error.strerror})") from None
+        yield
+    except (OSError, SafetensorError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+        raise TrainingError(f"{path}: cannot be written ({why})") from None
 
 
 def put_json(path: Path, content: Any) -> None:
     """Write JSON atomically, in its own order; raises what the system says, for those who have better advice."""
-    _put_text(path, to_json(content, indent=2, ensure_ascii=False) + "\n")
+    _put(path, (to_json(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def _put_text(path: Path, content: str) -> None:
+def _put(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -79,17 +94,30 @@ def new_folder(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                sync(file)
-        put_in_place(temporary, path)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise TrainingError(f"{path}: cannot be written ({error.strerror or error})") from None
+        with writing(path):
+            temporary.mkdir(parents=True)
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    sync(file)
+            put_in_place(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def empty_folder(path: Path) -> Iterator[Path]:
+    """An empty folder that stays where it is, such as a mount, to be filled; emptied again when the block fails."""
+    try:
+        with writing(path):
+            yield path
+    except BaseException:
+        for left in path.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
         raise
 
 

@@ -78,6 +78,19 @@ def install(model: nn.Module, method: Method) -> None:
         change.commit()
 
 
+def count(model: nn.Module, method: Method) -> tuple[int, int]:
+    """(all, trainable) parameters that a model has once a method is applied. It needs no values and stays as it is."""
+    outline = copy.deepcopy(model)
+    install(outline, method)
+    family, sites = find_sites(outline)
+    frozen = set(frozen_by_rest(outline, family, sites, method))
+    if method.schedule.kind != "freeze":  # that one freezes later
+        held = [target for target in plan(outline, family, sites, method) if target.spec.frozen]
+        frozen |= {name for target in held for name in _freezing(outline, target, method, family)}
+    sizes = {name: parameter.numel() for name, parameter in outline.named_parameters()}
+    return sum(sizes.values()), sum(size for name, size in sizes.items() if name not in frozen)
+
+
 def check_operable(model: nn.Module) -> None:
     """Raises for a model that must be unwrapped, dequantised or loaded first."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel

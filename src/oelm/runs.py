@@ -176,7 +176,10 @@ def predict_one(run: Path, text: str, pair: str | None = None) -> dict[str, Any]
 
 
 def _require_as_in_training(run: Path, pair: str | None) -> None:
-    wants_two = read_json(run / "environment.json")["data"].get("pairs")
+    environment = run / "environment.json"
+    if not environment.is_file():
+        raise CheckpointError(f"{run}: has no model yet: the run has not started, or ended before its first step")
+    wants_two = read_json(environment)["data"].get("pairs")
     if wants_two is not None and wants_two != (pair is not None):
         wanted = "judges pairs of texts: give two" if wants_two else "reads one text: give one"
         raise ConfigError(f"{run}: its model {wanted}")

@@ -43,6 +43,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         if problem["type"] == "extra_forbidden":
             known = _fields_at(model, path[:-1])
             message = f"unknown key.{nearest(str(path[-1]), known)} Known keys: {', '.join(known)}"
+        elif problem["type"] == "tuple_type":  # what a file calls a list
+            message = f"should be a list, such as [{problem['input']!r}]"
         elif problem["type"] != "value_error":
             message = f"{message} (got {problem['input']!r})"
         where = ".".join(str(part) for part in path)

@@ -15,12 +15,14 @@ from pydantic import ValidationError, model_validator
 from ..errors import nearest
 from ..files import parse_yaml
 from ..schema import Strict, explain
-from .arms import MEASURES, Group, Setup
+from .arms import MEASURES, TIMES, Group, Setup
 from .compare import Comparison, Note, headline, note, of_pairs
 from .run import AnalysisError, Run
 from .stats import ALPHA, Estimate, above, below, estimate, holm, slope, tost
 
 SUPPORTED, REFUTED, UNDECIDED = "supported", "refuted", "undecided"
+# How many times as long a step of one seed may take as that of another of the same arm before a reader is told.
+_UNEVEN = 3.0
 
 
 class Rule(Strict, refusal=AnalysisError):
@@ -79,6 +81,7 @@ class Hypothesis(Strict, refusal=AnalysisError):
     rule: Rule
     scenarios: bool = False
     beside: Beside | None = None
+    smallest: int | None = None
 
     @model_validator(mode="after")
     def _coherent(self) -> Hypothesis:
@@ -146,11 +149,12 @@ def judge(hypotheses: Sequence[Hypothesis], groups: Sequence[Group]) -> tuple[Ve
             found.append(_trend(hypothesis, groups))
             continue
         own = [verdict for group in groups for verdict in _in_group(hypothesis, group)]
-        found += own or [Verdict(hypothesis, UNDECIDED, notes=(note("no_runs"),))]
+        found += own or [Verdict(hypothesis, UNDECIDED, notes=(_why_none(hypothesis, groups),))]
     tested = [index for index, verdict in enumerate(found) if verdict.p is not None]
     for index, adjusted in zip(tested, holm([found[index].p or 0.0 for index in tested]), strict=True):
         decided = found[index].towards if adjusted < ALPHA else UNDECIDED
         found[index] = replace(found[index], adjusted=adjusted, verdict=decided)
+        found[index] = replace(found[index], scenario=_scenario(found[index]))
     return tuple(found)
 
 
@@ -159,6 +163,8 @@ def _in_group(hypothesis: Hypothesis, group: Group) -> list[Verdict]:
     for setup in group.setups:
         arm = setup.arm(hypothesis.arm)
         if arm is None or all(run.figure(hypothesis.measure) is None for run in arm.runs):
+            continue
+        if _too_small(hypothesis, setup):
             continue
         if hypothesis.compare == "value":
             verdicts.append(_of_value(hypothesis, setup, arm.runs))
@@ -178,6 +184,19 @@ def _in_group(hypothesis: Hypothesis, group: Group) -> list[Verdict]:
     return verdicts
 
 
+def _too_small(hypothesis: Hypothesis, setup: Setup) -> bool:
+    """Whether a setup's model is smaller than those that a hypothesis is about."""
+    return (setup.runs[0].figure("total") or math.inf) < (hypothesis.smallest or 0)
+
+
+def _why_none(hypothesis: Hypothesis, groups: Sequence[Group]) -> Note:
+    """Why no setup is judged: none has the arm, or their models are too small."""
+    with_arm = [setup for group in groups for setup in group.setups if setup.arm(hypothesis.arm)]
+    if any(_too_small(hypothesis, setup) for setup in with_arm):
+        return note("too_small", parameters=f"{hypothesis.smallest:,}")
+    return note("no_runs")
+
+
 def _of_value(hypothesis: Hypothesis, setup: Setup, runs: tuple[Run, ...]) -> Verdict:
     """A count that the runs simply have: no sample, no test."""
     values = [value for run in runs if (value := run.figure(hypothesis.measure)) is not None]
@@ -192,7 +211,7 @@ def _of_value(hypothesis: Hypothesis, setup: Setup, runs: tuple[Run, ...]) -> Ve
 def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> Verdict:
     comparison = of_pairs(chosen, MEASURES[hypothesis.measure])
     runs = tuple(run for pair in comparison.pairs for run in pair)
-    base = Verdict(hypothesis, UNDECIDED, setup, comparison, runs=runs)
+    base = Verdict(hypothesis, UNDECIDED, setup, comparison, runs=runs, notes=uneven_times(comparison))
     sample = _sample(hypothesis, comparison)
     if not sample:
         return replace(base, notes=(note("no_common_seed"),))
@@ -205,8 +224,7 @@ def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> 
         return replace(base, notes=(note("one_seed"),))
     low, high = _bounds(hypothesis)
     towards, p = decide(sample, low, high)
-    scenario = _scenario(hypothesis, comparison) if hypothesis.scenarios else None
-    return replace(base, p=p, towards=towards, scenario=scenario)
+    return replace(base, p=p, towards=towards)
 
 
 def decide(sample: Sequence[float], low: float, high: float) -> tuple[str, float]:
@@ -243,17 +261,27 @@ def _found(hypothesis: Hypothesis, comparison: Comparison) -> Estimate | None:
     return comparison.change if hypothesis.compare == "change" else estimate(_sample(hypothesis, comparison))
 
 
-def _scenario(hypothesis: Hypothesis, comparison: Comparison) -> str | None:
-    """Better, like or worse: like is equivalence within the margin; the others need an interval on one side of 0."""
-    low, high = _bounds(hypothesis)
-    sample = comparison.logs
-    if tost(sample, low, high) < ALPHA:
-        return "like"
-    interval = estimate(sample)
-    if interval.low is None or interval.high is None or interval.low <= 0 <= interval.high:
+def _scenario(verdict: Verdict) -> str | None:
+    """Better, like or worse, where the corrected verdict says so: like is within the margin, the others beyond it."""
+    if not verdict.hypothesis.scenarios or verdict.verdict == UNDECIDED:
         return None
-    lower = interval.high < 0
-    return "better" if lower == comparison.measure.lower_is_better else "worse"
+    if verdict.verdict == SUPPORTED:
+        return "like"
+    assert verdict.comparison is not None
+    lower = sum(verdict.comparison.logs) < 0
+    return "better" if lower == verdict.comparison.measure.lower_is_better else "worse"
+
+
+def uneven_times(comparison: Comparison) -> tuple[Note, ...]:
+    """For a comparison of times: the arms whose own seeds differ so much that something else took the time."""
+    if comparison.measure.name not in TIMES or not comparison.values:
+        return ()
+    notes = []
+    for arm, values in zip((comparison.arm, comparison.reference), zip(*comparison.values, strict=True), strict=True):
+        factor = max(values) / min(values)
+        if factor > _UNEVEN:
+            notes.append(note("uneven_times", arm=arm, factor=f"{factor:.0f}"))
+    return tuple(notes)
 
 
 def _trend(hypothesis: Hypothesis, groups: Sequence[Group]) -> Verdict:

@@ -42,6 +42,7 @@ GpusOption = Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1; 
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Runs at once on the CPU, or on each (set of) GPU.")]
 ProcessesOption = Annotated[int, typer.Option("--gpus-per-run", min=1, help="Processes, so GPUs, of each run.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_RUNS = Path("runs")
 RunName = Annotated[str, typer.Argument(help="A run's folder, or a part of its name.")]
 
 
@@ -79,7 +80,7 @@ def run(
     scale: ScaleOption = Scale.full,
     data: DataOption = None,
     seed: Annotated[int, typer.Option(help="The run's seed.")] = 0,
-    out: OutOption = Path("runs"),
+    out: OutOption = _RUNS,
     gpus: GpusOption = None,
     jobs: JobsOption = None,
     gpus_per_run: ProcessesOption = 1,
@@ -112,7 +113,7 @@ def matrix(
     axis: Annotated[list[str] | None, typer.Option(help="One more axis, such as data.fraction=0.1,1.")] = None,
     scale: ScaleOption = Scale.full,
     data: DataOption = None,
-    out: OutOption = Path("runs"),
+    out: OutOption = _RUNS,
     retries: Annotated[int, typer.Option(min=0, help="How often a run that failed is tried again.")] = 1,
     launcher: Annotated[Where, typer.Option(help="local, or slurm (needs submitit).")] = Where.local,
     gpus: GpusOption = None,
@@ -164,7 +165,7 @@ def matrix(
 
 
 def status(
-    out: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = Path("runs"),
+    out: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = _RUNS,
     once: Annotated[bool, typer.Option("--once", help="Show it once, even in a terminal.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -187,7 +188,7 @@ def logs(
     name: RunName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 40,
-    out: OutOption = Path("runs"),
+    out: OutOption = _RUNS,
 ) -> None:
     """Print the end of a run's log."""
     with errors():
@@ -200,9 +201,11 @@ def logs(
 
 
 def stop(
-    name: Annotated[str | None, typer.Argument(help="A run's folder, or a part of its name.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every run that goes on in the folder.")] = False,
-    out: OutOption = Path("runs"),
+    name: Annotated[
+        str | None, typer.Argument(help="A run's folder, or a part of its name; with --all, the folder of the runs.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every run and matrix that goes on in the folder.")] = False,
+    out: OutOption = _RUNS,
 ) -> None:
     """Ask a run to save a checkpoint and stop. The command that started it goes on with it later."""
     with errors():
@@ -210,19 +213,29 @@ def stop(
         from .errors import LabError
         from .survey import find_run, survey
 
-        if (name is None) != everything:
-            raise LabError("name one run, or give --all")
-        if name is None:
-            _require_folder(out)
-        wanted = [state for state in survey(out) if state.live] if name is None else [find_run(name, out)]
-        if not wanted:
-            raise LabError(f"no run goes on below {out}")
-        for state in wanted:
+        if not everything:
+            if name is None:
+                raise LabError("name one run, or give --all")
+            state = find_run(name, out)
             typer.echo(f"{state.name}: {control.stop(state)}")
+            return
+        if name is not None and (out != _RUNS or not Path(name).is_dir()):
+            raise LabError(f"--all {name}: stops all that goes on in a folder: name that alone, or give it with --out")
+        out = out if name is None else Path(name)
+        _require_folder(out)
+        matrices = control.stop_matrices(out)  # before its runs: a matrix would start the next one at once
+        wanted = [state for state in survey(out) if state.live]
+        if not wanted and not matrices:
+            raise LabError(f"no run goes on below {out}")
+        for line in matrices.values():
+            typer.echo(line)
+        for state in wanted:
+            with_matrix = control.matrix_of(state) in matrices
+            typer.echo(f"{state.name}: {'stops with its matrix' if with_matrix else control.stop(state)}")
 
 
 def clean(
-    out: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = Path("runs"),
+    out: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = _RUNS,
     best: Annotated[bool, typer.Option("--best", help="Remove the best models too.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -230,7 +243,7 @@ def clean(
     """Remove the checkpoints of finished runs. Shows what that would free, and asks. Records are never removed."""
     with errors():
         from .control import free, freeable
-        from .survey import survey
+        from .survey import so_many, survey
 
         _require_folder(out)
         things = freeable(survey(out), best)
@@ -240,7 +253,7 @@ def clean(
         else:
             for thing in things:
                 typer.echo(f"{thing.bytes / 1e6:>10,.1f} MB  {thing.path}")
-            typer.echo(f"{total / 1e6:>10,.1f} MB  in {len(things)} folders of finished runs")
+            typer.echo(f"{total / 1e6:>10,.1f} MB  in {so_many(len(things), 'folder')} of finished runs")
         if not things or (as_json and not yes):
             return
         _ask("Remove them?", yes)
@@ -271,14 +284,17 @@ def _plan(names: list[str], request: Request) -> list[Planned]:
 
 def _dry_run(planned: list[Planned]) -> None:
     from .dryrun import dry_run
+    from .survey import so_many
 
     for run in planned:
         tried = dry_run(run)
         changes = f"; changes at steps {', '.join(map(str, tried.changes_at))}" if tried.changes_at else ""
         counted = f" of a {tried.stand_in} that stands in" if tried.stand_in else ""
-        what = f"{tried.parameters:,} parameters{counted}, {tried.matrices} matrices set or frozen{changes}"
+        adapters = f", {tried.adapters} adapters" if tried.adapters else ""
+        what = f"{tried.parameters:,} parameters{counted}, {tried.trainable:,} of them trained, "
+        what += f"{tried.matrices} matrices set or frozen{adapters}{changes}"
         typer.echo(f"{run.name}: {what}")
-    typer.echo(f"{len(planned)} runs, all in order")
+    typer.echo(f"{so_many(len(planned))}, all in order")
 
 
 def _require(planned: list[Planned]) -> None:

@@ -1,4 +1,4 @@
-"""What can be done to runs from their records: find their log, ask them to stop, free what they no longer need."""
+"""What can be done to runs from their records: find their log, ask them or their matrix to stop, free what is left."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ..errors import TrainingError
 from ..locks import hold, holder
 from ..records import STOP
 from .errors import LabError
 from .launch import CONSOLE, launch_of
-from .survey import RunState, look
+from .survey import RunState, live_matrices, look
 
-# In a run's folder: the process that was asked to stop.
+# In the folder of a run or a matrix: the process that was asked to stop.
 _ASKED = "stopping"
 _HOLDER = re.compile(r"process (\d+) on (.+)")
 
@@ -37,22 +38,53 @@ def stop(run: RunState) -> str:
         if job is not None:
             return _cancel(job)
         raise LabError(f"{run.name}: is not running; it is {run.state}")
-    asked = run.path / _ASKED
-    if who is not None and asked.is_file() and asked.read_text(encoding="utf-8") == who:
-        return "was asked before; it is saving, or finishing its step"  # a second signal would end it unsaved
-    asked.write_text(who or "", encoding="utf-8")
-    found = _HOLDER.fullmatch(who or "")
+    how = _ask(run.path, who or "", run.name)
+    if how == "before":
+        return "was asked before; it is saving, or finishing its step"
+    if how == "signal":
+        return "asked to stop; it saves first"
+    where = run.host or "another machine"
+    return f"it runs on {where}: asked to stop by a file in its folder, which it sees at its next line of log"
+
+
+def stop_matrices(root: Path) -> dict[str, str]:
+    """Ask every matrix that runs below a folder to start no more runs and to let those that go on save and stop.
+
+    By the name of its place, what was done to each: signalled on this machine, on another by a file that it looks for.
+    """
+    done = {}
+    for place in live_matrices(root):
+        who = holder(place)
+        if who is None:
+            continue  # it has ended meanwhile
+        how = _ask(place, who, f"the matrix of {who}")
+        told = "was asked to stop before" if how == "before" else "asked to stop"
+        done[place.name] = f"the matrix of {who}: {told}; it starts no more runs, and those that go on save first"
+    return done
+
+
+def matrix_of(run: RunState) -> str | None:
+    """The name of the place of the matrix that started a run last: it stops the run itself, and once is enough."""
+    return launch_of(run.path).get("matrix")
+
+
+def _ask(folder: Path, who: str, name: str) -> Literal["before", "signal", "file"]:
+    """Ask the process that holds a folder's lock to stop, once: a second signal would end it at once, unsaved."""
+    asked = folder / _ASKED
+    if who and asked.is_file() and asked.read_text(encoding="utf-8") == who:
+        return "before"
+    asked.write_text(who, encoding="utf-8")
+    found = _HOLDER.fullmatch(who)
     if found and found[2] == socket.gethostname():
         try:
             os.kill(int(found[1]), signal.SIGTERM)
-            return "asked to stop; it saves first"
+            return "signal"
         except ProcessLookupError:
             pass  # the same name on another machine, or in another container
         except PermissionError:
-            raise LabError(f"{run.name}: process {found[1]} belongs to another user") from None
-    (run.path / STOP).touch()
-    where = run.host or "another machine"
-    return f"it runs on {where}: asked to stop by a file in its folder, which it sees at its next line of log"
+            raise LabError(f"{name}: process {found[1]} belongs to another user") from None
+    (folder / STOP).touch()
+    return "file"
 
 
 def log_file(run: RunState) -> Path:

@@ -21,7 +21,7 @@ from .expand import Planned, Request, expand
 from .experiment import find
 from .matrix import Matrix
 from .show import MatrixView
-from .survey import look
+from .survey import look, so_many
 from .warm import WarmLauncher
 
 # As many seeds as are tried for. Arms come first: a machine that is slow does the first seed of all of them.
@@ -108,7 +108,7 @@ def _plain_table(root: Path) -> list[str]:
         if run.perplexity is not None and run.method is not None:
             found.setdefault(run.method, []).append(run.perplexity)
     ranked = sorted(found.items(), key=lambda item: fmean(item[1]))
-    return [f"  {method:<22} {fmean(values):7.3f}  ({len(values)} seeds)" for method, values in ranked]
+    return [f"  {method:<22} {fmean(values):7.3f}  ({so_many(len(values), 'seed')})" for method, values in ranked]
 
 
 def _say(text: str) -> None:

@@ -21,13 +21,16 @@ _BUILT_IN, _LABELS = 600, 2
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a run would be: its model's parameters, how many matrices the method sets, and when its schedule acts.
+    """What a run would be: its parameters once the method is applied, what it sets, and when its schedule acts.
 
-    `stand_in` is the type of the model that was counted, where the run's own is pretrained and not read here.
+    `matrices` are set or frozen; `adapters` stand beside others. `stand_in` is the type of the model that was counted,
+    where the run's own is pretrained and not read here.
     """
 
     parameters: int
+    trainable: int
     matrices: int
+    adapters: int
     changes_at: tuple[int, ...]
     flops_per_token: float
     stand_in: str | None = None
@@ -35,8 +38,9 @@ class DryRun:
 
 def dry_run(run: Planned) -> DryRun:
     """Check a run as far as that goes without data. Raises a `LabError` that names the run and what does not fit."""
+    from ..adapters import adapter_targets
     from ..bench import train_flops_per_token
-    from ..plan import plan
+    from ..plan import choose_sites, plan
     from ..schedule import events
     from ..sites import find_sites
 
@@ -45,15 +49,26 @@ def dry_run(run: Planned) -> DryRun:
         model = _skeleton(run)
         family, sites = find_sites(model)
         targets = [] if config.method.sets_nothing else plan(model, family, sites, config.method)
+        adapted = adapter_targets(choose_sites(family, sites, config.method), config.method.adapter)
+        parameters, trainable = _count(model, config.method.to_json())
         steps = tuple(event.step for event in events(model, config.method))
         if steps and config.train.max_steps is not None and steps[-1] >= config.train.max_steps:
             raise LabError(f"method.schedule acts at step {steps[-1]}, past train.max_steps {config.train.max_steps}")
         flops = train_flops_per_token(model, config.data.sequence_length)
     except OelmError as error:
         raise LabError(f"{run.name}: {error}") from None
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     known = _model_of(run).name.startswith(MADE_HERE)
-    return DryRun(parameters, len(targets), steps, flops, None if known else run.experiment.stand_in)
+    stand_in = None if known else run.experiment.stand_in
+    return DryRun(parameters, trainable, len(targets), len(adapted), steps, flops, stand_in)
+
+
+@cache
+def _count(model: Any, method: str) -> tuple[int, int]:
+    """The parameters of a skeleton with a method; once for all seeds and rates of an arm."""
+    from ..method import Method
+    from ..operate import count
+
+    return count(model, Method.model_validate_json(method))
 
 
 def _model_of(run: Planned) -> ModelConfig:

@@ -11,6 +11,7 @@ from ..files import read_json
 from .dryrun import dry_run
 from .expand import Planned
 from .needs import tokens_of
+from .survey import so_many
 
 # The share of a plain matrix product's speed that whole training steps reach, roughly, on a CPU and on a GPU.
 _EFFICIENCY = {"cpu": 0.6, "cuda": 0.3}
@@ -32,9 +33,9 @@ class Estimate:
         left = self.runs - self.done
         basis = "from runs that are done" if self.measured >= left else "a rough estimate from their FLOPs"
         if not left:
-            return f"{self.runs} runs, all done"
+            return f"{so_many(self.runs)}, all done"
         done = f", {self.done} of them done" if self.done else ""
-        return f"{self.runs} runs{done}; about {spell(self.hours * 3600)} ({basis})"
+        return f"{so_many(self.runs)}{done}; about {spell(self.hours * 3600)} ({basis})"
 
 
 def estimate(runs: list[Planned], slots: int) -> Estimate:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from ..files import read_json
-from ..machine import cores
+from ..machine import threads_each
 from ..training.signals import EXIT_REQUEUE
 from .errors import LabError
 
@@ -165,13 +165,12 @@ def local_launcher(gpus: str | None = None, jobs: int | None = None, processes: 
         if gpus:
             raise LabError(f"--gpus {gpus}: torch sees no GPU on this machine; leave the option out to use the CPU")
         jobs = jobs or 1
-        threads = max(1, cores() // (jobs * processes))
-        return LocalLauncher([Slot((), threads)] * jobs, processes)
+        return LocalLauncher([Slot((), threads_each(jobs * processes))] * jobs, processes)
     chosen = _free_gpus(visible) if gpus is None else _named_gpus(gpus, visible)
     if len(chosen) < processes:
         raise LabError(f"a run takes {processes} GPUs and {len(chosen)} can be used: {', '.join(chosen) or 'none'}")
     sets = [tuple(chosen[at : at + processes]) for at in range(0, len(chosen) - processes + 1, processes)]
-    threads = max(1, cores() // (len(sets) * (jobs or 1) * processes))
+    threads = threads_each(len(sets) * (jobs or 1) * processes)
     return LocalLauncher([Slot(names, threads) for names in sets] * (jobs or 1), processes)
 
 

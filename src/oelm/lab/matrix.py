@@ -24,10 +24,11 @@ from typing import Any, TextIO
 from ..errors import TrainingError
 from ..files import read_json, remove_leftovers, write_json
 from ..locks import hold, holder
+from ..records import STOP
 from ..training.signals import StopRequest, listening
 from .expand import PLAIN, Planned
 from .launch import CONSOLE, LAUNCH, Job, Launcher, fresh_status, launch_of, was_stopped
-from .survey import LAB, RunState, look
+from .survey import LAB, RunState, look, so_many
 
 # The lock of a run that a runner has taken; the run's own lock is held by the process that trains it.
 TAKEN = "runner.lock"
@@ -67,7 +68,7 @@ class Matrix:
         self.launcher, self.retries, self._tell = launcher, retries, tell
         self._by_folder = {entry.planned.folder: entry for entry in self.entries}
         self._stop: StopRequest | None = None
-        self._asked = False
+        self._asked = self._told = False
         self._root = Path(runs[0].config.output)
         self._place = ""
         self._took: list[float] = []
@@ -98,8 +99,8 @@ class Matrix:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal asked the matrix to stop."""
-        return bool(self._stop)
+        """Whether a signal asked the matrix to stop, or a file that `oelm stop` left on another machine."""
+        return bool(self._stop) or self._told
 
     @property
     def _leaving(self) -> bool:
@@ -136,6 +137,7 @@ class Matrix:
 
     def _step(self) -> None:
         """One look around: what ended, what can start."""
+        self._told = self._told or (self._root / LAB / self._place / STOP).exists()
         if self._leaving:
             self._ask_to_stop()
         for entry in self._running():
@@ -153,7 +155,7 @@ class Matrix:
                 if not self.launcher.ready(self._orphans()):
                     break
                 if self._too_late():
-                    self._leave_the_rest("they would not be done in time")
+                    self._leave_the_rest("too late to be done in time")
                     break
                 self._start(entry)
 
@@ -168,7 +170,7 @@ class Matrix:
         for entry in waiting:
             entry.state = "left"
         if waiting:
-            self._tell(f"left     {len(waiting)} runs: {why}")
+            self._tell(f"left     {so_many(len(waiting))}: {why}")
 
     def _ready(self, entry: Entry) -> bool:
         """Whether the run that this one starts from is done; where it came to another end, this one cannot start."""
@@ -281,9 +283,10 @@ class Matrix:
 
     def _end(self, entry: Entry, state: str, message: str) -> None:
         entry.state, entry.message = state, message
-        done = sum(not other.open for other in self.entries)
+        left = sum(other.state == "left" for other in self.entries)
+        done = f"{sum(not other.open for other in self.entries) - left}/{len(self.entries)}"
         took = f" in {entry.seconds:.0f} s" if entry.seconds else ""
-        self._tell(f"{state:<8} {entry.planned.name}{took}: {message} [{done}/{len(self.entries)}]")
+        self._tell(f"{state:<8} {entry.planned.name}{took}: {message} [{done}{f', {left} left' if left else ''}]")
 
     def _ask_to_stop(self) -> None:
         """Ask our runs to save and stop, once."""
@@ -291,12 +294,13 @@ class Matrix:
             return
         self._asked = True
         running = self._running()
-        cause = f"asked to stop by {self._stop.signal}" if self._stop else "out of time"
-        self._tell(f"{cause}: {len(running)} running runs save and stop")
+        cause = "asked to stop by a file" if self._told else "out of time"
+        cause = f"asked to stop by {self._stop.signal}" if self._stop else cause
+        self._tell(f"{cause}: saving and stopping {so_many(len(running))}")
         for entry in running:
             assert entry.job is not None
             entry.job.stop()
-        self._leave_the_rest("the same command goes on with them")
+        self._leave_the_rest("the same command goes on from here")
 
 
 def export_plain(run: Path) -> str:

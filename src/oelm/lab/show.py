@@ -16,7 +16,7 @@ from rich.text import Text
 
 from .estimate import spell
 from .experiment import Experiment
-from .survey import RunState, look
+from .survey import RunState, look, so_many
 
 if TYPE_CHECKING:
     from .matrix import Matrix
@@ -118,7 +118,7 @@ def status_lines(runs: Sequence[RunState]) -> list[str]:
 def summary_line(runs: Sequence[RunState]) -> str:
     states = [run.state for run in runs]
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    return f"{len(runs)} run{'s' if len(runs) != 1 else ''}: {counted}" if runs else "no runs"
+    return f"{so_many(len(runs))}: {counted}" if runs else "no runs"
 
 
 def watch(read: Callable[[], list[RunState]], seconds: float = 2.0) -> None:

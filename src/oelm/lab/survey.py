@@ -112,21 +112,36 @@ def survey(root: Path) -> list[RunState]:
 
 def run_folders(root: Path) -> Iterator[Path]:
     """Every folder below one that holds a run's records."""
-    for place, folders, names in os.walk(root):
-        if ("config.json" in names and ("metrics.jsonl" in names or "status.json" in names)) or "result.json" in names:
-            folders.clear()
-            yield Path(place)
-            continue
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _INNER]
+    return (place for place, is_run in _walk(root) if is_run)
 
 
 def planned_by_live_matrices(root: Path) -> list[Path]:
     """The folders of all runs that matrices which are running now have planned below `root`."""
     planned = []
-    for file in sorted(root.glob(f"{LAB}/*/matrix.json")):
-        if holder(file.parent) is not None:
-            planned += [root / name for name in read_json(file)["runs"]]
+    for place in live_matrices(root):
+        planned += [place.parent.parent / name for name in read_json(place / "matrix.json")["runs"]]
     return planned
+
+
+def live_matrices(root: Path) -> list[Path]:
+    """Where each matrix that runs now, in `root` or a folder below, has said what it plans; it holds the lock there."""
+    said = [file for folder, _ in _walk(root) for file in sorted(folder.glob(f"{LAB}/*/matrix.json"))]
+    return [file.parent for file in said if holder(file.parent) is not None]
+
+
+def so_many(count: int, noun: str = "run") -> str:
+    """A number of things in words: 1 run, 2 runs."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
+    """Every folder below one down to those of runs, and whether it is a run's."""
+    for place, folders, names in os.walk(root):
+        is_run = "config.json" in names and ("metrics.jsonl" in names or "status.json" in names)
+        is_run = is_run or "result.json" in names
+        kept = [] if is_run else [name for name in folders if not name.startswith(".") and name not in _INNER]
+        folders[:] = kept
+        yield Path(place), is_run
 
 
 def find_run(name: str, root: Path) -> RunState:

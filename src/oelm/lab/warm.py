@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from ..machine import cores
+from ..machine import threads_each
 from .launch import CONSOLE
 
 # What the process that the runs are forked from imports, once.
@@ -42,7 +42,7 @@ class WarmLauncher:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self._threads = max(1, cores() // slots)
+        self._threads = threads_each(slots)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         self._running: list[WarmJob] = []

@@ -33,6 +33,7 @@ from .sentences import (
     sentence,
     setup_name,
     short_reading,
+    so_many,
     verdict_line,
 )
 from .strings import Words, words
@@ -61,7 +62,8 @@ def compose(analysis: Analysis, out: Path, language: str = "en", title: str | No
     folders = (
         relative(Path(os.path.commonpath([str(run.path.resolve()) for run in analysis.runs])), out) if links else "–"
     )
-    footer = say("made_by", version=__version__, runs=len(analysis.runs), folders=folders)
+    runs = so_many("run", len(analysis.runs), say)
+    footer = say("made_by", version=__version__, runs=runs, folders=folders)
     return Document(title, language, blocks, footer, links)
 
 
@@ -161,7 +163,8 @@ def settings(setup: Setup) -> str:
     """The settings that matter most, on one line."""
     run, shared = setup.runs[0], dict(setup.settings)
     hardware = (run.environment.get("gpu") or {}).get("name") or run.environment.get("device") or "?"
-    names = ("model.name", "train.batch_size", "train.max_steps", "train.epochs", "data.sequence_length")
+    fields = [name for name in shared if name.startswith("model.fields.")]  # a name alone would hide a changed size
+    names = ("model.name", *fields, "train.batch_size", "train.max_steps", "train.epochs", "data.sequence_length")
     told = [f"{name} {shared[name]}" for name in names if shared.get(name) is not None]
     return " · ".join([*told, str(hardware)])
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import textwrap
 import warnings
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from ..files import write_bytes
 from .charts import COLOURS, DASHES, MARKS, Chart, Figure, Grid, Intervals, Lines, Row, Series
 
 # Fonts that hold Chinese, the first that is there; and the one that matplotlib brings along.
@@ -81,7 +83,9 @@ def draw(
             for ending in endings:
                 options: dict[str, Any] = {"dpi": 160} if ending == "png" else {"metadata": {"Date": None}}
                 path = folder / f"{figure.name}.{ending}"
-                picture.savefig(path, **options)
+                drawn = BytesIO()
+                picture.savefig(drawn, format=ending, **options)
+                write_bytes(path, drawn.getvalue())
                 picture.set_layout_engine("none")  # laid out once; the second file keeps it
                 written.append(path)
     return written

@@ -8,6 +8,8 @@ from ..analysis.stats import Estimate
 from .strings import Words
 
 MINUS = "−"
+# A relative interval wider than this, a thousand points of a hundred, has bounds that mean nothing.
+_TOO_WIDE = 10.0
 
 
 def signed(value: float, digits: int) -> str:
@@ -65,6 +67,11 @@ def change_bounds(comparison: Comparison) -> tuple[str, str] | None:
     return _limits(comparison, bootstrap=False)
 
 
+def too_noisy(found: Estimate | None) -> bool:
+    """Whether a relative change's interval is too wide to say anything."""
+    return found is not None and found.low is not None and found.high is not None and found.high - found.low > _TOO_WIDE
+
+
 def change_range(comparison: Comparison, say: Words) -> str:
     """The same for a table's cell, or why there is no interval."""
     limits = change_bounds(comparison)
@@ -78,7 +85,7 @@ def bootstrap_bounds(comparison: Comparison) -> str:
 
 def _limits(comparison: Comparison, bootstrap: bool) -> tuple[str, str] | None:
     found = comparison.change if comparison.measure.log else comparison.difference
-    if found is None:
+    if found is None or (comparison.measure.log and too_noisy(found)):
         return None
     low, high = (found.boot_low, found.boot_high) if bootstrap else (found.low, found.high)
     if low is None or high is None:
@@ -97,6 +104,8 @@ def interval(comparison: Comparison, say: Words) -> str:
 
 
 def _no_interval(comparison: Comparison, say: Words) -> str:
+    if comparison.measure.log and too_noisy(comparison.change):
+        return say("too_noisy", n=comparison.n)
     return say("one_seed_short" if comparison.pairs else "no_pair_short")
 
 
@@ -122,6 +131,8 @@ def found(verdict: Verdict, say: Words) -> str:
         return text
     if estimate.low is None or estimate.high is None:
         return say("in_brackets", text=text, more=say("one_seed_short"))
+    if hypothesis.compare == "change" and too_noisy(estimate):
+        return say("in_brackets", text=text, more=say("too_noisy", n=estimate.n))
     limits = {"low": amount(hypothesis, estimate.low, say), "high": amount(hypothesis, estimate.high, say)}
     if hypothesis.compare == "trend":
         more = say("slope_interval", n=estimate.n, **limits)

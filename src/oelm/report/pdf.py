@@ -6,6 +6,7 @@ import os
 from importlib import import_module, resources
 from pathlib import Path
 
+from ..files import write_bytes
 from .charts import Figure
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
 from .figures import CJK_FONTS, FULL_WIDTH, height, width
@@ -43,7 +44,7 @@ def write_pdf(document: Document, path: Path) -> None:
         assert found is not None, "the caller looks first"
         fonts.append(found)
     source = to_typst(document, fonts, pictures=(path.parent / "figures").is_dir())
-    path.write_bytes(typst.compile(source.encode(), root=str(path.parent.resolve()), font_paths=_font_folders()))
+    write_bytes(path, typst.compile(source.encode(), root=str(path.parent.resolve()), font_paths=_font_folders()))
 
 
 def _font_folders() -> list[str]:

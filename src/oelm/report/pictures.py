@@ -13,6 +13,7 @@ from ..analysis.arms import Setup
 from ..analysis.compare import Comparison
 from ..analysis.flops import flop_ratio
 from .charts import Chart, Figure, Grid, Intervals, Lines, Row, Series, Styles
+from .numbers import too_noisy
 from .strings import Words
 
 T = TypeVar("T")
@@ -84,6 +85,8 @@ def _change_row(label: str, one: Comparison, styles: Styles) -> Row | None:
     if found is None or not one.pairs:
         return None
     low, high = (None, None) if found.low is None or found.high is None else (100 * found.low, 100 * found.high)
+    if not points and too_noisy(found):
+        low = high = None
     pairs = [100 * ((a - b) if points else (a / b - 1)) for a, b in one.values]
     hollow = low is None or not one.sound
     return Row(label, styles[one.arm], 100 * found.mean, low, high, hollow, pairs if len(pairs) > 1 else [])

@@ -10,12 +10,13 @@ from typing import Any
 from ..analysis import Analysis, Run
 from ..analysis.compare import Comparison
 from ..analysis.flops import flop_ratio
+from ..analysis.hypotheses import uneven_times
 from ..analysis.replication import Replication
 from ..analysis.run import DECODED, Bench
 from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
 from . import numbers
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
-from .sentences import language_of, place, verdict_numbers, why_left_out
+from .sentences import language_of, note_text, place, verdict_numbers, why_left_out
 from .strings import Words
 
 _TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "bad"}
@@ -23,10 +24,11 @@ _TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "b
 
 def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
     columns = ["id", say("col_verdict"), say("col_hypothesis"), say("col_rule"), say("col_found"), say("col_p")]
-    rows, without = [], []
+    rows, without = [], dict[str, list[str]]()
     for one in analysis.verdicts:
-        if any(note.code == "no_runs" for note in one.notes):
-            without.append(one.hypothesis.id)
+        why = [note_text(note, say) for note in one.notes if note.code in ("no_runs", "too_small")]
+        if why:
+            without.setdefault(why[0], []).append(one.hypothesis.id)
             continue
         rows.append(
             [
@@ -40,9 +42,8 @@ def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
         )
     blocks: list[Block] = [Heading(say("hypotheses"), 2, "hypotheses")]
     blocks += [Table("hypotheses", columns, rows, (5,))] if rows else []
-    if without:
-        blocks.append(Paragraph(say("headed", head=say("note_no_runs"), text=", ".join(without)), tone="muted"))
-    return blocks
+    told = [say("headed", head=why, text=", ".join(ids)) for why, ids in without.items()]
+    return blocks + [Paragraph(text, tone="muted") for text in told]
 
 
 def published_section(analysis: Analysis, say: Words) -> list[Block]:
@@ -117,6 +118,8 @@ def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
                 ]
             )
         blocks += [Paragraph(say("time_runs")), Table("step-times", columns, rows, (2, 3, 4, 5))]
+        uneven = dict.fromkeys(note_text(note, say) for one in sound for note in uneven_times(one))
+        blocks += [Bullets([Cell(text) for text in uneven])] if uneven else []
     spoilt = [one for one in analysis.times if not one.sound]
     if spoilt:
         fields = sorted({item.field for one in spoilt for item in one.confounds})

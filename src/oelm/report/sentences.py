@@ -17,6 +17,8 @@ from .strings import Words, words
 _DOUBTS = ("edge_low", "edge_high", "better_elsewhere", "no_spread")
 # Settings that go with a run's length: a longer one warms up longer and is looked at less often.
 _FOLLOW_LENGTH = ("eval.every", "optimizer.warmup_steps")
+# Values that change nothing, and so add nothing to a name where another setup has others.
+_NEUTRAL = {"data.fraction": "1.0", "optimizer.layer_decay": "1.0", "model.fields": "{}"}
 
 
 def summary(analysis: Analysis, language: str = "en") -> list[str]:
@@ -36,13 +38,13 @@ def summary(analysis: Analysis, language: str = "en") -> list[str]:
 def opening(analysis: Analysis, say: Words) -> list[str]:
     """How much there is, and what must be known about the data before anything else."""
     methods = len({run.method for run in analysis.runs})
-    counts = {"runs": len(analysis.runs), "methods": methods}
+    counts = {"runs": so_many("run", len(analysis.runs), say), "methods": so_many("method", methods, say)}
     left = len(analysis.left_out)
     found = Counter(item.kind for item in analysis.left_out)
     kinds = ", ".join(f"{say(f'kind_{kind}')} {count}" for kind, count in sorted(found.items()))
     lines = [say("counted", left=left, kinds=kinds, **counts) if left else say("counted_all", **counts)]
     if analysis.running:
-        lines.append(say("still_running", count=len(analysis.running)))
+        lines.append(say("still_running", runs=so_many("run", len(analysis.running), say)))
     for group in analysis.groups:
         setup = group.setups[0]
         if setup.runs[0].synthetic:
@@ -52,6 +54,11 @@ def opening(analysis: Analysis, say: Words) -> list[str]:
         if not any(one.reference for one in group.setups) and len(group.setups[0].arms) > 1:
             lines.append(say("no_reference", dataset=group.dataset))
     return lines
+
+
+def so_many(what: str, count: int, say: Words) -> str:
+    """A number of runs or methods in words."""
+    return say(f"one_{what}") if count == 1 else say(f"many_{what}s", count=count)
 
 
 def sentence(one: Comparison, analysis: Analysis, say: Words) -> str:
@@ -180,7 +187,8 @@ def setup_settings(setup: Setup) -> list[str]:
     apart = {field: value for field, value in setup.apart if not field.startswith("environment.")}
     if "train.max_steps" in apart:
         apart = {field: value for field, value in apart.items() if field not in _FOLLOW_LENGTH}
-    return [f"{field} {value}" for field, value in apart.items()][:4]
+    told = {field: value for field, value in apart.items() if value not in (_NEUTRAL.get(field), "null")}
+    return [f"{field} {value}" for field, value in told.items()][:4]
 
 
 def _letters(text: str) -> str:

@@ -16,8 +16,8 @@ STRINGS: dict[str, tuple[str, str]] = {
     "contents": ("Contents", "目录"),
     "theme": ("Dark / light", "深色 / 浅色"),
     "made_by": (
-        "Made by oelm {version} from {runs} runs in {folders}. No number here was typed by hand.",
-        "由 oelm {version} 根据 {folders} 中的 {runs} 次运行生成。本文中的数字均来自记录，没有手工填写。",
+        "Made by oelm {version} from {runs} in {folders}. No number here was typed by hand.",
+        "由 oelm {version} 根据 {folders} 中的 {runs}生成。本文中的数字均来自记录，没有手工填写。",
     ),
     "language": ("Language", "语言"),
     "no_script": (
@@ -34,6 +34,10 @@ STRINGS: dict[str, tuple[str, str]] = {
     "in_brackets": ("{text} ({more})", "{text}（{more}）"),
     "headed": ("{head}: {text}", "{head}：{text}"),
     "heading_of": ("{head}:", "{head}："),
+    "one_run": ("1 run", "1 次运行"),
+    "many_runs": ("{count} runs", "{count} 次运行"),
+    "one_method": ("1 method", "1 种方法"),
+    "many_methods": ("{count} methods", "{count} 种方法"),
     # Sections
     "summary": ("Summary", "摘要"),
     "what_holds": ("What holds", "成立"),
@@ -54,16 +58,16 @@ STRINGS: dict[str, tuple[str, str]] = {
     "missing": ("Not shown", "未展示"),
     # Summary sentences
     "counted": (
-        "{runs} runs of {methods} methods count; {left} were left out ({kinds}).",
-        "共计入 {methods} 种方法的 {runs} 次运行；{left} 次未计入（{kinds}）。",
+        "{runs} of {methods} counted; {left} left out ({kinds}).",
+        "共计入 {methods}的 {runs}；{left} 次未计入（{kinds}）。",
     ),
     "counted_all": (
-        "{runs} runs of {methods} methods, all of them counted.",
-        "共 {methods} 种方法的 {runs} 次运行，全部计入。",
+        "{runs} of {methods}, all counted.",
+        "共 {methods}的 {runs}，全部计入。",
     ),
     "still_running": (
-        "{count} runs still go; they are shown in the curves and counted nowhere.",
-        "{count} 次运行仍在进行；只在曲线中显示，不计入统计。",
+        "{runs} still going: shown in the curves and counted nowhere.",
+        "{runs}仍在进行；只在曲线中显示，不计入统计。",
     ),
     "synthetic": (
         "{dataset}: synthetic, so it shows that the tools work and says little about real text.",
@@ -129,6 +133,7 @@ STRINGS: dict[str, tuple[str, str]] = {
     # Intervals
     "interval": ("95 % interval {low} to {high}, {n} seeds", "95 % 区间 {low} 至 {high}，{n} 个种子"),
     "one_seed_short": ("one seed: no interval", "一个种子：无区间"),
+    "too_noisy": ("too noisy to say, {n} seeds", "噪声过大，无法判断，{n} 个种子"),
     "no_pair_short": ("no common seed: no interval", "无共同种子：无区间"),
     "slope_interval": ("95 % interval {low} to {high}, {n} data sets", "95 % 区间 {low} 至 {high}，{n} 个数据集"),
     "per_doubling": ("{value} per doubling of the data", "数据每翻一倍 {value}"),
@@ -228,6 +233,10 @@ STRINGS: dict[str, tuple[str, str]] = {
     # Notes
     "note_one_seed": ("one seed: no interval, never a verdict", "只有一个种子：没有区间，不下结论"),
     "note_no_runs": ("no runs of these arms", "没有这些方法的运行"),
+    "note_too_small": (
+        "about models of at least {parameters} parameters, and these are smaller",
+        "针对至少 {parameters} 个参数的模型，而这些模型较小",
+    ),
     "note_few_datasets": (
         "a trend needs three data sets; there are {count}",
         "趋势至少需要三个数据集；现有 {count} 个",
@@ -267,6 +276,10 @@ STRINGS: dict[str, tuple[str, str]] = {
     "note_times_doubtful": (
         "their records say that their step times must not be compared",
         "其记录注明单步时间不可比较",
+    ),
+    "note_uneven_times": (
+        "the step times of {arm}'s seeds differ {factor}-fold: was the machine busy with something else?",
+        "{arm} 各种子的单步时间相差 {factor} 倍：机器当时是否在忙别的？",
     ),
     "note_no_spread": (
         "every pair differs by the same amount, to the last digit: are these independent runs?",
@@ -318,9 +331,10 @@ STRINGS: dict[str, tuple[str, str]] = {
     # Figures
     "fig_change": ("Change against {reference}", "相对 {reference} 的变化"),
     "cap_change": (
-        "{measure} of each arm against {reference}, with 95 % paired t intervals. A hollow mark has one seed and no "
-        "interval, or is confounded.",
-        "各方法相对 {reference} 的{measure}变化及 95 % 配对 t 区间。空心标记表示只有一个种子（无区间）或受混淆。",
+        "{measure} of each arm against {reference}, with 95 % paired t intervals. A hollow mark has no interval "
+        "(one seed, or too much noise to say), or is confounded.",
+        "各方法相对 {reference} 的{measure}变化及 95 % 配对 t 区间。"
+        "空心标记表示没有区间（只有一个种子，或噪声过大）或受混淆。",
     ),
     "fig_validation": ("Validation during training", "训练过程中的验证指标"),
     "cap_validation": (
@@ -441,7 +455,7 @@ STRINGS: dict[str, tuple[str, str]] = {
     ),
     "time_runs": ("From the runs themselves:", "来自各运行自身的计时："),
     "time_excluded": (
-        "{count} comparisons of step times are left out: {why}.",
+        "Comparisons of step times that are left out: {count} ({why}).",
         "{count} 个单步时间对比未列出：{why}。",
     ),
     # Reading
