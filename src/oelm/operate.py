@@ -83,10 +83,11 @@ def count(model: nn.Module, method: Method) -> tuple[int, int]:
     outline = copy.deepcopy(model)
     install(outline, method)
     family, sites = find_sites(outline)
-    frozen = set(frozen_by_rest(outline, family, sites, method))
+    targets = plan(outline, family, sites, method)
+    frozen = {*frozen_by_rest(outline, family, sites, method), *_idle_biases(outline, family, targets, method)}
     if method.schedule.kind != "freeze":  # that one freezes later
-        held = [target for target in plan(outline, family, sites, method) if target.spec.frozen]
-        frozen |= {name for target in held for name in _freezing(outline, target, method, family)}
+        held = [target for target in targets if target.spec.frozen]
+        frozen |= {name for target in held for name in _freezing(outline, target, method)}
     sizes = {name: parameter.numel() for name, parameter in outline.named_parameters()}
     return sum(sizes.values()), sum(size for name, size in sizes.items() if name not in frozen)
 
