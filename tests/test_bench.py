@@ -193,6 +193,12 @@ def test_steps_of_different_size_are_compared_by_the_example(unequal):
     assert "oelm-freeze@2 has batches of 2, baseline of 4: " in small["warning"]
 
 
+def test_intervals_are_those_of_students_t():
+    special = pytest.importorskip("scipy.special", reason="scipy is not installed")
+    for rounds in range(2, 200):
+        assert bench._t95(rounds) == pytest.approx(special.stdtrit(rounds - 1, 0.975), abs=5e-4)
+
+
 def test_the_table_shows_both_ratios_whole(unequal):
     text = render(bench_table(unequal[0]))
     small = unequal[0][2]

@@ -1,4 +1,4 @@
-"""Batches: a pure function of seed and position, every window once per epoch, the same for any number of ranks."""
+"""Batches: a pure function of seed and position, every window once per epoch."""
 
 import numpy as np
 import pytest
@@ -35,14 +35,6 @@ def test_every_window_comes_once_per_epoch(tokens, length, seed, epoch):
     rows = data.batch(epoch * len(data), len(data))
     targets = np.sort(rows[:, 1:].ravel())
     assert targets.tolist() == list(range(1, len(data) * length + 1))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 50), st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(1, 4), st.integers(0, 9))
-def test_the_number_of_ranks_does_not_change_the_global_batch(step, ranks, multiple, seed):
-    data, batch = windows(300, 7, seed=seed), 12 * multiple
-    shares = [windows(300, 7, seed=seed).rank_batch(step, batch, rank, ranks) for rank in range(ranks)]
-    assert np.array_equal(np.concatenate(shares), data.batch(step * batch, batch))
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,8 +95,6 @@ def test_what_cannot_be_cut_is_refused(arguments, message):
 
 def test_positions_that_make_no_sense_are_refused():
     data = windows()
-    for call in (lambda: data.batch(-1, 2), lambda: data.batch(0, 0), lambda: data.rank_batch(0, 8, 2, 2)):
+    for first, count in ((-1, 2), (0, 0)):
         with pytest.raises(DataError):
-            call()
-    with pytest.raises(DataError, match="global batch of 10 does not divide by 4 ranks"):
-        data.rank_batch(0, 10, 0, 4)
+            data.batch(first, count)

@@ -15,6 +15,7 @@ from oelm.metrics import classification_figures
 from oelm.models.small import small_model
 from oelm.records import read_metrics
 from oelm.runs import evaluate_run, load_run, predict_one
+from oelm.training import engine
 from oelm.training.state import list_checkpoints, named_tensors
 from oelm.training.task import open_task
 
@@ -354,6 +355,31 @@ def test_other_splits_are_evaluated_whole_with_the_best_model(tmp_path):
     again = evaluate_run(config(tmp_path, **changes).folder)
     assert again["n"] == 24
     assert again["evaluations"]["test"]["confusion"] == test["confusion"]
+
+
+def test_other_splits_are_not_evaluated_with_the_best_model_of_an_earlier_part(tmp_path, monkeypatch):
+    changes = {**own_files(tmp_path), "eval": {"every": 10, "choose": "loss"}, "checkpoint": {"every": 12}}
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "_log", fails_at(14, engine._log))
+        with pytest.raises(KeyboardInterrupt):
+            run_here(tmp_path, **{**changes, "log": {"every": 1}})
+    changes["checkpoint"] = {"every": 12, "best": False}
+    result = run_here(tmp_path, **changes)
+    assert (result["best"]["step"], result["evaluations"]["test"]["step"]) == (30, 30)
+    (note,) = result["notes"]
+    assert note.startswith("best/ is of step 10, and the best validation was at step 30")
+    with pytest.warns(UserWarning, match="the last checkpoint's model is taken"):
+        again = evaluate_run(config(tmp_path, **changes).folder)
+    assert again["evaluations"]["test"]["confusion"] == result["evaluations"]["test"]["confusion"]
+
+
+def fails_at(step, function):
+    def failing(run, *arguments):
+        if run.state.step == step:
+            raise KeyboardInterrupt
+        return function(run, *arguments)
+
+    return failing
 
 
 def test_a_run_that_keeps_no_best_model_is_evaluated_asked_and_exported(tmp_path):

@@ -17,6 +17,7 @@ from oelm.method import ABOUT, KEEPING, ORTHONORMAL, PRESETS
 from oelm.models.gpt import OelmGPTForCausalLM, gpt_config
 from oelm.models.small import small_model
 from oelm.projections import CoreProjection, IdentityProjection
+from oelm.schedule import advance
 from oelm.sites import find_sites
 
 HEADS, D_HEAD, WIDTH = 4, 12, 48  # of every small model used here
@@ -278,7 +279,7 @@ def test_a_core_is_trained_on_the_side_or_sides_where_it_belongs(name, core, sha
 @pytest.mark.parametrize("preset", ["oelm-core", "oelm-exact", "identity-core"])
 @pytest.mark.parametrize(
     ("reach", "sizes"),
-    [(2, (24, 24, 24)), ([4, 1, 2], (48, 12, 24)), ("first:2", (48, 48, 12)), ("first:9", (48, 48, 48))],
+    [(2, (24, 24, 24)), ([4, 1, 2], (48, 12, 24)), ("first:2", (48, 48, 12)), ("first:3", (48, 48, 48))],
 )
 def test_heads_within_reach_share_a_core(preset, reach, sizes):
     model, plain = small_model("bert"), small_model("bert")
@@ -317,11 +318,26 @@ def test_a_core_between_identities_starts_orthogonal_and_not_as_one():
     assert not torch.equal(core, attention(other, 0).query.core)
 
 
+@pytest.mark.parametrize("biases", ["frozen", "trained"])
+def test_a_schedule_leaves_a_bias_frozen_that_does_nothing(biases):
+    model = small_model("bert")
+    schedule = {"kind": "unfreeze", "steps": [5], "layers_each": 3}
+    oelm.apply(model, {"preset": "oelm-exact", "biases": biases, "schedule": schedule})
+    advance(model, 5)
+    for layer in range(3):
+        key, query = attention(model, layer).key, attention(model, layer).query
+        assert key.weight.requires_grad
+        assert query.bias.requires_grad
+        assert not key.bias.requires_grad
+    assert oelm.verify(model).tensors == 3
+
+
 @pytest.mark.parametrize(
     ("reach", "said"),
     [
         (3, "does not divide its 4 heads"),
         ([1, 2], "names 2 layers, and the method covers 3"),
+        ("first:9", "reach 'first:9' does not fit the 3 encoder layers"),
         (0, "reach"),
         ([], "reach"),
     ],

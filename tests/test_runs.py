@@ -99,7 +99,7 @@ def test_folders_that_are_no_runs(trained, tmp_path):
     untrained = config(tmp_path)
     untrained.folder.mkdir(parents=True)
     (untrained.folder / "config.json").write_text(untrained.to_json())
-    with pytest.raises(CheckpointError, match="holds neither a best model nor a checkpoint"):
+    with pytest.raises(CheckpointError, match="holds neither its best model nor a checkpoint"):
         load_run(untrained.folder)
 
 

@@ -4,19 +4,23 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import types
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
+import oelm
+from oelm import analysis, records
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError, ConfigError, TrainingError
 from oelm.files import new_folder, put_in_place, read_json, recover_folder, write_json
 from oelm.records import RunFolder, differing, read_metrics
 from oelm.runs import load_run
-from oelm.training import state
+from oelm.training import engine, state
 from oelm.training.engine import train
 from oelm.training.state import list_checkpoints
 
@@ -90,6 +94,30 @@ def test_without_best_only_checkpoints_are_written(tmp_path):
     assert load_run(run).config.vocab_size == 400
 
 
+def test_a_best_model_of_an_earlier_part_is_not_taken_for_the_best(cut, tmp_path):
+    """The part that kept best models was cut after step 4, and the one that keeps none was best at step 12."""
+    assert torch.equal(load_run(cut).lm_head.weight, oelm.load(cut / "best").lm_head.weight)
+    result = run_here(tmp_path / "runs", checkpoint={"best": False})
+    assert result["best_step"] == 12
+    says = "is of step 4, and the best validation was at step 12: the last checkpoint's model is taken"
+    with pytest.warns(UserWarning, match=says):
+        assert torch.equal(load_run(cut).lm_head.weight, load_run(cut, last=True).lm_head.weight)
+    (cut / "result.json").unlink()
+    with pytest.warns(UserWarning, match=says):
+        load_run(cut)
+    (cut / "best/step.json").unlink()  # as an older version left it
+    assert torch.equal(load_run(cut).lm_head.weight, oelm.load(cut / "best").lm_head.weight)
+
+
+def test_a_best_model_that_is_newer_than_the_last_checkpoint_is_the_best(tmp_path, monkeypatch):
+    cut_at(monkeypatch, 9)
+    with pytest.raises(Stop):
+        run_here(tmp_path)
+    run = config(tmp_path).folder
+    assert (names(run), read(run / "best/step.json")) == (["step-00000005"], {"step": 8})
+    assert torch.equal(load_run(run).lm_head.weight, oelm.load(run / "best").lm_head.weight)
+
+
 def test_what_is_not_whole_is_not_listed(tmp_path):
     folder = tmp_path / "checkpoints"
     for name in ("step-00000002", ".step-00000003.tmp", "step-00000001", "step-100000000", "step-7", "step-00000009"):
@@ -108,6 +136,82 @@ def test_an_unexpected_error_leaves_a_run_that_goes_on(cut, tmp_path):
     log = (cut / "train.log").read_text()
     assert "failed: " in log
     assert "resumed from step 5" in log
+
+
+def test_times_of_two_gpus_are_not_compared(tmp_path, monkeypatch):
+    about, loose = engine.about, {"train": {"max_steps": 24, "deterministic": False}}
+
+    def on(gpu):
+        monkeypatch.setattr(engine, "about", lambda *arguments: {**about(*arguments), "gpu": gpu})
+
+    for folder, changes in ((tmp_path / "loose", loose), (tmp_path / "exact", {})):
+        on("A")
+        with monkeypatch.context() as patched:
+            cut_at(patched, 7)
+            with pytest.raises(Stop):
+                run_here(folder, **changes)
+    on("B")
+    with pytest.raises(ConfigError, match=r"cannot go on exactly: gpu A then, B now"):
+        run_here(tmp_path / "exact")
+    run_here(tmp_path / "loose", **loose)
+    doubt = analysis.load_run(config(tmp_path / "loose", **loose).folder).times_doubt
+    assert doubt == "step 5: went on inexactly: gpu A then, B now; step times are not comparable"
+
+
+def test_a_checkpoint_that_does_not_name_its_gpu_goes_on(cut, tmp_path, monkeypatch):
+    saved = cut / "checkpoints/step-00000005/state.json"
+    content = read_json(saved)
+    del content["about"]["gpu"]
+    write_json(saved, content)
+    about = engine.about
+    monkeypatch.setattr(engine, "about", lambda *arguments: {**about(*arguments), "gpu": "B"})
+    assert run_here(tmp_path / "runs")["notes"] == []
+
+
+def test_a_parameter_that_gets_no_gradient_is_no_obstacle(tmp_path, monkeypatch):
+    """GPT-2's cross-attention trains on what it reads, and a language model gives it nothing to read."""
+    model = {"model": {"name": "random:gpt2-cross", "fields": {"vocab_size": 400}}}
+    runs, whole = (RunConfig.load({**tiny(tmp_path / name), **model}) for name in ("runs", "whole"))
+    with monkeypatch.context() as patched:
+        cut_at(patched, 7)
+        with pytest.raises(Stop):
+            train(runs, quiet=True)
+    train(runs, quiet=True)
+    train(whole, quiet=True)
+    assert_same_run(runs.folder, whole.folder)
+
+
+def test_a_checkpoint_without_the_optimisers_state_is_refused(cut, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    file = cut / "checkpoints/step-00000005/tensors.safetensors"
+    kept = {name: value for name, value in load_file(file).items() if "/transformer.h.0.mlp.fc_in.bias" not in name}
+    kept["model/transformer.h.0.mlp.fc_in.bias"] = load_file(file)["model/transformer.h.0.mlp.fc_in.bias"]
+    save_file(kept, file)
+    with pytest.raises(CheckpointError, match=r"3 tensors differ, such as exp_avg/transformer.h.0.mlp.fc_in.bias"):
+        run_here(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["now", "without-them"])
+def test_the_times_of_a_run_that_was_cut_are_those_of_all_its_parts(old, tmp_path, monkeypatch):
+    changes = {"train": {"max_steps": 24}, "checkpoint": {"every": 12}}
+    with monkeypatch.context() as patched:
+        cut_at(patched, 14)
+        with pytest.raises(Stop):
+            run_here(tmp_path, **changes)
+    run = config(tmp_path, **changes).folder
+    saved = run / "checkpoints/step-00000012/state.json"
+    content = read_json(saved)
+    validated = content["seconds_apart"]["validation"]
+    if old:  # as they were written before
+        write_json(
+            saved, {key: value for key, value in content.items() if key not in ("warmup_seconds", "seconds_apart")}
+        )
+    run_here(tmp_path, **changes)
+    timing = read(run / "timing.json")
+    assert (timing["warmup_steps"], timing["steps"]) == (10 if old else 20, 4), "each process warms up"
+    assert timing["seconds_apart"]["validation"] > (0 if old else validated)
+    assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "log"}
 
 
 def test_a_cut_tensor_file_is_a_clear_error(cut, tmp_path):
@@ -434,6 +538,24 @@ def test_resuming_drops_the_lines_of_steps_to_come(tmp_path):
         ("train", 4),
     ]
     assert read_metrics(folder.path)[-1]["loss"] is None
+
+
+def test_the_commit_is_that_of_the_code_and_not_of_a_project_it_is_installed_below(tmp_path, monkeypatch):
+    def git(*arguments):
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    code = tmp_path / ".venv/oelm/records.py"
+    code.parent.mkdir(parents=True)
+    code.touch()
+    monkeypatch.setattr(records, "__file__", str(code))
+    assert records._git_commit() is None
+    git("init")
+    git("commit", "--allow-empty", "-m", "a project")
+    assert records._git_commit() is None
+    git("add", "-f", str(code))
+    git("commit", "-m", "a checkout")
+    assert len(records._git_commit()) == 40
 
 
 def test_fields_that_differ_have_their_whole_names():

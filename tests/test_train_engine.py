@@ -10,6 +10,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import oelm
+from oelm import analysis, schedule
 from oelm.cli import app
 from oelm.config import OptimizerConfig
 from oelm.errors import ConfigError, TrainingError
@@ -18,7 +19,14 @@ from oelm.models.small import small_model
 from oelm.records import read_metrics
 from oelm.runs import load_run
 from oelm.training.language import SummedLoss
-from oelm.training.optim import build_optimizer, learning_rate, parameter_groups, placements, set_learning_rate
+from oelm.training.optim import (
+    Placement,
+    build_optimizer,
+    learning_rate,
+    parameter_groups,
+    placements,
+    set_learning_rate,
+)
 from oelm.training.pace import Pace
 from oelm.training.state import list_checkpoints, read_state
 from oelm.training.step import Stepper
@@ -193,6 +201,14 @@ def test_a_schedule_unfreezes(tmp_path):
     oelm.verify(load_run(run, last=True))
 
 
+def test_steps_between_the_events_of_a_schedule_do_no_planning(tmp_path, monkeypatch):
+    """It takes longer than all else that a step does on the host, and steps are timed."""
+    planned, plan = [], schedule.plan
+    monkeypatch.setattr(schedule, "plan", lambda *arguments: planned.append(1) or plan(*arguments))
+    run_here(tmp_path, method=UNFREEZE)
+    assert len(planned) == 3, "before the first step, and at each of two events"
+
+
 def test_a_schedule_freezes(tmp_path):
     changes = {"method": FREEZE, "checkpoint": {"every": 5, "keep": 9}}
     result = run_here(tmp_path, **changes)
@@ -263,7 +279,28 @@ def test_layer_decay_and_role_multipliers(tmp_path):
     assert "transformer.h.0.attn.q_proj.weight" not in found, "the basis is frozen"
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "oelm-gpt"])
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        ("bert", {"bert.embeddings.LayerNorm": "norm"}),
+        ("distilbert", {"distilbert.embeddings.LayerNorm": "norm"}),
+        ("electra", {"electra.embeddings.LayerNorm": "norm", "electra.embeddings_project": "embedding"}),
+        ("albert", {"albert.embeddings.LayerNorm": "norm", "albert.encoder.embedding_hidden_mapping_in": "embedding"}),
+        ("opt", {"model.decoder.project_in": "embedding"}),
+    ],
+)
+def test_what_belongs_to_the_embeddings_lies_below_the_first_block(name, below):
+    model = small_model(name, **({"word_embed_proj_dim": 24} if name == "opt" else {}))
+    places, blocks = placements(model), 1 if name == "albert" else 3
+    for module, role in below.items():
+        found = {place for parameter, place in places.items() if parameter.rpartition(".")[0] == module}
+        assert found == {Placement(role, blocks)}
+    embeddings = {place for place in places.values() if place.role == "embedding"}
+    assert embeddings == {Placement("embedding", blocks)}
+    assert {place.above for place in places.values() if place.role == "head"} <= {0}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "oelm-gpt", "bert", "electra", "albert", "distilbert"])
 def test_every_parameter_has_its_role_in_every_model(name):
     """One by one: a multiplier moves the parameters of its role and no other."""
     model = small_model(name)
@@ -465,6 +502,7 @@ def test_out_of_memory_halves_the_micro_batch(tmp_path, monkeypatch):
     ]
     run = config(tmp_path / "halved").folder
     assert read(run / "timing.json")["notes"] == result["notes"]
+    assert result["notes"][0] == analysis.load_run(run).times_doubt, "its times are of two kinds of steps"
     assert read_state(list_checkpoints(run / "checkpoints")[-1])[0].micro_batch_size == 2
     assert result["tokens"] == 12 * 8 * 32
     small = run_here(tmp_path / "small", train={"micro_batch_size": 2}, eval={"batch_size": 2})
@@ -508,13 +546,13 @@ def test_timing_keeps_steps_apart_from_the_rest(tmp_path):
     assert timing["warmup_steps"] == 10
     assert timing["steps"] == 14
     assert {"median", "mean", "p90"} <= timing["step_seconds"].keys()
-    assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "schedule"}
+    assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "schedule", "log"}
     assert timing["step_seconds"] == result["step_seconds"]
     assert timing["tokens_per_second"] == pytest.approx(8 * 32 / timing["step_seconds"]["median"])
 
 
 def test_only_steps_are_in_the_step_times(tmp_path, monkeypatch):
-    """By a clock that moves 1 in a step, 100 in a validation and 1,000 in a checkpoint."""
+    """By a clock that moves 1 in a step, 10 in a line of metrics, 100 in a validation and 1,000 in a checkpoint."""
     from oelm.training import engine, timing
 
     now = [0.0]
@@ -530,10 +568,11 @@ def test_only_steps_are_in_the_step_times(tmp_path, monkeypatch):
     monkeypatch.setattr(Stepper, "step", taking(1, Stepper.step))
     monkeypatch.setattr(engine, "validate", taking(100, engine.validate))
     monkeypatch.setattr(engine, "save_checkpoint", taking(1000, engine.save_checkpoint))
+    monkeypatch.setattr(engine, "_log", taking(10, engine._log))
     run_here(tmp_path, train={"max_steps": 24}, eval={"every": 6}, checkpoint={"every": 5})
     found = read(config(tmp_path).folder / "timing.json")
     assert found["step_seconds"] == {"median": 1.0, "mean": 1.0, "p90": 1.0, "p10": 1.0, "std": 0.0}
-    assert found["seconds_apart"] == {"validation": 4 * 100.0, "checkpoint": 5 * 1000.0}
+    assert found["seconds_apart"] == {"validation": 4 * 100.0, "checkpoint": 5 * 1000.0, "log": 8 * 10.0}
     assert (found["warmup_seconds"], found["train_seconds"]) == (10.0, 24.0)
 
 

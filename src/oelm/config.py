@@ -179,8 +179,9 @@ class EvalConfig(Strict, refusal=ConfigError):
 class CheckpointConfig(Strict, refusal=ConfigError):
     """Checkpoints to resume from: how often, how many, and whether a run that finds one goes on.
 
-    `resume`: "auto" goes on where the last one is, exactly or not at all; "inexact" also where the processes, the
-    threads, the optimiser's kernel or torch differ; "never" refuses a folder that holds one.
+    `resume`: "auto" goes on where the last one is, and where the run is deterministic (`train.deterministic`) exactly
+    or not at all; "inexact" also where the processes, the threads, the GPU, the optimiser's kernel or torch differ;
+    "never" refuses a folder that holds one.
     """
 
     every: Positive | Literal["epoch"] = 1000
@@ -309,7 +310,10 @@ class RunConfig(Strict, refusal=ConfigError):
 
     @property
     def id(self) -> str:
-        """A hash of all that may change a number: not where the run is kept, logged or how often it is saved."""
+        """A hash of all that may change a number: not where the run is kept, logged or how often it is saved.
+
+        With checkpoint.best other splits are evaluated at the best step, without it at the last: those figures say.
+        """
         apart = {"output", "log", "checkpoint"}
         content = json.dumps({k: v for k, v in self.to_dict().items() if k not in apart}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]

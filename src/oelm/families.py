@@ -6,7 +6,7 @@ block's path stands for any index. A family that is not here can be added by its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -468,5 +468,3 @@ _FAMILIES: dict[str, Family] = {
     "bart": _BART,
     "oelm_gpt": _OELM_GPT,
 }
-
-FAMILIES: Mapping[str, Family] = _FAMILIES

@@ -63,8 +63,9 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     for change in _all_changes(model, family, sites, targets, method, seed):
         change.commit()
     _own_config(model)
-    tensors = {target.path: _freezing(model, target, method, family) for target in targets}
-    seal(model, method, seed, targets, tensors, frozen_by_rest(model, family, sites, method))
+    idle = _idle_biases(model, family, targets, method)
+    tensors = {target.path: [n for n in _freezing(model, target, method) if n not in idle] for target in targets}
+    seal(model, method, seed, targets, tensors, [*frozen_by_rest(model, family, sites, method), *idle])
     verify(model)
     return audit(model)
 
@@ -331,17 +332,23 @@ def _core_projection(
     return built.train(module.training)
 
 
-def _freezing(model: nn.Module, target: Target, method: Method, family: Family) -> list[str]:
+def _freezing(model: nn.Module, target: Target, method: Method) -> list[str]:
     """The names of the parameters that are frozen when the target's matrix is."""
+    leaves = ("weight", "bias") if target.role in ("q", "k") and method.biases == "frozen" else ("weight",)
+    return [name for leaf in leaves for name in _parameter_of(model, target, leaf)]
+
+
+def _idle_biases(model: nn.Module, family: Family, targets: list[Target], method: Method) -> list[str]:
+    """The biases that never train, whatever a schedule does: a key's does nothing next to a one-sided core."""
+    if method.core != "matrix" or core_sides(model, family, method) != ("q",):
+        return []
+    return [name for target in targets if target.role == "k" for name in _parameter_of(model, target, "bias")]
+
+
+def _parameter_of(model: nn.Module, target: Target, leaf: str) -> list[str]:
+    """The name of a target's own weight or bias, if it has one."""
     path = path_without_adapter(model, target.path)
-    module = model.get_submodule(path)
-    names = [f"{path}.weight"] if isinstance(getattr(module, "weight", None), nn.Parameter) else []
-    # A key's bias next to a one-sided core does nothing, so it never trains.
-    idle = method.core == "matrix" and target.role == "k" and core_sides(model, family, method) == ("q",)
-    has_bias = isinstance(getattr(module, "bias", None), nn.Parameter)
-    if has_bias and target.role in ("q", "k") and (method.biases == "frozen" or idle):
-        names.append(f"{path}.bias")
-    return names
+    return [f"{path}.{leaf}"] if isinstance(getattr(model.get_submodule(path), leaf, None), nn.Parameter) else []
 
 
 def _own_config(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from .errors import MethodError
 from .families import Family
 from .init import hadamard_seed
-from .method import FeedForward, Method, Projection
+from .method import FACTORED, KEEPING, FeedForward, Method, Projection
 from .sites import Site
 
 # A share counts as reached to half a percentage point: biases and norms stay trained, so round shares (Q/K and all of
@@ -95,6 +95,8 @@ def _reaches(chosen: list[Site], method: Method) -> list[int]:
         stack = [site for site in chosen if site.kind == kind]
         if isinstance(method.reach, str):
             wide = int(method.reach.removeprefix("first:"))
+            if wide > len(stack) and not stack[0].shared:  # the one block of a model that shares it is all its layers
+                raise MethodError(f"reach {method.reach!r} does not fit the {len(stack)} {kind} layers of the method")
             found += [0 if index < wide else 1 for index in range(len(stack))]
         elif len(method.reach) == len(stack):
             found += method.reach
@@ -121,7 +123,7 @@ def _targets(model: nn.Module, family: Family, site: Site, method: Method, reach
 
 def _family_factor(model: nn.Module, family: Family, site: Site, role: str, spec: Projection, method: Method) -> float:
     """1/sqrt(d_head) for a Q that the attention does not scale itself and whose old length is not kept."""
-    keeps_length = spec.init in ("default", "pretrained") or (method.core == "matrix" and spec.init in ("qr", "polar"))
+    keeps_length = spec.init in KEEPING or (method.core == "matrix" and spec.init in FACTORED)
     if role != "q" or keeps_length or family.scales(model.config):
         return 1.0
     return float(site.d_head**-0.5)
@@ -157,7 +159,7 @@ def check(family: Family, target: Target, method: Method) -> None:
             hadamard_seed(site.width)
         except MethodError as error:
             raise MethodError(f"{where}: {error}") from None
-    if method.core == "matrix" and spec.scope == "global" and spec.init in ("qr", "polar"):
+    if method.core == "matrix" and spec.scope == "global" and spec.init in FACTORED:
         raise MethodError(f"{where}: a core per head needs a basis per head; use scope 'head'")
     if heads % target.reach:
         raise MethodError(f"{where}: reach {target.reach} does not divide its {heads} heads into groups")

@@ -1,4 +1,4 @@
-"""The learning rates of fine-tuning: the study's, which differ between its arms, and one grid for all arms alike."""
+"""The learning rates of the study's fine-tuning, which differ between its arms."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from .method import Method
 
 # The study trained its baseline with one rate and its frozen arms with another, so its arms differ in two things.
 BASELINE_RATE, FROZEN_RATE = 2e-5, 1e-4
-# What every arm is to be searched over before arms are compared. It holds both of the study's rates, and goes beyond.
-RATE_GRID = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
 
 
 def reference_rate(method: Method) -> float:

@@ -28,6 +28,8 @@ from .locks import hold, holder
 FORMAT = 1
 # States of a run. "stopped" is a run that was asked to stop and can go on; "failed" says why in its message.
 STATES = ("running", "finished", "stopped", "failed")
+# A note with these words, from the run itself or from whoever ran it, keeps its times out of every comparison.
+UNCOMPARABLE_TIMES = "step times are not comparable"
 # A file of this name in a run's folder asks the run to stop: it looks for one whenever it logs.
 STOP = "stop"
 # What a run may have written before its first step, beside its config and its log.
@@ -238,17 +240,19 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the code that runs, marked if it was changed since; none outside a checkout."""
-    here = Path(__file__).parent
+    """The commit of the code that runs, marked if it was changed since; none outside a checkout.
+
+    Where this package is installed below some other project, that project's commit says nothing: it has not this file.
+    """
+    here = Path(__file__)
+    tracked = _git("ls-files", "--error-unmatch", here.name, cwd=here.parent)
+    return tracked and _git("describe", "--always", "--dirty", "--abbrev=40", cwd=here.parent)
+
+
+def _git(*arguments: str, cwd: Path) -> str | None:
+    """What a git command prints; none if it fails."""
     try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        run = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return run.stdout.strip() or None
+    return run.stdout.strip() or None if run.returncode == 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from .method import Method
 from .models.build import build_model
 from .training.language import LanguageModelling
 from .training.parallel import World
-from .training.state import list_checkpoints, load_model, restore_record
+from .training.state import list_checkpoints, load_model, read_state, restore_record, stale_best
 from .training.task import Task, open_task
 
 _TOKENIZER_FILES = (
@@ -49,11 +50,14 @@ def config_of(run: Path) -> RunConfig:
 def load_run(run: Path, last: bool = False) -> PreTrainedModel:
     """A run's best model, or with `last`, or where no best one was kept, that of its last checkpoint; verified."""
     config = config_of(run)
-    if not last and (run / "best").is_dir():
-        return load(run / "best")
     checkpoints = list_checkpoints(run / "checkpoints")
+    if not last and (run / "best").is_dir():
+        stale = _stale(run, checkpoints)
+        if not stale:
+            return load(run / "best")
+        warnings.warn(f"{run}: {stale}: the last checkpoint's model is taken", stacklevel=2)
     if not checkpoints:
-        raise CheckpointError(f"{run}: holds neither a best model nor a checkpoint; has it been trained?")
+        raise CheckpointError(f"{run}: holds neither its best model nor a checkpoint; has it been trained?")
     from .operate import apply
 
     model = open_task(config).build_model(config)
@@ -61,6 +65,17 @@ def load_run(run: Path, last: bool = False) -> PreTrainedModel:
     restore_record(checkpoints[-1], model)
     load_model(checkpoints[-1], model)
     return model.eval()
+
+
+def _stale(run: Path, checkpoints: list[Path]) -> str:
+    """Why best/ is not the run's best model by what else its folder says, or nothing."""
+    if (run / "result.json").is_file():
+        result = read_json(run / "result.json")
+        return stale_best(run, result.get("best") or {}, result["steps"])
+    if not checkpoints:
+        return ""
+    state, _, _ = read_state(checkpoints[-1])
+    return stale_best(run, state.best, state.step)
 
 
 def find_model(name: str, seed: int = 0) -> tuple[PreTrainedModel, Method | None]:

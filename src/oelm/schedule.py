@@ -26,7 +26,7 @@ class Event:
 
 
 def events(model: nn.Module, method: Method) -> list[Event]:
-    """Every change that the method's schedule calls for, in order."""
+    """Every change that the method's schedule calls for, in order: one for each of its steps."""
     schedule = method.schedule
     if schedule.kind == "static":
         return []
@@ -47,13 +47,20 @@ def events(model: nn.Module, method: Method) -> list[Event]:
     return found
 
 
-def advance(model: nn.Module, step: int) -> list[Event]:
-    """Carry out what the schedule has due by the start of `step` and was not done yet; returns what was."""
+def due(model: nn.Module, step: int) -> int:
+    """How many changes are due by the start of `step` and not done yet. Cheap: a loop asks at every step."""
     record = record_of(model)
     if record is None:
+        return 0
+    return sum(change <= step for change in record["method"]["schedule"]["steps"][record["events"] :])
+
+
+def advance(model: nn.Module, step: int) -> list[Event]:
+    """Carry out what the schedule has due by the start of `step` and was not done yet; returns what was."""
+    count, record = due(model, step), record_of(model)
+    if not count or record is None:
         return []
-    due = [event for event in events(model, Method.load(record["method"])) if event.step <= step]
-    fresh = due[record["events"] :]
+    fresh = events(model, Method.load(record["method"]))[record["events"] :][:count]
     for event in fresh:
         reseal(model, event.paths, event.freeze)
     return fresh

@@ -12,9 +12,7 @@ from typing import Any
 
 from ..errors import OelmError
 from ..method import PRESETS, Method
-
-# A note with these words, from whoever ran it, keeps a run's times out of every comparison.
-UNCOMPARABLE_TIMES = "step times are not comparable"
+from ..records import UNCOMPARABLE_TIMES
 
 
 class AnalysisError(OelmError):

@@ -69,18 +69,6 @@ class Windows:
             done += taken
         return self._gather(windows)
 
-    def rank_batch(self, step: int, batch: int, rank: int = 0, ranks: int = 1) -> Batch:
-        """One rank's share of the global batch of `batch` samples at `step`.
-
-        The ranks' shares, in order of rank, are exactly `self.batch(step * batch, batch)`, whatever their number.
-        """
-        if ranks < 1 or not 0 <= rank < ranks:
-            raise DataError(f"rank {rank} of {ranks}: ranks are counted from 0")
-        if batch < 1 or batch % ranks:
-            raise DataError(f"a global batch of {batch} does not divide by {ranks} ranks: choose a multiple of {ranks}")
-        share = batch // ranks
-        return self.batch(step * batch + rank * share, share)
-
     def sequential(self, first: int, count: int) -> Batch:
         """Windows first to first + count - 1 in the order of the text, for validation; fewer rows at the end."""
         self._check(first, count)

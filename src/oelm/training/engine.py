@@ -23,8 +23,8 @@ from ..evaluate import validate, written_figures
 from ..files import new_folder, read_json, require_space, write_json
 from ..operate import apply
 from ..proof import audit, verify
-from ..records import RunFolder, environment
-from ..schedule import advance, events
+from ..records import UNCOMPARABLE_TIMES, RunFolder, environment
+from ..schedule import advance, due, events
 from ..sites import find_sites
 from .optim import build_optimizer, learning_rate, set_learning_rate
 from .pace import Pace
@@ -34,7 +34,7 @@ from .progress import Display, perplexity
 from .result import result_of
 from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening
-from .state import TrainState, load_checkpoint, read_state, restore_record, save_checkpoint
+from .state import TrainState, load_checkpoint, mark_best, read_state, restore_record, save_checkpoint, stale_best
 from .step import Stepper, share_of
 from .task import Figures, Task, open_task
 from .timing import StepTimer
@@ -137,7 +137,8 @@ def _train(run: Run) -> bool:
 
         last = state.step == pace.steps
         if state.step % config.log.every == 0 or last:
-            _log(run, rate)
+            with run.timer.apart_from_steps("log") as step_seconds:
+                _log(run, rate, step_seconds)
         if state.step % pace.validate_every == 0 or last:
             with run.timer.apart_from_steps("validation"):
                 _validate(run)
@@ -171,12 +172,12 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
         raise ConfigError(f"method.schedule: {planned[-1]} is past the run's {pace.steps} steps")
 
     checkpoint, differs = find_checkpoint(config, folder, about(config, world, task))
-    state, step_seconds = TrainState(), None
+    state, times = TrainState(), None
     if checkpoint is not None:
-        state, _, step_seconds = read_state(checkpoint)
+        state, _, times = read_state(checkpoint)
         restore_record(checkpoint, model)
         if differs:
-            state.notes.append(f"step {state.step}: went on inexactly: {differs}")
+            state.notes.append(f"step {state.step}: went on inexactly: {differs}; {UNCOMPARABLE_TIMES}")
     found = checkpoint.name if checkpoint else "none"
     require_the_same(world, config=config.id, torch=torch.__version__, data=task.sha256, checkpoint=found)
     model.to(world.device)
@@ -195,7 +196,7 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
     if config.task.kind == "text2text" and config.train.parallel == "fsdp" and world.size > 1:
         state.notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
     display.start(pace.steps)
-    timer = StepTimer(world.device, step_seconds)
+    timer = StepTimer(world.device, times)
     trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say)
     return Run(config, world, folder, task, pace, model, stepper, state, timer, display, trackers, stop)
 
@@ -212,10 +213,10 @@ def _stepper(config: RunConfig, world: World, task: Task, model: nn.Module, stat
 
 def _follow_schedule(run: Run) -> None:
     """Freeze or unfreeze what is due; then the optimiser, the wrapper and the compiled code are made anew."""
-    happened = advance(run.model, run.state.step)
-    if not happened:
+    if not due(run.model, run.state.step):
         return
     with run.timer.apart_from_steps("schedule"):
+        happened = advance(run.model, run.state.step)
         old = run.stepper.optimizer
         run.stepper.settle(run.state)
         window = run.stepper.window
@@ -227,17 +228,17 @@ def _follow_schedule(run: Run) -> None:
             for parameter in group["params"]:
                 if parameter in old.state:
                     run.stepper.optimizer.state[parameter] = old.state[parameter]
-    report = audit(run.model)
-    for event in happened:
-        run.display.say(f"{event}; {report.trainable:,} parameters train now")
-        if run.world.main:
-            values = {"event": "freeze" if event.freeze else "unfreeze", "matrices": list(event.paths)}
-            run.folder.metric("event", run.state.step, trainable=report.trainable, **values)
+        report = audit(run.model)
+        for event in happened:
+            run.display.say(f"{event}; {report.trainable:,} parameters train now")
+            if run.world.main:
+                values = {"event": "freeze" if event.freeze else "unfreeze", "matrices": list(event.paths)}
+                run.folder.metric("event", run.state.step, trainable=report.trainable, **values)
 
 
-def _log(run: Run, rate: float) -> None:
+def _log(run: Run, rate: float, seconds: list[float]) -> None:
+    """One line of metrics, with the times of the steps since the last time that anything was kept apart from them."""
     state, config = run.state, run.config
-    seconds = run.timer.collect()
     loss_sum, targets, norm = run.stepper.settle(state)
     total = run.world.total(loss_sum)
     loss = total / targets if targets else math.nan  # all of the steps were skipped
@@ -317,7 +318,7 @@ def _save(run: Run) -> None:
         run.stepper.optimizer,
         run.state,
         about(run.config, run.world, run.task),
-        run.timer.steps,
+        run.timer.times,
         run.world,
         run.sharded,
     )
@@ -338,6 +339,7 @@ def _save_model(run: Run, path: Path) -> None:
             with new_folder(path) as folder:
                 model.save_pretrained(folder, state_dict=state_dict)
                 run.task.save_tokenizer(folder)
+                mark_best(folder, run.state.step)
         except SafetensorError as error:
             raise TrainingError(f"{path}: cannot be written ({error}); the last checkpoint is intact") from None
     run.world.barrier()
@@ -372,7 +374,10 @@ def _other_splits(run: Run) -> dict[str, Figures]:
     if not others:
         return {}
     model, module, step = run.model, run.stepper.module, run.state.step
-    if run.state.best and run.world.any(run.world.main and (run.folder / "best").is_dir()):
+    stale = stale_best(run.folder.path, run.state.best, step) if run.world.main else ""
+    if stale:  # kept by a part of this run that had checkpoint.best, which this one has not
+        run.state.notes.append(f"{stale}: other splits were evaluated with the last model")
+    if run.state.best and run.world.any(run.world.main and not stale and (run.folder / "best").is_dir()):
         model, step = load(run.folder / "best").to(run.world.device), run.state.best["step"]
         module = run.task.loss(model)
     found = {}

@@ -24,7 +24,10 @@ class Placement:
 
 
 def placements(model: nn.Module) -> dict[str, Placement]:
-    """The role and depth of every parameter, by name. Embeddings lie below the first block, the head above the last."""
+    """The role and depth of every parameter, by name.
+
+    Embeddings lie below the first block, with the norms and projections that are theirs; the head above the last.
+    """
     _, sites = find_sites(model)
     blocks = list(dict.fromkeys(site.block for site in sites))
     by_module = {path: role for site in sites for role, path in site.roles.items()}
@@ -37,7 +40,8 @@ def placements(model: nn.Module) -> dict[str, Placement]:
         module, _, leaf = name.rpartition(".")
         module = module.removesuffix(".base_layer")  # a matrix with an adapter has the role that it has without
         block = next((b for b in blocks if name.startswith(f"{b}.")), None)
-        above = len(blocks) - 1 - blocks.index(block) if block else 0
+        below = block is None and ("embed" in name or "project_in" in name)  # OPT's calls its projection that
+        above = len(blocks) - 1 - blocks.index(block) if block else len(blocks) * below
         if leaf == "core":
             role = "core"
         elif name in adapters:
@@ -49,7 +53,7 @@ def placements(model: nn.Module) -> dict[str, Placement]:
         elif block is not None or "norm" in module.lower() or "ln_" in module:
             role = "norm"
         else:
-            role = "head"
+            role = "embedding" if below else "head"
         found[name] = Placement(role, above)
     return found
 

@@ -1,4 +1,4 @@
-"""Going on exactly or not at all: the checkpoint to go on from, what must be the same for it, and torch's settings."""
+"""Going on where a run was cut: from which checkpoint, what must be the same for that, and torch's settings."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def about(config: RunConfig, world: World, task: Task) -> dict[str, Any]:
         "deterministic": _deterministic(config, world),
         "threads": torch.get_num_threads(),
         "optimizer_kernel": "fused" if world.device.type == "cuda" else "loop",
+        "gpu": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None,
         "torch": torch.__version__,
         "world_size": world.size,
     }
@@ -50,6 +51,7 @@ def find_checkpoint(config: RunConfig, folder: RunFolder, now: dict[str, Any]) -
             f"{there[-1]}: the content of data.path {config.data.path} has changed since; give it back, or start anew "
             "under another experiment's name"
         )
+    was = {"gpu": now["gpu"], **was}  # an older checkpoint does not say
     differs = "; ".join(f"{key} {was.get(key)} then, {now[key]} now" for key in now if was.get(key) != now[key])
     if differs and config.checkpoint.resume == "auto" and now["deterministic"]:
         raise ConfigError(

@@ -22,9 +22,11 @@ from ..errors import CheckpointError, TrainingError, first_line
 from ..files import put_in_place, read_json, require_space, sync, write_json
 from ..proof import record_of, refreeze, verify
 from .parallel import World
+from .timing import Times
 
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})")
+_BEST_STEP = "step.json"
 _OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -55,6 +57,24 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
+def mark_best(folder: Path, step: int) -> None:
+    """Write into the folder of a best model of which step it is."""
+    write_json(folder / _BEST_STEP, {"step": step})
+
+
+def stale_best(run: Path, best: dict[str, Any], done: int) -> str:
+    """Why a run's best/ is not its best model after `done` steps, whose figures are `best`; nothing if it is.
+
+    A model of a later step is newer than these figures: it is saved at once, and they with the next checkpoint. One
+    that an older version saved does not say its step, and is taken as it is.
+    """
+    place = run / "best" / _BEST_STEP
+    step = read_json(place)["step"] if place.is_file() else None
+    if step is None or step > done or step == best.get("step"):
+        return ""
+    return f"best/ is of step {step}, and the best validation was at step {best.get('step')}"
+
+
 def save_checkpoint(
     folder: Path,
     keep: int,
@@ -62,7 +82,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: TrainState,
     about: dict[str, Any],
-    step_seconds: list[float],
+    times: Times,
     world: World,
     sharded: bool,
 ) -> Path:
@@ -91,7 +111,10 @@ def save_checkpoint(
             "about": about,
             "state": asdict(state),
             "oelm": record_of(model),
-            "step_seconds": [round(value, 7) for value in step_seconds],
+            "without_state": _without_state(model, optimizer),
+            "step_seconds": [round(value, 7) for value in times.steps],
+            "warmup_seconds": [round(value, 7) for value in times.warmup],
+            "seconds_apart": times.apart,
         }
         _guard(lambda: write_json(temporary / "state.json", content), path)
         for file in temporary.rglob("*"):
@@ -104,12 +127,13 @@ def save_checkpoint(
     return path
 
 
-def read_state(path: Path) -> tuple[TrainState, dict[str, Any], list[float]]:
-    """(counters, what the run was, step times) of a checkpoint."""
+def read_state(path: Path) -> tuple[TrainState, dict[str, Any], Times]:
+    """(counters, what the run was, its times) of a checkpoint. Older ones have no times but those of steps."""
     content = read_json(path / "state.json")
     if content.get("format") != FORMAT:
         raise CheckpointError(f"{path}: its format is {content.get('format')!r}; this oelm reads {FORMAT}")
-    return TrainState(**content["state"]), content["about"], content["step_seconds"]
+    times = Times(content["step_seconds"], content.get("warmup_seconds", []), content.get("seconds_apart", {}))
+    return TrainState(**content["state"]), content["about"], times
 
 
 def restore_record(path: Path, model: nn.Module) -> None:
@@ -126,7 +150,8 @@ def restore_record(path: Path, model: nn.Module) -> None:
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Read weights and optimiser state back and verify the model. Every process calls this."""
-    _start_optimizer(optimizer)
+    stateless = read_json(path / "state.json").get("without_state", [])
+    _start_optimizer(optimizer, {id(p) for name, p in model.named_parameters() if name in stateless})
     _read(path, named_tensors(model, optimizer), whole=True)
     if record_of(model) is not None:
         verify(model)
@@ -177,11 +202,19 @@ def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> 
     return tensors
 
 
-def _start_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter the optimiser state that its first step would have made, for values to be read into."""
+def _without_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """The parameters that train and never had a gradient so far: nothing that was learnt depends on them."""
+    return [name for name, p in model.named_parameters() if p.requires_grad and not optimizer.state.get(p)]
+
+
+def _start_optimizer(optimizer: torch.optim.Optimizer, stateless: set[int]) -> None:
+    """Give every parameter the optimiser state that its first step would have made, for values to be read into.
+
+    Those in `stateless`, by their ids, had none when the checkpoint was written.
+    """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter in optimizer.state:
+            if parameter in optimizer.state or id(parameter) in stateless:
                 continue
             place = parameter.device if group.get("fused") else torch.device("cpu")
             optimizer.state[parameter] = {

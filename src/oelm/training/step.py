@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..config import RunConfig
 from ..errors import ConfigError, TrainingError
+from ..records import UNCOMPARABLE_TIMES
 from .parallel import World, without_sync
 from .state import TrainState
 from .task import Batch, Task
@@ -212,7 +213,7 @@ class Stepper:
             state.micro_batch_size -= 1
         state.notes.append(
             f"step {state.step}: out of memory with micro-batches of {old}; now {state.micro_batch_size}, the global "
-            "batch is the same. Step times before and after differ"
+            f"batch is the same; {UNCOMPARABLE_TIMES}"
         )
 
     def _probe_memory(self, state: TrainState) -> None:

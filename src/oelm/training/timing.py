@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,23 +15,29 @@ import torch
 WARMUP_STEPS = 10
 
 
+@dataclass
+class Times:
+    """Seconds so far: of every measured step, of every step of warm-up, and of everything else by what it was."""
+
+    steps: list[float] = field(default_factory=list)
+    warmup: list[float] = field(default_factory=list)
+    apart: dict[str, float] = field(default_factory=dict)
+
+
 class StepTimer:
-    """The time of every optimiser step, on the device's own clock, and of validation, checkpoints and the rest.
+    """The time of every optimiser step, on the device's own clock, and of validation, logging and the rest.
 
     On a GPU a step runs from the end of the one before it to its own end, both marked by events in its stream; nothing
     waits. A step that follows a validation or a checkpoint starts at a mark of its own.
     """
 
-    def __init__(
-        self, device: torch.device, earlier: list[float] | None = None, warmup_steps: int = WARMUP_STEPS
-    ) -> None:
-        self._warmup_steps = warmup_steps
+    def __init__(self, device: torch.device, earlier: Times | None = None, warmup_steps: int = WARMUP_STEPS) -> None:
+        """`earlier` are the times of the processes before this one, which has a warm-up of its own."""
+        self._warmup_left = warmup_steps
         self._cuda = device.type == "cuda"
         self._open: Any = None
         self._pending: list[tuple[Any, Any]] = []
-        self.steps: list[float] = list(earlier or [])
-        self.warmup: list[float] = []
-        self.apart: dict[str, float] = {}
+        self.times = earlier or Times()
 
     def begin(self) -> None:
         """Mark the start of a run of steps."""
@@ -49,36 +56,40 @@ class StepTimer:
             torch.cuda.synchronize()
         fresh = [self._between(*pair) for pair in self._pending]
         self._pending.clear()
-        room = max(0, self._warmup_steps - len(self.warmup))
-        self.warmup += fresh[:room]
-        self.steps += fresh[room:]
+        self.times.warmup += fresh[: self._warmup_left]
+        self.times.steps += fresh[self._warmup_left :]
+        self._warmup_left = max(0, self._warmup_left - len(fresh))
         return fresh
 
     @contextmanager
-    def apart_from_steps(self, what: str) -> Iterator[None]:
-        """Time something that is no optimiser step, and start the next run of steps after it."""
-        self.collect()
+    def apart_from_steps(self, what: str) -> Iterator[list[float]]:
+        """Time something that is no optimiser step, and start the next run of steps after it.
+
+        Gives the times of the steps that were not collected yet.
+        """
+        fresh = self.collect()
         start = time.perf_counter()
         try:
-            yield
+            yield fresh
         finally:
             if self._cuda:
                 torch.cuda.synchronize()
-            self.apart[what] = self.apart.get(what, 0.0) + time.perf_counter() - start
+            self.times.apart[what] = self.times.apart.get(what, 0.0) + time.perf_counter() - start
             self.begin()
 
     def summary(self, tokens_per_step: float) -> dict[str, Any]:
         """Median, mean, 90th percentile and the rest, for timing.json."""
         self.collect()
-        measured = np.array(self.steps or self.warmup, dtype=np.float64)
+        steps, warmup = self.times.steps, self.times.warmup
+        measured = np.array(steps or warmup, dtype=np.float64)
         if not len(measured):
             return {"steps": 0}
         mean = float(measured.mean())
         return {
             "steps": len(measured),
-            "warmup_steps": len(self.warmup),
-            "warmup_seconds": sum(self.warmup),
-            "only_warmup": not self.steps,
+            "warmup_steps": len(warmup),
+            "warmup_seconds": sum(warmup),
+            "only_warmup": not steps,
             "step_seconds": {
                 "median": float(np.median(measured)),
                 "mean": mean,
@@ -87,9 +98,9 @@ class StepTimer:
                 "std": float(measured.std()),
             },
             "tokens_per_second": tokens_per_step / float(np.median(measured)),
-            "step_seconds_sample": _sample(self.steps),
-            "train_seconds": float(measured.sum()) + (sum(self.warmup) if self.steps else 0.0),
-            "seconds_apart": dict(self.apart),
+            "step_seconds_sample": _sample(steps),
+            "train_seconds": float(measured.sum()) + (sum(warmup) if steps else 0.0),
+            "seconds_apart": dict(self.times.apart),
         }
 
     def _mark(self) -> Any:
