@@ -58,7 +58,13 @@ class LanguageModelling(Task):
         return self.data.sha256
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
-        return build_for_run(config.model, self.data.vocab_size, self.length, config.seed)
+        model: Any = build_for_run(config.model, self.data.vocab_size, self.length, config.seed)
+        if "eos_token_id" not in config.model.fields:  # so that whatever generates with it stops where a text ends
+            model.config.eos_token_id = self.data.eos_id
+            if model.generation_config is not None:
+                model.generation_config.eos_token_id = self.data.eos_id
+        built: PreTrainedModel = model
+        return built
 
     def loss(self, model: nn.Module) -> nn.Module:
         return SummedLoss(model)
