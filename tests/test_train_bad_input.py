@@ -125,6 +125,17 @@ def test_a_token_file_that_is_missing_or_cut(tmp_path, refused):
     assert "train.bin: missing" in refused(f"data.path={tokens}")
 
 
+def test_a_tokenizer_that_is_missing_or_anothers(tmp_path, refused):
+    tokens = copied(tmp_path)
+    file = tokens / "tokenizer/tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["merges"].pop()
+    file.write_text(json.dumps(content))
+    assert "the tokens were made with" in refused(f"data.path={tokens}")
+    shutil.rmtree(file.parent)
+    assert f"{file.parent}: no tokenizer.json" in refused(f"data.path={tokens}")
+
+
 def test_data_without_validation(tmp_path, refused):
     tokens = copied(tmp_path)
     header = json.loads((tokens / "data.json").read_text())

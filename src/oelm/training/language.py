@@ -41,6 +41,8 @@ class LanguageModelling(Task):
         data = open_dataset(config.data.path)
         if data.val is None:
             raise ConfigError(f"data.path {config.data.path}: it has no validation tokens; prepare it with a split")
+        if config.checkpoint.best:
+            data.load_tokenizer()  # it goes beside the best model: what is wrong with it is told now, not then
         length = config.data.sequence_length
         windows = Windows(data.train.tokens, length, config.data_seed, config.data.fraction)
         return cls(data, windows, Windows(data.val.tokens, length), length)
