@@ -438,6 +438,23 @@ def test_some_may_be_skipped_and_are_noted(every, tmp_path, monkeypatch):
     assert state.skipped == 2
 
 
+def test_a_run_that_diverged_does_not_read_as_a_success(tmp_path):
+    """The first step ruins the weights, the others are skipped: the terminal, the exit code and the record say so."""
+    changes = {"train": {"skip_nonfinite": 3, "max_steps": 3}, "optimizer": {"learning_rate": 1e30, "warmup_steps": 0}}
+    file = written(tmp_path / "run.yaml", tiny(tmp_path, **changes))
+    done = CliRunner().invoke(app, ["train", str(file)])
+    assert done.exit_code == 1, done.output
+    warnings = read(config(tmp_path, **changes).folder / "result.json")["warnings"]
+    assert warnings[0].startswith("the last validation loss is not a number: the run diverged")
+    assert warnings[1] == "2 of 3 steps were skipped for a gradient that is not finite"
+    said = done.stderr.splitlines()
+    assert [line.removeprefix("warning: ") for line in said if line.startswith("warning: ")] == warnings
+    assert [line.endswith("2 skipped") for line in said if line.startswith("step 3/3")] == [True]
+    assert said[-1].startswith("diverged: validation loss nan")
+    again = CliRunner().invoke(app, ["train", str(file)])
+    assert (again.exit_code, "diverged already" in again.stderr) == (1, True)
+
+
 def test_one_more_than_allowed_stops(tmp_path, monkeypatch):
     Poisoned(2, 3, 4).install(monkeypatch)
     with pytest.raises(TrainingError, match="step 4 "):

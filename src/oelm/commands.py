@@ -43,7 +43,7 @@ def train(
 ) -> None:
     """Train a run, or go on with one that was cut. Under torchrun: on many GPUs.
 
-    Exits with 75 when a signal stopped it after saving: the same command goes on from there.
+    Exits with 75 when a signal stopped it after saving: the same command goes on from there; with 1 when it diverged.
     """
     with errors():
         from .config import RunConfig
@@ -96,6 +96,7 @@ def finetune(
 def _train(config: Any, quiet: bool) -> None:
     from .training.engine import Stopped
     from .training.engine import train as run
+    from .training.result import ending
 
     quiet_libraries()
     try:
@@ -105,6 +106,8 @@ def _train(config: Any, quiet: bool) -> None:
     if result and quiet:
         shown = ("val_loss", "perplexity", "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
         typer.echo(json.dumps({key: result[key] for key in shown if key in result}))
+    if result and ending(result["val_loss"]) == "diverged":
+        raise typer.Exit(1)
 
 
 def predict(
