@@ -121,9 +121,11 @@ def test_the_constructor_refuses_with_oelms_error_too():
         oelm.Projection(init="gaussian")
 
 
-@pytest.mark.parametrize("seed", ["0", 1.0, True, None, [1]])
+@pytest.mark.parametrize("seed", [-3, "0", 1.0, True, None, [1]])
 def test_a_seed_is_a_whole_number(seed):
-    assert_refused(small_model("bert"), FREEZE, MethodError, f"seed must be a whole number, not {seed!r}", seed=seed)
+    assert_refused(
+        small_model("bert"), FREEZE, MethodError, f"seed must be a whole number from 0, not {seed!r}", seed=seed
+    )
 
 
 # Methods that do not fit the model

@@ -35,8 +35,7 @@ def refused(tmp_path, monkeypatch):
         lines = done.stderr.splitlines()
         assert len(lines) == 1, done.stderr
         assert lines[0].startswith("oelm: ")
-        assert not list((tmp_path / "runs").rglob("step-*"))
-        assert not list((tmp_path / "runs").rglob("metrics.jsonl"))
+        assert not (tmp_path / "runs").exists(), "nothing stays of a run that was refused"
         return lines[0]
 
     return run
@@ -73,6 +72,8 @@ def test_as_a_user_sees_it(tmp_path):
         (["eval.targets=[a]"], "eval.targets"),
         (["train=3"], "train: "),
         ([f"seed={10**30}"], "seed: Input should be less than"),
+        (["seed=-1"], "seed: Input should be greater than or equal to 0 (got -1)"),
+        (["data.seed=-1"], "data.seed: Input should be greater than or equal to 0 (got -1)"),
         ([f"train.batch_size={10**30}"], "train.batch_size: Input should be less than"),
     ],
 )

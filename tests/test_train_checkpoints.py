@@ -406,10 +406,17 @@ def test_a_folder_of_another_run_is_refused_and_left_alone(tmp_path):
 
 
 def test_a_run_that_was_refused_before_it_began_can_be_corrected(tmp_path):
-    """Its folder holds no work, so nothing keeps a corrected config out."""
-    with pytest.raises(ConfigError, match="more than the model's 16 positions"):
-        run_here(tmp_path, model={"fields": {"max_position_embeddings": 16}})
-    assert read(config(tmp_path).folder / "status.json")["state"] == "failed"
+    """A folder made for it goes again; one that was there, a matrix's say, learns why. Neither is in the way."""
+    run = config(tmp_path).folder
+    other = run.parent.with_name("other")
+    other.mkdir(parents=True)
+    for there in (False, True):
+        if there:
+            run.mkdir(parents=True)
+        with pytest.raises(ConfigError, match="more than the model's 16 positions"):
+            run_here(tmp_path, model={"fields": {"max_position_embeddings": 16}})
+        assert [place.exists() for place in (other, run.parent, run)] == [True, there, there]
+    assert "16 positions" in read(run / "status.json")["message"]
     assert run_here(tmp_path)["steps"] == 12
 
 

@@ -18,8 +18,8 @@ from .schema import Strict, explain, merge
 
 # No count comes near the upper bound; beyond it numpy and torch fail in words of their own.
 Positive = Annotated[int, Field(gt=0, le=10**15)]
-# What torch takes for a seed.
-Seed = Annotated[int, Field(lt=2**64)]
+# What torch and numpy take for a seed.
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 

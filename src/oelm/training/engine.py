@@ -85,7 +85,8 @@ def train(config: RunConfig, quiet: bool = False) -> dict[str, Any]:
             with world.failing_together():
                 result = _train_in(config, world, folder, stop, quiet)
         except BaseException as error:
-            if world.main and folder.claimed:
+            refused = isinstance(error, OelmError) and not isinstance(error, TrainingError)
+            if world.main and folder.claimed and not (refused and folder.withdraw()):
                 _try_to_say(folder, error)
             raise
         finally:
