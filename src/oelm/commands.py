@@ -228,8 +228,10 @@ def prepare_data(
     """Turn text into token files: text, JSONL, CSV, Parquet, compressed or not, or a dataset of the Hub."""
     with errors():
         from .data.prepare import prepare
+        from .data.tokens import HEADER
 
         quiet_libraries()
+        there = (out / HEADER).is_file()  # then it is this very dataset, or refused
         data = prepare(
             source,
             out,
@@ -241,5 +243,6 @@ def prepare_data(
             description=description,
             progress=True,
         )
-        held = f", {len(data.val):,} for validation" if data.val else ""
-        typer.echo(f"wrote {out}: {len(data.train):,} tokens{held}, vocabulary {data.vocab_size:,}")
+        held = f" and {len(data.val):,} for validation" if data.val else ""
+        counts = f"{len(data.train):,} tokens for training{held}, vocabulary {data.vocab_size:,}"
+        typer.echo(f"{out}: holds this data already, whole: {counts}" if there else f"wrote {out}: {counts}")
