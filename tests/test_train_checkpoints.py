@@ -235,6 +235,26 @@ def test_a_damaged_state_file_is_a_clear_error(content, says, cut, tmp_path):
         run_here(tmp_path / "runs")
 
 
+@pytest.mark.parametrize("file", ["state.json", "tensors.safetensors"])
+@pytest.mark.parametrize(("keep", "then"), [(1, "starts anew"), (2, "goes on from step-00000002")])
+def test_the_way_on_from_a_damaged_checkpoint(file, keep, then, tmp_path, monkeypatch):
+    changes = {"checkpoint": {"every": 2, "keep": keep}}
+    with monkeypatch.context() as patched:
+        cut_at(patched, 5)
+        with pytest.raises(Stop):
+            run_here(tmp_path, **changes)
+    newest = config(tmp_path).folder / "checkpoints/step-00000004"
+    os.truncate(newest / file, (newest / file).stat().st_size // 2)
+    with pytest.raises(CheckpointError) as refused:
+        run_here(tmp_path, **changes)
+    assert f"{newest / file}: cannot be read" in str(refused.value)
+    assert str(refused.value).endswith(f"Delete the folder {newest}, and the run {then}")
+    shutil.rmtree(newest)
+    assert run_here(tmp_path, **changes)["steps"] == 12
+    told = (config(tmp_path).folder / "train.log").read_text()
+    assert ("resumed from step 2" in told) == (keep == 2)
+
+
 def test_a_flipped_bit_in_a_frozen_tensor_is_found_on_resume(tmp_path, monkeypatch):
     from safetensors.torch import load_file, save_file
 
