@@ -395,6 +395,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_move(tmp
     assert "step 7 (samples 56 to 63 of the run)" in message
     assert "transformer.h.1.mlp.fc_in.bias" in message
     assert "skip_nonfinite" in message
+    assert "This step did not touch the weights, and the last checkpoint is step-00000005" in message
     assert len(stepped) == 7
     run = config(tmp_path).folder
     assert read(run / "status.json")["state"] == "failed"
@@ -457,7 +458,7 @@ def test_a_run_that_diverged_does_not_read_as_a_success(tmp_path):
 
 def test_one_more_than_allowed_stops(tmp_path, monkeypatch):
     Poisoned(2, 3, 4).install(monkeypatch)
-    with pytest.raises(TrainingError, match="step 4 "):
+    with pytest.raises(TrainingError, match=r"step 4 .* and there is no checkpoint;"):
         run_here(tmp_path, train={"skip_nonfinite": 2})
 
 
