@@ -84,8 +84,17 @@ def test_a_prompt_longer_than_the_positions_keeps_its_end(trained):
     assert len(text) < len(prompt)
 
 
+@pytest.mark.parametrize("prompt", ["Once upon a time", "Once upon a time " * 20])
+def test_unless_told_otherwise_there_are_as_many_tokens_as_fit(prompt, trained):
+    done = command("generate", trained[0], "--prompt", prompt, "--temperature", 0)
+    assert done.exit_code == 0, done.output
+    assert "Once upon a time" in done.stdout
+    assert not done.stdout.endswith("time\n")
+
+
 @pytest.mark.parametrize(
-    ("prompt", "tokens", "says"), [("", 5, "the prompt is empty"), ("Once", 32, "32 tokens do not fit")]
+    ("prompt", "tokens", "says"),
+    [("", 5, "the prompt is empty"), ("Once", 32, "--tokens 32: the model has 32 positions; ask for 31")],
 )
 def test_text_that_cannot_be(prompt, tokens, says, trained):
     with pytest.raises(ConfigError, match=says):

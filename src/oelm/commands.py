@@ -139,7 +139,9 @@ def evaluate(
 def generate(
     run: RunArgument,
     prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "Once upon a time",
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 100,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="How many tokens to add. Default: 100, or what fits.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Sample from the k likeliest tokens; 0 from all.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,

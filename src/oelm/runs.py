@@ -31,6 +31,8 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
+# How many a model adds to a prompt unless told otherwise.
+_TOKENS = 100
 
 
 def is_run(path: Path) -> bool:
@@ -120,8 +122,11 @@ def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[st
     return {**found, "evaluations": others} if others else found
 
 
-def generate_text(run: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> str:
-    """A text that starts with the prompt, by a run's model. Longer than its positions, the oldest tokens are let go."""
+def generate_text(run: Path, prompt: str, tokens: int | None, temperature: float, top_k: int, seed: int) -> str:
+    """A text that starts with the prompt, by a run's model. Longer than its positions, the oldest tokens are let go.
+
+    Without a number of new tokens there are 100, or what fits after the prompt, or after a long one half the positions.
+    """
     config = config_of(run)
     if config.task.kind != "language":
         raise ConfigError(f"{run}: learned {config.task.name}, not to go on from a prompt; `oelm predict` asks it")
@@ -133,9 +138,11 @@ def generate_text(run: Path, prompt: str, tokens: int, temperature: float, top_k
     room = getattr(model.config, "max_position_embeddings", None)
     if ids.shape[1] == 0:
         raise ConfigError("the prompt is empty: give at least one word")
+    if room is not None and tokens is not None and tokens >= room:
+        raise ConfigError(f"--tokens {tokens}: the model has {room} positions; ask for {room - 1} at most")
+    if tokens is None:
+        tokens = _TOKENS if room is None else min(_TOKENS, max(room - ids.shape[1], room // 2))
     if room is not None and ids.shape[1] + tokens > room:
-        if tokens >= room:
-            raise ConfigError(f"{tokens} tokens do not fit the model's {room} positions; ask for fewer")
         ids = ids[:, -(room - tokens) :]
     torch.manual_seed(seed)
     how: dict[str, Any] = {"do_sample": temperature > 0}
