@@ -70,6 +70,7 @@ def test_as_a_user_sees_it(tmp_path):
         (["train.max_steps"], "'train.max_steps': an override is key=value"),
         (["=3"], "an override is key=value"),
         (["eval.targets=[a]"], "eval.targets"),
+        (["eval.targets=[5, -3]"], "eval.targets.1: Input should be greater than 0 (got -3)"),
         (["train=3"], "train: "),
         ([f"seed={10**30}"], "seed: Input should be less than"),
         (["seed=-1"], "seed: Input should be greater than or equal to 0 (got -1)"),

@@ -349,6 +349,15 @@ def test_learning_rates_at_exact_steps(tmp_path):
     assert shape(tmp_path, 2, warmup_steps=10) == pytest.approx([0.1, 0.2])
 
 
+def test_a_warm_up_that_the_run_does_not_outlast_is_told(tmp_path):
+    result = run_here(tmp_path, optimizer={"warmup_steps": 1000}, train={"max_steps": 3})
+    told = "the warm-up of 1,000 steps is longer than the run of 3: the learning rate ends at 0.003 of what was set"
+    assert result["warnings"] == [told]
+    log = (config(tmp_path).folder / "train.log").read_text()
+    assert log.index(told) < log.index("step 3/3"), "before the steps, not only after them"
+    assert run_here(tmp_path / "other", optimizer={"warmup_steps": 3}, train={"max_steps": 3})["warnings"] == []
+
+
 def test_the_logged_rate_is_the_one_that_was_used(tmp_path):
     run_here(tmp_path)
     run = config(tmp_path)

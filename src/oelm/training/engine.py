@@ -193,7 +193,7 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
         write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))
         write_json(folder / "audit.json", report)
         folder.status("running", step=state.step, max_steps=pace.steps)
-        for note in task.warnings() + (state.notes if checkpoint is not None else []):
+        for note in task.warnings() + pace.warnings() + (state.notes if checkpoint is not None else []):
             display.say(note)
     if config.task.kind == "text2text" and config.train.parallel == "fsdp" and world.size > 1:
         state.notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")

@@ -44,7 +44,7 @@ def result_of(
         "gpu_hours": state.seconds / 3600 * processes if peak_memory is not None else None,
         "reached": state.reached,
         "skipped_steps": state.skipped,
-        "warnings": task.warnings() + found.get("warnings", []) + _troubles(state),
+        "warnings": task.warnings() + pace.warnings() + found.get("warnings", []) + _troubles(state),
         "notes": state.notes + ([config.log.note] if config.log.note else []),
         "data": {"description": about["description"], "synthetic": about["synthetic"]},
     }
