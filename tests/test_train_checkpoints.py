@@ -312,7 +312,10 @@ def test_other_data_under_the_same_name_is_refused(tmp_path, monkeypatch):
 def test_a_full_disk_is_told_before_anything_is_written(cut, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000_000))
-    with pytest.raises(TrainingError, match=r"MB are to be written and the disk has 10 MB free; make room"):
+    told = (
+        r"MB are to be written, 67 MB are to stay free, and the disk has 10\.0 MB; make room and start the run again$"
+    )
+    with pytest.raises(TrainingError, match=told):
         run_here(tmp_path / "runs")
     assert names(cut) == ["step-00000005"]
     load_run(cut, last=True)
