@@ -77,6 +77,7 @@ def assert_refused(model: nn.Module, method: Any, kind: type[Exception], *says: 
         ({"q": {"inti": "qr"}}, ["q.inti: unknown key", "Did you mean 'init'?", "scope"]),
         ({"preset": FREEZE, "k": {"scal": 4}}, ["k.scal: unknown key", "Did you mean 'scale'?"]),
         ({"ffn": {"scale": 2}}, ["ffn.scale: unknown key", "Known keys: frozen, std, init"]),
+        ({"presett": "oelm-freeze"}, ["presett: unknown key. Did you mean 'preset'? Known keys: q, k, ", ", preset"]),
         ({3: 4}, ["3: Keys should be strings"]),
         ({"q": "qr"}, ["q: ", "'qr'"]),
         ({"q": {"init": "ortho"}}, ["q.init", "'orthogonal'", "(got 'ortho')"]),
@@ -376,6 +377,8 @@ def test_an_unknown_model_type_is_refused_with_the_way_to_teach_it(own_type):
     bert = small_model("bert")
     bert.config.model_type = "brt"
     assert_refused(bert, FREEZE, FamilyError, "unknown model_type 'brt'", "Did you mean 'bert'?")
+    bert.config.model_type = "mamba"  # no attention, and no llama
+    assert_refused(bert, FREEZE, FamilyError, "unknown model_type 'mamba'. Known: ", "If it has attention, say where")
 
 
 @pytest.mark.parametrize("method", [FREEZE, "oelm-exact", "identity-query", "oelm-qk-ffn"])
