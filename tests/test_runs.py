@@ -44,6 +44,8 @@ def test_evaluation_gives_what_training_measured(last, key, trained):
     assert found["val_loss"] == pytest.approx(result[key], abs=1e-5)
     assert found["perplexity"] == math.exp(found["val_loss"])
     assert found["synthetic"] is True
+    which = ("checkpoints/step-00000030", 30) if last else ("best", result["best_step"])
+    assert (found["model"], found["step"]) == which
     if last:
         assert found["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-5)
 

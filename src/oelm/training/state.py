@@ -62,14 +62,21 @@ def mark_best(folder: Path, step: int) -> None:
     write_json(folder / _BEST_STEP, {"step": step})
 
 
+def step_of(folder: Path) -> int | None:
+    """The step that a checkpoint, or a best model, is of; an older best model does not say."""
+    if _NAME.fullmatch(folder.name):
+        return int(folder.name.removeprefix("step-"))
+    place = folder / _BEST_STEP
+    return int(read_json(place)["step"]) if place.is_file() else None
+
+
 def stale_best(run: Path, best: dict[str, Any], done: int) -> str:
     """Why a run's best/ is not its best model after `done` steps, whose figures are `best`; nothing if it is.
 
     A model of a later step is newer than these figures: it is saved at once, and they with the next checkpoint. One
     that an older version saved does not say its step, and is taken as it is.
     """
-    place = run / "best" / _BEST_STEP
-    step = read_json(place)["step"] if place.is_file() else None
+    step = step_of(run / "best")
     if step is None or step > done or step == best.get("step"):
         return ""
     return f"best/ is of step {step}, and the best validation was at step {best.get('step')}"
