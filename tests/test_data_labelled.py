@@ -305,6 +305,14 @@ def test_ones_own_folder(tmp_path):
     assert data.splits["train"].labels.tolist()[:3] == [2, 1, 0]
 
 
+def test_ones_own_data_is_described_by_its_folders_name(tmp_path, monkeypatch):
+    write(tmp_path / "reviews" / "train.csv", [{"text": f"t {n}", "label": n % 2} for n in range(40)])
+    monkeypatch.chdir(tmp_path / "reviews")
+    for path in (tmp_path / "reviews", "."):
+        data = open_labelled("folder", path, validation_share=0.2)
+        assert data.description.startswith("reviews; rows: 32 train, 8 validation")
+
+
 def test_numbers_as_labels_of_ones_own_are_in_their_order(tmp_path):
     write(tmp_path / "train.csv", [{"text": f"t {n}", "label": n % 12} for n in range(120)])
     data = open_labelled("folder", tmp_path, validation_share=0.2)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from oelm.data import DataError, Progress, TokenDataset, prepare
+from oelm.cli import app
+from oelm.data import DataError, Progress, TokenDataset, prepare, stories
 from oelm.data.tokenizer import load_tokenizer
 from oelm.data.tokenizer import train_bpe as train_tokenizer
 from oelm.data.workspace import Part
@@ -131,6 +133,16 @@ def test_the_same_call_again_opens_what_is_there(tmp_path, gpt2):
     again = prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2, workers=1)
     assert again.sha256 == first.sha256
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+def test_the_command_says_what_it_wrote_and_what_was_there(tmp_path):
+    corpus = write_corpus(tmp_path / "a.txt", list(stories(1, 60)))
+    arguments = ["data", "prepare", str(corpus), "--train-bpe", "300", "--val-fraction", "0.2", "--out"]
+    first, again = (CliRunner().invoke(app, [*arguments, str(tmp_path / "out")]) for _ in range(2))
+    data = TokenDataset.open(tmp_path / "out")
+    counts = f"{len(data.train):,} tokens for training and {len(data.val):,} for validation, vocabulary 300"
+    assert first.stdout == f"wrote {tmp_path / 'out'}: {counts}\n"
+    assert again.stdout == f"{tmp_path / 'out'}: holds this data already, whole: {counts}\n"
 
 
 def test_another_recipe_for_the_same_folder_is_refused(tmp_path, gpt2):

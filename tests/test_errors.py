@@ -77,6 +77,7 @@ def assert_refused(model: nn.Module, method: Any, kind: type[Exception], *says: 
         ({"q": {"inti": "qr"}}, ["q.inti: unknown key", "Did you mean 'init'?", "scope"]),
         ({"preset": FREEZE, "k": {"scal": 4}}, ["k.scal: unknown key", "Did you mean 'scale'?"]),
         ({"ffn": {"scale": 2}}, ["ffn.scale: unknown key", "Known keys: frozen, std, init"]),
+        ({"presett": "oelm-freeze"}, ["presett: unknown key. Did you mean 'preset'? Known keys: q, k, ", ", preset"]),
         ({3: 4}, ["3: Keys should be strings"]),
         ({"q": "qr"}, ["q: ", "'qr'"]),
         ({"q": {"init": "ortho"}}, ["q.init", "'orthogonal'", "(got 'ortho')"]),
@@ -121,9 +122,11 @@ def test_the_constructor_refuses_with_oelms_error_too():
         oelm.Projection(init="gaussian")
 
 
-@pytest.mark.parametrize("seed", ["0", 1.0, True, None, [1]])
+@pytest.mark.parametrize("seed", [-3, "0", 1.0, True, None, [1]])
 def test_a_seed_is_a_whole_number(seed):
-    assert_refused(small_model("bert"), FREEZE, MethodError, f"seed must be a whole number, not {seed!r}", seed=seed)
+    assert_refused(
+        small_model("bert"), FREEZE, MethodError, f"seed must be a whole number from 0, not {seed!r}", seed=seed
+    )
 
 
 # Methods that do not fit the model
@@ -374,6 +377,8 @@ def test_an_unknown_model_type_is_refused_with_the_way_to_teach_it(own_type):
     bert = small_model("bert")
     bert.config.model_type = "brt"
     assert_refused(bert, FREEZE, FamilyError, "unknown model_type 'brt'", "Did you mean 'bert'?")
+    bert.config.model_type = "mamba"  # no attention, and no llama
+    assert_refused(bert, FREEZE, FamilyError, "unknown model_type 'mamba'. Known: ", "If it has attention, say where")
 
 
 @pytest.mark.parametrize("method", [FREEZE, "oelm-exact", "identity-query", "oelm-qk-ffn"])

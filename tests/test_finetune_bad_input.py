@@ -14,6 +14,7 @@ from oelm.training.task import open_task
 
 from .finetune_helpers import config, fields, run_here
 from .test_finetune import pretrained
+from .train_helpers import token_folder
 
 
 def opened(tmp_path, **changes):
@@ -45,8 +46,10 @@ def test_a_fresh_model_on_real_data_needs_a_tokenizer(tmp_path):
     for split in ("train", "dev"):
         rows = "".join(f"text {split} {i}\t{i % 2}\n" for i in range(20))
         (tmp_path / f"data/{split}.tsv").write_text(f"sentence\tlabel\n{rows}")
-    with pytest.raises(ConfigError, match=r"model\.tokenizer: random:bert brings no tokenizer"):
+    with pytest.raises(ConfigError, match=r"model\.tokenizer: random:bert brings no tokenizer; .* --train-bpe` wrote"):
         opened(tmp_path, task="sst2", data={"path": str(tmp_path / "data")})
+    own = {"name": "random:bert", "tokenizer": str(token_folder() / "tokenizer")}
+    assert opened(tmp_path, task="sst2", data={"path": str(tmp_path / "data")}, model=own).config.vocab_size == 400
 
 
 def test_another_models_tokenizer(tmp_path):

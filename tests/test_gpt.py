@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -392,11 +393,18 @@ def test_a_config_that_cannot_be(fields, says_so):
         OelmGPTConfig(**{**SMALL, **fields})
 
 
+def test_every_field_of_the_gpt_is_in_the_guide():
+    guide = (Path(__file__).parent.parent / "docs/training.md").read_text(encoding="utf-8")
+    assert [name for name in OelmGPTConfig.__annotations__ if f"`{name}`" not in guide] == []
+
+
 def test_names_that_are_not_known():
     with pytest.raises(OelmError, match=r"no GPT size 'medium512'\. Did you mean 'medium-512'"):
         gpt_config("medium512")
     with pytest.raises(OelmError, match="unknown field 'n_layer'"):
         gpt_config("tiny", n_layer=3)
+    with pytest.raises(OelmError, match=r"unknown field 'width'\. Fields: vocab_size, hidden_size, .*, eos_token_id$"):
+        gpt_config("tiny", width=64)
     with pytest.raises(OelmError, match=r"unknown field 'droput'\. Did you mean 'dropout'"):
         gpt_config("tiny", droput=0.1)
 

@@ -34,7 +34,7 @@ def zoo(tmp_path_factory):
     """A folder with a run in every state that a process can leave behind."""
     place = tmp_path_factory.mktemp("zoo")
     train(folder_of(place, experiment="done")[1], quiet=True)
-    file, _ = folder_of(place, experiment="broken", data={"fraction": 1e-9})
+    file, _ = folder_of(place, experiment="broken", optimizer={"learning_rate": 1e30, "warmup_steps": 0})
     assert start("train", file).wait() == 2
     file, config = folder_of(place, experiment="dead")
     process = start("train", file, sabotage=Slow())

@@ -44,10 +44,18 @@ def test_heads_that_do_not_divide_are_refused(rows, heads):
         OrthogonalLinear(8, rows, heads=heads)
 
 
+@pytest.mark.parametrize(("width", "rows"), [(-1, 4), (4, -1), (0, 4), (4, 0)])
+def test_sizes_that_cannot_be_are_refused(width, rows):
+    with pytest.raises(MethodError, match=f"in_features {width} and out_features {rows} must both be above 0"):
+        OrthogonalLinear(width, rows)
+
+
 @pytest.mark.parametrize("heads", [3, 0])
 def test_attention_heads_that_do_not_divide_are_refused(heads):
     with pytest.raises(MethodError, match=f"d_model 16 is not a multiple of {heads} heads"):
         OrthogonalMultiHeadAttention(16, heads)
+    with pytest.raises(MethodError, match="in_features -16 and out_features -16 must both be above 0"):
+        OrthogonalMultiHeadAttention(-16, 2)
 
 
 @pytest.mark.parametrize("freeze", [True, False])

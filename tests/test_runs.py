@@ -15,7 +15,7 @@ from oelm.cli import app
 from oelm.errors import CheckpointError, ConfigError, ModelError
 from oelm.runs import config_of, evaluate_run, find_model, generate_text, is_run, load_run
 
-from .train_helpers import config, finished, run_here, start, tiny, weights, written
+from .train_helpers import config, finished, run_here, start, tiny, token_folder, weights, written
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,8 @@ def test_evaluation_gives_what_training_measured(last, key, trained):
     assert found["val_loss"] == pytest.approx(result[key], abs=1e-5)
     assert found["perplexity"] == math.exp(found["val_loss"])
     assert found["synthetic"] is True
+    which = ("checkpoints/step-00000030", 30) if last else ("best", result["best_step"])
+    assert (found["model"], found["step"]) == which
     if last:
         assert found["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-5)
 
@@ -84,12 +86,38 @@ def test_a_prompt_longer_than_the_positions_keeps_its_end(trained):
     assert len(text) < len(prompt)
 
 
+@pytest.mark.parametrize("prompt", ["Once upon a time", "Once upon a time " * 20])
+def test_unless_told_otherwise_there_are_as_many_tokens_as_fit(prompt, trained):
+    done = command("generate", trained[0], "--prompt", prompt, "--temperature", 0)
+    assert done.exit_code == 0, done.output
+    assert "Once upon a time" in done.stdout
+    assert not done.stdout.endswith("time\n")
+
+
 @pytest.mark.parametrize(
-    ("prompt", "tokens", "says"), [("", 5, "the prompt is empty"), ("Once", 32, "32 tokens do not fit")]
+    ("prompt", "tokens", "says"),
+    [("", 5, "the prompt is empty"), ("Once", 32, "--tokens 32: the model has 32 positions; ask for 31")],
 )
 def test_text_that_cannot_be(prompt, tokens, says, trained):
     with pytest.raises(ConfigError, match=says):
         generate_text(trained[0], prompt, tokens, 0.0, 0, seed=0)
+
+
+def test_what_a_run_leaves_stops_where_a_text_ends(trained, tmp_path):
+    """The data says which token ends a text: pipelines learn it from the model's folder."""
+    run, _ = trained
+    end = json.loads((token_folder() / "data.json").read_text())["eos_id"]
+    assert command("export", run, tmp_path / "plain").exit_code == 0
+    for folder in (run / "best", tmp_path / "plain"):
+        for file in ("config.json", "generation_config.json"):
+            assert json.loads((folder / file).read_text())["eos_token_id"] == end
+    model = load_run(run, last=True)
+    with torch.no_grad():
+        model.lm_head.weight[end] = 100 * model.transformer.ln_f.bias  # every text is over at once
+        model.transformer.ln_f.weight.zero_()
+    assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=9).shape[1] == 3
+    own = config(tmp_path, model={"fields": {"eos_token_id": 7}})
+    assert find_model(str(written(tmp_path / "own.json", own.to_dict())))[0].config.eos_token_id == 7
 
 
 def test_folders_that_are_no_runs(trained, tmp_path):

@@ -35,8 +35,7 @@ def refused(tmp_path, monkeypatch):
         lines = done.stderr.splitlines()
         assert len(lines) == 1, done.stderr
         assert lines[0].startswith("oelm: ")
-        assert not list((tmp_path / "runs").rglob("step-*"))
-        assert not list((tmp_path / "runs").rglob("metrics.jsonl"))
+        assert not (tmp_path / "runs").exists(), "nothing stays of a run that was refused"
         return lines[0]
 
     return run
@@ -71,8 +70,11 @@ def test_as_a_user_sees_it(tmp_path):
         (["train.max_steps"], "'train.max_steps': an override is key=value"),
         (["=3"], "an override is key=value"),
         (["eval.targets=[a]"], "eval.targets"),
+        (["eval.targets=[5, -3]"], "eval.targets.1: Input should be greater than 0 (got -3)"),
         (["train=3"], "train: "),
         ([f"seed={10**30}"], "seed: Input should be less than"),
+        (["seed=-1"], "seed: Input should be greater than or equal to 0 (got -1)"),
+        (["data.seed=-1"], "data.seed: Input should be greater than or equal to 0 (got -1)"),
         ([f"train.batch_size={10**30}"], "train.batch_size: Input should be less than"),
     ],
 )
@@ -123,6 +125,17 @@ def test_a_token_file_that_is_missing_or_cut(tmp_path, refused):
     assert "train.bin: truncated" in refused(f"data.path={tokens}")
     (tokens / "train.bin").unlink()
     assert "train.bin: missing" in refused(f"data.path={tokens}")
+
+
+def test_a_tokenizer_that_is_missing_or_anothers(tmp_path, refused):
+    tokens = copied(tmp_path)
+    file = tokens / "tokenizer/tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["merges"].pop()
+    file.write_text(json.dumps(content))
+    assert "the tokens were made with" in refused(f"data.path={tokens}")
+    shutil.rmtree(file.parent)
+    assert f"{file.parent}: no tokenizer.json" in refused(f"data.path={tokens}")
 
 
 def test_data_without_validation(tmp_path, refused):

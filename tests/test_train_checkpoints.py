@@ -235,6 +235,26 @@ def test_a_damaged_state_file_is_a_clear_error(content, says, cut, tmp_path):
         run_here(tmp_path / "runs")
 
 
+@pytest.mark.parametrize("file", ["state.json", "tensors.safetensors"])
+@pytest.mark.parametrize(("keep", "then"), [(1, "starts anew"), (2, "goes on from step-00000002")])
+def test_the_way_on_from_a_damaged_checkpoint(file, keep, then, tmp_path, monkeypatch):
+    changes = {"checkpoint": {"every": 2, "keep": keep}}
+    with monkeypatch.context() as patched:
+        cut_at(patched, 5)
+        with pytest.raises(Stop):
+            run_here(tmp_path, **changes)
+    newest = config(tmp_path).folder / "checkpoints/step-00000004"
+    os.truncate(newest / file, (newest / file).stat().st_size // 2)
+    with pytest.raises(CheckpointError) as refused:
+        run_here(tmp_path, **changes)
+    assert f"{newest / file}: cannot be read" in str(refused.value)
+    assert str(refused.value).endswith(f"Delete the folder {newest}, and the run {then}")
+    shutil.rmtree(newest)
+    assert run_here(tmp_path, **changes)["steps"] == 12
+    told = (config(tmp_path).folder / "train.log").read_text()
+    assert ("resumed from step 2" in told) == (keep == 2)
+
+
 def test_a_flipped_bit_in_a_frozen_tensor_is_found_on_resume(tmp_path, monkeypatch):
     from safetensors.torch import load_file, save_file
 
@@ -292,7 +312,10 @@ def test_other_data_under_the_same_name_is_refused(tmp_path, monkeypatch):
 def test_a_full_disk_is_told_before_anything_is_written(cut, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000_000))
-    with pytest.raises(TrainingError, match=r"MB are to be written and the disk has 10 MB free; make room"):
+    told = (
+        r"MB are to be written, 67 MB are to stay free, and the disk has 10\.0 MB; make room and start the run again$"
+    )
+    with pytest.raises(TrainingError, match=told):
         run_here(tmp_path / "runs")
     assert names(cut) == ["step-00000005"]
     load_run(cut, last=True)
@@ -406,10 +429,17 @@ def test_a_folder_of_another_run_is_refused_and_left_alone(tmp_path):
 
 
 def test_a_run_that_was_refused_before_it_began_can_be_corrected(tmp_path):
-    """Its folder holds no work, so nothing keeps a corrected config out."""
-    with pytest.raises(ConfigError, match="more than the model's 16 positions"):
-        run_here(tmp_path, model={"fields": {"max_position_embeddings": 16}})
-    assert read(config(tmp_path).folder / "status.json")["state"] == "failed"
+    """A folder made for it goes again; one that was there, a matrix's say, learns why. Neither is in the way."""
+    run = config(tmp_path).folder
+    other = run.parent.with_name("other")
+    other.mkdir(parents=True)
+    for there in (False, True):
+        if there:
+            run.mkdir(parents=True)
+        with pytest.raises(ConfigError, match="more than the model's 16 positions"):
+            run_here(tmp_path, model={"fields": {"max_position_embeddings": 16}})
+        assert [place.exists() for place in (other, run.parent, run)] == [True, there, there]
+    assert "16 positions" in read(run / "status.json")["message"]
     assert run_here(tmp_path)["steps"] == 12
 
 

@@ -349,6 +349,15 @@ def test_learning_rates_at_exact_steps(tmp_path):
     assert shape(tmp_path, 2, warmup_steps=10) == pytest.approx([0.1, 0.2])
 
 
+def test_a_warm_up_that_the_run_does_not_outlast_is_told(tmp_path):
+    result = run_here(tmp_path, optimizer={"warmup_steps": 1000}, train={"max_steps": 3})
+    told = "the warm-up of 1,000 steps is longer than the run of 3: the learning rate ends at 0.003 of what was set"
+    assert result["warnings"] == [told]
+    log = (config(tmp_path).folder / "train.log").read_text()
+    assert log.index(told) < log.index("step 3/3"), "before the steps, not only after them"
+    assert run_here(tmp_path / "other", optimizer={"warmup_steps": 3}, train={"max_steps": 3})["warnings"] == []
+
+
 def test_the_logged_rate_is_the_one_that_was_used(tmp_path):
     run_here(tmp_path)
     run = config(tmp_path)
@@ -395,6 +404,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_move(tmp
     assert "step 7 (samples 56 to 63 of the run)" in message
     assert "transformer.h.1.mlp.fc_in.bias" in message
     assert "skip_nonfinite" in message
+    assert "This step did not touch the weights, and the last checkpoint is step-00000005" in message
     assert len(stepped) == 7
     run = config(tmp_path).folder
     assert read(run / "status.json")["state"] == "failed"
@@ -438,9 +448,26 @@ def test_some_may_be_skipped_and_are_noted(every, tmp_path, monkeypatch):
     assert state.skipped == 2
 
 
+def test_a_run_that_diverged_does_not_read_as_a_success(tmp_path):
+    """The first step ruins the weights, the others are skipped: the terminal, the exit code and the record say so."""
+    changes = {"train": {"skip_nonfinite": 3, "max_steps": 3}, "optimizer": {"learning_rate": 1e30, "warmup_steps": 0}}
+    file = written(tmp_path / "run.yaml", tiny(tmp_path, **changes))
+    done = CliRunner().invoke(app, ["train", str(file)])
+    assert done.exit_code == 1, done.output
+    warnings = read(config(tmp_path, **changes).folder / "result.json")["warnings"]
+    assert warnings[0].startswith("the last validation loss is not a number: the run diverged")
+    assert warnings[1] == "2 of 3 steps were skipped for a gradient that is not finite"
+    said = done.stderr.splitlines()
+    assert [line.removeprefix("warning: ") for line in said if line.startswith("warning: ")] == warnings
+    assert [line.endswith("2 skipped") for line in said if line.startswith("step 3/3")] == [True]
+    assert said[-1].startswith("diverged: validation loss nan")
+    again = CliRunner().invoke(app, ["train", str(file)])
+    assert (again.exit_code, "diverged already" in again.stderr) == (1, True)
+
+
 def test_one_more_than_allowed_stops(tmp_path, monkeypatch):
     Poisoned(2, 3, 4).install(monkeypatch)
-    with pytest.raises(TrainingError, match="step 4 "):
+    with pytest.raises(TrainingError, match=r"step 4 .* and there is no checkpoint;"):
         run_here(tmp_path, train={"skip_nonfinite": 2})
 
 

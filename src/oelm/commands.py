@@ -43,7 +43,7 @@ def train(
 ) -> None:
     """Train a run, or go on with one that was cut. Under torchrun: on many GPUs.
 
-    Exits with 75 when a signal stopped it after saving: the same command goes on from there.
+    Exits with 75 when a signal stopped it after saving: the same command goes on from there; with 1 when it diverged.
     """
     with errors():
         from .config import RunConfig
@@ -96,6 +96,7 @@ def finetune(
 def _train(config: Any, quiet: bool) -> None:
     from .training.engine import Stopped
     from .training.engine import train as run
+    from .training.result import ending
 
     quiet_libraries()
     try:
@@ -105,6 +106,8 @@ def _train(config: Any, quiet: bool) -> None:
     if result and quiet:
         shown = ("val_loss", "perplexity", "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
         typer.echo(json.dumps({key: result[key] for key in shown if key in result}))
+    if result and ending(result["val_loss"]) == "diverged":
+        raise typer.Exit(1)
 
 
 def predict(
@@ -136,7 +139,9 @@ def evaluate(
 def generate(
     run: RunArgument,
     prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "Once upon a time",
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 100,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="How many tokens to add. Default: 100, or what fits.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Sample from the k likeliest tokens; 0 from all.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
@@ -225,8 +230,10 @@ def prepare_data(
     """Turn text into token files: text, JSONL, CSV, Parquet, compressed or not, or a dataset of the Hub."""
     with errors():
         from .data.prepare import prepare
+        from .data.tokens import HEADER
 
         quiet_libraries()
+        there = (out / HEADER).is_file()  # then it is this very dataset, or refused
         data = prepare(
             source,
             out,
@@ -238,5 +245,6 @@ def prepare_data(
             description=description,
             progress=True,
         )
-        held = f", {len(data.val):,} for validation" if data.val else ""
-        typer.echo(f"wrote {out}: {len(data.train):,} tokens{held}, vocabulary {data.vocab_size:,}")
+        held = f" and {len(data.val):,} for validation" if data.val else ""
+        counts = f"{len(data.train):,} tokens for training{held}, vocabulary {data.vocab_size:,}"
+        typer.echo(f"{out}: holds this data already, whole: {counts}" if there else f"wrote {out}: {counts}")

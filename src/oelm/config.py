@@ -18,9 +18,9 @@ from .schema import Strict, explain, merge
 
 # No count comes near the upper bound; beyond it numpy and torch fail in words of their own.
 Positive = Annotated[int, Field(gt=0, le=10**15)]
-# What torch takes for a seed.
-Seed = Annotated[int, Field(lt=2**64)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# What torch and numpy take for a seed.
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 # The study's names for a method: (model_type, freeze_qk, ortho_method) -> preset.
@@ -115,7 +115,7 @@ class OptimizerConfig(Strict, refusal=ConfigError):
     ffn_in, ffn_out, core, adapter, embedding, norm, head.
     """
 
-    learning_rate: Rate = 3e-4
+    learning_rate: Above0 = 3e-4
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     warmup_share: Share = 0.02
@@ -123,7 +123,7 @@ class OptimizerConfig(Strict, refusal=ConfigError):
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    epsilon: Rate = 1e-8
+    epsilon: Above0 = 1e-8
     clip: Annotated[float, Field(ge=0)] = 1.0
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     multipliers: dict[str, Annotated[float, Field(ge=0)]] = {}
@@ -147,7 +147,7 @@ class TrainConfig(Strict, refusal=ConfigError):
     """
 
     max_steps: Positive | None = None
-    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    epochs: Above0 | None = None
     batch_size: Positive = 16
     micro_batch_size: Positive | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -171,7 +171,7 @@ class EvalConfig(Strict, refusal=ConfigError):
     sequences: Positive | None = None
     batch_size: Positive | None = None
     choose: Literal["loss", "accuracy", "macro_f1", "matthews"] | None = None
-    targets: tuple[float, ...] = ()
+    targets: tuple[Above0, ...] = ()
     generations: Annotated[int, Field(ge=0)] = 200
     probe: Annotated[int, Field(ge=0)] = 4
 

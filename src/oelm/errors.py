@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+# How alike two names are, from 0 to 1, for one to be meant by the other: mamba and llama, at 0.6, are two models.
+_CLOSE = 0.65
+
 
 class OelmError(Exception):
     """Base of every error that oelm raises on purpose."""
@@ -45,5 +48,5 @@ def first_line(error: BaseException) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a mistyped name: ' Did you mean 'x'?' or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=_CLOSE)
     return f" Did you mean {close[0]!r}?" if close else ""

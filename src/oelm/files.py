@@ -162,8 +162,8 @@ def require_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed + _HEADROOM:
         raise TrainingError(
-            f"{folder}: {needed / 1e6:,.0f} MB are to be written and the disk has {free / 1e6:,.0f} MB free; "
-            "make room and start the run again: it goes on from its last checkpoint"
+            f"{folder}: {needed / 1e6:,.1f} MB are to be written, {_HEADROOM / 1e6:,.0f} MB are to stay free, and the "
+            f"disk has {free / 1e6:,.1f} MB; make room and start the run again"
         )
 
 

@@ -285,7 +285,7 @@ class Method(Strict, refusal=MethodError):
         try:
             return cls.model_validate(merge(base.model_dump(), fields) if base else fields)
         except ValidationError as error:
-            raise MethodError(f"method: {explain(error, cls)}") from None
+            raise MethodError(f"method: {explain(error, cls, also=('preset',))}") from None
 
     @property
     def name(self) -> str:

@@ -20,6 +20,8 @@ class OrthogonalLinear(nn.Linear):
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, freeze: bool = True, heads: int = 1
     ) -> None:
+        if in_features < 1 or out_features < 1:
+            raise MethodError(f"in_features {in_features} and out_features {out_features} must both be above 0")
         if heads < 1 or out_features % heads:
             raise MethodError(f"{out_features} rows cannot be cut into {heads} heads of equal size")
         self.heads, self.freeze = heads, freeze

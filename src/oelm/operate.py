@@ -51,8 +51,8 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     Random matrices are a function of `seed` and each tensor's name. On any error the model is left as it was.
     """
     method = Method.load(method)
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise MethodError(f"seed must be a whole number, not {seed!r}")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise MethodError(f"seed must be a whole number from 0, not {seed!r}")
     check_operable(model)
     if record_of(model) is not None:
         return _already_operated(model, method, seed)

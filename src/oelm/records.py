@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import signal
 import socket
 import subprocess
@@ -44,6 +45,7 @@ class RunFolder:
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.path = config, config.folder
+        self._made: list[Path] = []
         self._lock: TextIO | None = None
         self._metrics: TextIO | None = None
         self._log: TextIO | None = None
@@ -63,6 +65,7 @@ class RunFolder:
 
     def claim(self) -> None:
         """Make the folder this process's: raises if a live process has it, or if another run trained in it."""
+        self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = hold(self.path)
@@ -78,6 +81,20 @@ class RunFolder:
         except BaseException:
             self.close()
             raise
+
+    def withdraw(self) -> bool:
+        """Undo a claim that nothing came of, with the folders that were made for it; whether that was so.
+
+        A folder that was there before, of a runner that waits to read the reason say, stays.
+        """
+        if self._metrics is not None or self.path not in self._made:
+            return False
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+        for folder in self._made[1:]:
+            with suppress(OSError):  # another run is in there by now
+                folder.rmdir()
+        return True
 
     def _make_room(self) -> None:
         """Raise if another run trained here. Of one that came to no step, for want of memory say, only the log stays.

@@ -20,7 +20,7 @@ from .method import Method
 from .models.build import build_model
 from .training.language import LanguageModelling
 from .training.parallel import World
-from .training.state import list_checkpoints, load_model, read_state, restore_record, stale_best
+from .training.state import list_checkpoints, load_model, read_state, restore_record, stale_best, step_of
 from .training.task import Task, open_task
 
 _TOKENIZER_FILES = (
@@ -31,6 +31,8 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
+# How many a model adds to a prompt unless told otherwise.
+_TOKENS = 100
 
 
 def is_run(path: Path) -> bool:
@@ -49,22 +51,32 @@ def config_of(run: Path) -> RunConfig:
 
 def load_run(run: Path, last: bool = False) -> PreTrainedModel:
     """A run's best model, or with `last`, or where no best one was kept, that of its last checkpoint; verified."""
-    config = config_of(run)
-    checkpoints = list_checkpoints(run / "checkpoints")
-    if not last and (run / "best").is_dir():
-        stale = _stale(run, checkpoints)
-        if not stale:
-            return load(run / "best")
-        warnings.warn(f"{run}: {stale}: the last checkpoint's model is taken", stacklevel=2)
-    if not checkpoints:
-        raise CheckpointError(f"{run}: holds neither its best model nor a checkpoint; has it been trained?")
+    return _load_from(_place_of_model(run, last), config_of(run))
+
+
+def _load_from(place: Path, config: RunConfig) -> PreTrainedModel:
+    if place.name == "best":
+        return load(place)
     from .operate import apply
 
     model = open_task(config).build_model(config)
     apply(model, config.method, config.seed)
-    restore_record(checkpoints[-1], model)
-    load_model(checkpoints[-1], model)
+    restore_record(place, model)
+    load_model(place, model)
     return model.eval()
+
+
+def _place_of_model(run: Path, last: bool) -> Path:
+    """The folder in a run's that its model is to be read from."""
+    checkpoints = list_checkpoints(run / "checkpoints")
+    if not last and (run / "best").is_dir():
+        stale = _stale(run, checkpoints)
+        if not stale:
+            return run / "best"
+        warnings.warn(f"{run}: {stale}: the last checkpoint's model is taken", stacklevel=3)
+    if not checkpoints:
+        raise CheckpointError(f"{run}: holds neither its best model nor a checkpoint; has it been trained?")
+    return checkpoints[-1]
 
 
 def _stale(run: Path, checkpoints: list[Path]) -> str:
@@ -99,7 +111,8 @@ def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[st
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"sequences": None})})
     task = open_task(config)
     world = World(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    model: Any = load_run(run, last).to(world.device)
+    place = _place_of_model(run, last)
+    model: Any = _load_from(place, config).to(world.device)
     about = task.describe()
 
     def measured(one: Task) -> dict[str, Any]:
@@ -111,6 +124,8 @@ def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[st
     others = {name: measured(other) for name, other in task.others().items()}
     found = {
         "run": str(run),
+        "model": str(place.relative_to(run)),
+        "step": step_of(place),
         "val_loss": figures.pop("loss"),
         **figures,
         "examples": task.held_out_count,
@@ -120,8 +135,11 @@ def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[st
     return {**found, "evaluations": others} if others else found
 
 
-def generate_text(run: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> str:
-    """A text that starts with the prompt, by a run's model. Longer than its positions, the oldest tokens are let go."""
+def generate_text(run: Path, prompt: str, tokens: int | None, temperature: float, top_k: int, seed: int) -> str:
+    """A text that starts with the prompt, by a run's model. Longer than its positions, the oldest tokens are let go.
+
+    Without a number of new tokens there are 100, or what fits after the prompt, or after a long one half the positions.
+    """
     config = config_of(run)
     if config.task.kind != "language":
         raise ConfigError(f"{run}: learned {config.task.name}, not to go on from a prompt; `oelm predict` asks it")
@@ -133,9 +151,11 @@ def generate_text(run: Path, prompt: str, tokens: int, temperature: float, top_k
     room = getattr(model.config, "max_position_embeddings", None)
     if ids.shape[1] == 0:
         raise ConfigError("the prompt is empty: give at least one word")
+    if room is not None and tokens is not None and tokens >= room:
+        raise ConfigError(f"--tokens {tokens}: the model has {room} positions; ask for {room - 1} at most")
+    if tokens is None:
+        tokens = _TOKENS if room is None else min(_TOKENS, max(room - ids.shape[1], room // 2))
     if room is not None and ids.shape[1] + tokens > room:
-        if tokens >= room:
-            raise ConfigError(f"{tokens} tokens do not fit the model's {room} positions; ask for fewer")
         ids = ids[:, -(room - tokens) :]
     torch.manual_seed(seed)
     how: dict[str, Any] = {"do_sample": temperature > 0}

@@ -34,14 +34,17 @@ class Strict(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """A validation error, one clause per problem: the field, what is wrong with it, and the known keys or the value."""
+def explain(error: ValidationError, model: type[BaseModel], also: tuple[str, ...] = ()) -> str:
+    """A validation error, one clause per problem: the field, what is wrong with it, and the known keys or the value.
+
+    `also` are keys beside the model's own fields.
+    """
     clauses: dict[str, None] = {}
     for problem in error.errors():
         path = tuple(part for part in problem["loc"] if not _UNION_MEMBER.fullmatch(str(part)))
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            known = _fields_at(model, path[:-1])
+            known = [*_fields_at(model, path[:-1]), *(also if len(path) == 1 else ())]
             message = f"unknown key.{nearest(str(path[-1]), known)} Known keys: {', '.join(known)}"
         elif problem["type"] == "tuple_type":  # what a file calls a list
             message = f"should be a list, such as [{problem['input']!r}]"

@@ -91,6 +91,8 @@ def open_labelled(
         task = TASKS.get(name, OWN)
         tables = on_hub(task, languages, revision) if path is None else locate(name, task, Path(path), languages)
         draft = _read(name, task, tables, form, columns)
+        if path is not None and not draft.about:  # the user's own data is known by its folder
+            draft.about = Path(path).resolve().name
     if "validation" not in draft.splits:
         _cut(draft, validation_share)
     _check(draft)

@@ -393,7 +393,8 @@ def gpt_config(size: str, **changes: Any) -> OelmGPTConfig:
     known = set(OelmGPTConfig().to_dict())
     for name in fields:
         if name not in known:
-            raise OelmError(f"GPT config: unknown field {name!r}.{nearest(name, known)}")
+            listed = ", ".join(OelmGPTConfig.__annotations__)
+            raise OelmError(f"GPT config: unknown field {name!r}.{nearest(name, known)} Fields: {listed}")
     return OelmGPTConfig(**fields)
 
 

@@ -93,7 +93,8 @@ def _tokenizer_for(config: ModelConfig, builtin: bool) -> Any:
         tokenizer = judgement_tokenizer()
     elif unnamed:
         raise ConfigError(
-            f"model.tokenizer: {config.name} brings no tokenizer; name a folder or a Hub name (bert-base-uncased, say)"
+            f"model.tokenizer: {config.name} brings no tokenizer; name a folder, such as the tokenizer/ in what "
+            "`oelm data prepare --train-bpe` wrote, or a Hub name (bert-base-uncased, say)"
         )
     else:
         if (Path(config.name) / "audit.json").is_file():

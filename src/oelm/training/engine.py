@@ -31,7 +31,7 @@ from .pace import Pace
 from .parallel import World, joined, reshard, wrap
 from .probe import attention_figures
 from .progress import Display, perplexity
-from .result import result_of
+from .result import ending, result_of
 from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening
 from .state import TrainState, load_checkpoint, mark_best, read_state, restore_record, save_checkpoint, stale_best
@@ -85,7 +85,8 @@ def train(config: RunConfig, quiet: bool = False) -> dict[str, Any]:
             with world.failing_together():
                 result = _train_in(config, world, folder, stop, quiet)
         except BaseException as error:
-            if world.main and folder.claimed:
+            refused = isinstance(error, OelmError) and not isinstance(error, TrainingError)
+            if world.main and folder.claimed and not (refused and folder.withdraw()):
                 _try_to_say(folder, error)
             raise
         finally:
@@ -102,10 +103,11 @@ def _train_in(
     if world.main:
         folder.claim()
     if world.any(world.main and (folder / "result.json").is_file()):
-        display = Display(folder if world.main else None, quiet)
-        display.say(f"{folder.path}: finished already; its records are there")
-        display.close()
-        return dict(read_json(folder / "result.json")) if world.main else {}
+        if not world.main:
+            return {}
+        result = dict(read_json(folder / "result.json"))
+        Display(folder, quiet).say(f"{folder.path}: {ending(result['val_loss'])} already; its records are there")
+        return result
     run = _build(config, world, folder, stop, quiet)
     try:
         return _finish(run) if _train(run) else None
@@ -191,7 +193,7 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
         write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))
         write_json(folder / "audit.json", report)
         folder.status("running", step=state.step, max_steps=pace.steps)
-        for note in task.warnings() + (state.notes if checkpoint is not None else []):
+        for note in task.warnings() + pace.warnings() + (state.notes if checkpoint is not None else []):
             display.say(note)
     if config.task.kind == "text2text" and config.train.parallel == "fsdp" and world.size > 1:
         state.notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
@@ -248,7 +250,7 @@ def _log(run: Run, rate: float, seconds: list[float]) -> None:
     done, batch = len(seconds), config.train.batch_size
     tokens = run.task.tokens((state.step - done) * batch, done * batch) if done else 0
     figures = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
-    shown = {**figures, "tokens_per_second": tokens / (per_step * done) if per_step else 0.0}
+    shown = {**figures, "skipped": state.skipped, "tokens_per_second": tokens / (per_step * done) if per_step else 0.0}
     if config.task.kind == "language":
         shown["perplexity"] = perplexity(loss)
     eta = per_step * (run.pace.steps - state.step)
@@ -364,7 +366,9 @@ def _finish(run: Run) -> dict[str, Any]:
     for warning in result["warnings"]:
         run.display.say(f"warning: {warning}")
     best = f"; best at step {state.best['step']}: {run.task.headline(state.best)}" if state.best else ""
-    run.display.say(f"finished: {run.task.headline(_numbers(state.last))}{best}; records in {run.folder.path}")
+    run.display.say(
+        f"{ending(result['val_loss'])}: {run.task.headline(_numbers(state.last))}{best}; records in {run.folder.path}"
+    )
     return dict(read_json(run.folder / "result.json"))
 
 

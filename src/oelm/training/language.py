@@ -41,6 +41,8 @@ class LanguageModelling(Task):
         data = open_dataset(config.data.path)
         if data.val is None:
             raise ConfigError(f"data.path {config.data.path}: it has no validation tokens; prepare it with a split")
+        if config.checkpoint.best:
+            data.load_tokenizer()  # it goes beside the best model: what is wrong with it is told now, not then
         length = config.data.sequence_length
         windows = Windows(data.train.tokens, length, config.data_seed, config.data.fraction)
         return cls(data, windows, Windows(data.val.tokens, length), length)
@@ -58,7 +60,13 @@ class LanguageModelling(Task):
         return self.data.sha256
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
-        return build_for_run(config.model, self.data.vocab_size, self.length, config.seed)
+        model: Any = build_for_run(config.model, self.data.vocab_size, self.length, config.seed)
+        if "eos_token_id" not in config.model.fields:  # so that whatever generates with it stops where a text ends
+            model.config.eos_token_id = self.data.eos_id
+            if model.generation_config is not None:
+                model.generation_config.eos_token_id = self.data.eos_id
+        built: PreTrainedModel = model
+        return built
 
     def loss(self, model: nn.Module) -> nn.Module:
         return SummedLoss(model)

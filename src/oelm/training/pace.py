@@ -39,6 +39,15 @@ class Pace:
         """How many epochs are done after `step` steps."""
         return round(step / self.steps_per_epoch, 4)
 
+    def warnings(self) -> list[str]:
+        """What a reader of the result would not expect of its steps."""
+        if self.warmup <= self.steps:
+            return []
+        return [
+            f"the warm-up of {self.warmup:,} steps is longer than the run of {self.steps:,}: the learning rate ends at "
+            f"{self.steps / self.warmup:.3g} of what was set"
+        ]
+
 
 def _in_steps(every: int | Literal["epoch"], steps_per_epoch: float) -> int:
     return max(1, math.ceil(steps_per_epoch)) if every == "epoch" else every

@@ -42,9 +42,11 @@ class Display:
         if self._folder is None:
             return
         ppl = f"  ppl {figures['perplexity']:.2f}" if "perplexity" in figures else ""
+        skipped = f"  {figures['skipped']} skipped" if figures["skipped"] else ""
         text = (
             f"step {step}/{self._total}  loss {figures['loss']:.4f}{ppl}  "
-            f"lr {figures['learning_rate']:.2e}  {figures['tokens_per_second']:,.0f} tokens/s  eta {duration(eta)}"
+            f"lr {figures['learning_rate']:.2e}  {figures['tokens_per_second']:,.0f} tokens/s  "
+            f"eta {duration(eta)}{skipped}"
         )
         self._folder.log(text)
         if self._bar is not None and self._task is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..config import RunConfig
@@ -43,7 +44,22 @@ def result_of(
         "gpu_hours": state.seconds / 3600 * processes if peak_memory is not None else None,
         "reached": state.reached,
         "skipped_steps": state.skipped,
-        "warnings": task.warnings() + found.get("warnings", []),
+        "warnings": task.warnings() + pace.warnings() + found.get("warnings", []) + _troubles(state),
         "notes": state.notes + ([config.log.note] if config.log.note else []),
         "data": {"description": about["description"], "synthetic": about["synthetic"]},
     }
+
+
+def ending(loss: float | None) -> str:
+    """What became of a run that took all its steps, by its last validation loss, a number or null."""
+    return "finished" if loss is not None and math.isfinite(loss) else "diverged"
+
+
+def _troubles(state: TrainState) -> list[str]:
+    """What a reader of the last figures must know about the steps that led to them."""
+    found = []
+    if ending(state.last["loss"]) == "diverged":
+        found.append("the last validation loss is not a number: the run diverged; lower the learning rate")
+    if state.skipped:
+        found.append(f"{state.skipped} of {state.step} steps were skipped for a gradient that is not finite")
+    return found

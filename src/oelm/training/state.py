@@ -62,14 +62,21 @@ def mark_best(folder: Path, step: int) -> None:
     write_json(folder / _BEST_STEP, {"step": step})
 
 
+def step_of(folder: Path) -> int | None:
+    """The step that a checkpoint, or a best model, is of; an older best model does not say."""
+    if _NAME.fullmatch(folder.name):
+        return int(folder.name.removeprefix("step-"))
+    place = folder / _BEST_STEP
+    return int(read_json(place)["step"]) if place.is_file() else None
+
+
 def stale_best(run: Path, best: dict[str, Any], done: int) -> str:
     """Why a run's best/ is not its best model after `done` steps, whose figures are `best`; nothing if it is.
 
     A model of a later step is newer than these figures: it is saved at once, and they with the next checkpoint. One
     that an older version saved does not say its step, and is taken as it is.
     """
-    place = run / "best" / _BEST_STEP
-    step = read_json(place)["step"] if place.is_file() else None
+    step = step_of(run / "best")
     if step is None or step > done or step == best.get("step"):
         return ""
     return f"best/ is of step {step}, and the best validation was at step {best.get('step')}"
@@ -129,7 +136,7 @@ def save_checkpoint(
 
 def read_state(path: Path) -> tuple[TrainState, dict[str, Any], Times]:
     """(counters, what the run was, its times) of a checkpoint. Older ones have no times but those of steps."""
-    content = read_json(path / "state.json")
+    content = _content(path)
     if content.get("format") != FORMAT:
         raise CheckpointError(f"{path}: its format is {content.get('format')!r}; this oelm reads {FORMAT}")
     times = Times(content["step_seconds"], content.get("warmup_seconds", []), content.get("seconds_apart", {}))
@@ -138,7 +145,7 @@ def read_state(path: Path) -> tuple[TrainState, dict[str, Any], Times]:
 
 def restore_record(path: Path, model: nn.Module) -> None:
     """Bring back what was frozen when the checkpoint was written: a schedule may have changed it since step 0."""
-    record = read_json(path / "state.json")["oelm"]
+    record = _content(path)["oelm"]
     config: Any = model.config
     if record is None:
         return
@@ -150,7 +157,7 @@ def restore_record(path: Path, model: nn.Module) -> None:
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Read weights and optimiser state back and verify the model. Every process calls this."""
-    stateless = read_json(path / "state.json").get("without_state", [])
+    stateless = _content(path).get("without_state", [])
     _start_optimizer(optimizer, {id(p) for name, p in model.named_parameters() if name in stateless})
     _read(path, named_tensors(model, optimizer), whole=True)
     if record_of(model) is not None:
@@ -164,16 +171,32 @@ def load_model(path: Path, model: nn.Module) -> None:
         verify(model)
 
 
+def _content(path: Path) -> dict[str, Any]:
+    """A checkpoint's state.json."""
+    try:
+        return dict(read_json(path / "state.json"))
+    except TrainingError as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    """The error for a checkpoint with a file that cannot be used, with the way on from there."""
+    there = list_checkpoints(path.parent)
+    before = there[: there.index(path)] if path in there else []
+    then = f"goes on from {before[-1].name}" if before else "starts anew"
+    return CheckpointError(f"{why}. Delete the folder {path}, and the run {then}")
+
+
 def _read(path: Path, tensors: dict[str, Tensor], whole: bool) -> None:
     """Fill tensors from a checkpoint. With `whole`, it must hold just these; without, it may hold more."""
-    shards = read_json(path / "state.json")["shards"]
+    shards = _content(path)["shards"]
     if shards is not None:
         _read_shards(path, shards, tensors, whole)
         return
     try:
         stored = load_file(path / "tensors.safetensors")
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path / 'tensors.safetensors'}: cannot be read ({error})") from None
+        raise _damaged(path, f"{path / 'tensors.safetensors'}: cannot be read ({error})") from None
     _require_names(path, set(stored), set(tensors), whole)
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -257,7 +280,7 @@ def _read_shards(path: Path, shards: dict[str, int], tensors: dict[str, Tensor],
     there = _sizes(path / "shards")
     odd = sorted(name for name in shards | there if shards.get(name) != there.get(name))
     if odd:  # a missing file would not be noticed below: its part of each tensor would stay as it is
-        raise CheckpointError(f"{path / 'shards' / odd[0]}: missing, cut or not of this checkpoint")
+        raise _damaged(path, f"{path / 'shards' / odd[0]}: missing, cut or not of this checkpoint")
     reader = HuggingFaceStorageReader(str(path / "shards"))
     try:
         _require_names(path, set(reader.read_metadata().state_dict_metadata), set(tensors), whole)
@@ -266,9 +289,9 @@ def _read_shards(path: Path, shards: dict[str, int], tensors: dict[str, Tensor],
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(wanted, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
     except CheckpointException as error:
-        raise CheckpointError(f"{path}: cannot be read ({_reasons(error)})") from None
+        raise _damaged(path, f"{path}: cannot be read ({_reasons(error)})") from None
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from None
+        raise _damaged(path, f"{path}: cannot be read ({error})") from None
 
 
 def _sizes(folder: Path) -> dict[str, int]:

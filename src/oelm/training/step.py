@@ -14,7 +14,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, TrainingError
 from ..records import UNCOMPARABLE_TIMES
 from .parallel import World, without_sync
-from .state import TrainState
+from .state import TrainState, list_checkpoints
 from .task import Batch, Task
 
 _TOO_LARGE = (
@@ -176,9 +176,11 @@ class Stepper:
         where = f"step {step} (samples {first} to {first + self.config.train.batch_size - 1} of the run)"
         what = f"non-finite gradient in {', '.join(names[:3]) or 'the loss'}{' and more' if len(names) > 3 else ''}"
         if state.skipped > self.config.train.skip_nonfinite:
+            saved = list_checkpoints(self.config.folder / "checkpoints")
+            kept = f"the last checkpoint is {saved[-1].name}" if saved else "there is no checkpoint"
             raise TrainingError(
-                f"{where}: {what}. The weights were not touched and the last checkpoint is intact; lower the learning "
-                "rate, or allow some with train.skip_nonfinite"
+                f"{where}: {what}. This step did not touch the weights, and {kept}; lower the learning rate, or allow "
+                "some with train.skip_nonfinite"
             )
         state.notes.append(f"{where}: {what}; the step was skipped")
 
