@@ -307,13 +307,14 @@ def _train_here(planned: Planned) -> int:
     """One run in this process, with its own progress."""
     from ..terminal import quiet_libraries
     from ..training.engine import Stopped, train
+    from ..training.result import ending
 
     quiet_libraries()
     try:
-        train(planned.config)
+        result = train(planned.config)
     except Stopped as stopped:
         return stopped.code
-    return 0
+    return 1 if result and ending(result["val_loss"]) == "diverged" else 0
 
 
 def _run_matrix(planned: list[Planned], launcher: Launcher, retries: int, yes: bool) -> int:
