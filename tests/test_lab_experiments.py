@@ -150,6 +150,7 @@ def test_the_arms_alternate_and_seeds_are_outermost():
         ({"optimizer.learning_rate": 1e-3}, "X-lr-1e-3"),
         ({"optimizer.learning_rate": 0.00025}, "X-lr-2.5e-4"),
         ({"optimizer.learning_rate": 0.02, "data.fraction": 0.1}, "X-lr-0.02-fraction-0.1"),
+        ({"optimizer.learning_rate": 1e30}, "X-lr-1e30"),
         ({"model.name": "gpt:tiny"}, "X-model-gpt-tiny"),
         ({"method.layers": "except-first:2"}, "X-layers-except-first-2"),
         ({"seed": 1, "method": "baseline", "data.path": "d", "log.every": 5, "output": "o"}, "X"),

@@ -206,7 +206,7 @@ def _as_word(value: Any) -> str:
         mantissa, _, exponent = f"{value:.6e}".partition("e")
         return f"{float(mantissa):g}e{int(exponent)}"
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:g}".replace("+", "")  # 1e+20: a name has no such sign
     if isinstance(value, dict):
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:6]
     if isinstance(value, list | tuple):
