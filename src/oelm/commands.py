@@ -96,7 +96,7 @@ def finetune(
 def _train(config: Any, quiet: bool) -> None:
     from .training.engine import Stopped
     from .training.engine import train as run
-    from .training.result import ending
+    from .training.result import exit_code
 
     quiet_libraries()
     try:
@@ -106,8 +106,7 @@ def _train(config: Any, quiet: bool) -> None:
     if result and quiet:
         shown = ("val_loss", "perplexity", "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
         typer.echo(json.dumps({key: result[key] for key in shown if key in result}))
-    if result and ending(result["val_loss"]) == "diverged":
-        raise typer.Exit(1)
+    raise typer.Exit(exit_code(result))
 
 
 def predict(

@@ -307,14 +307,13 @@ def _train_here(planned: Planned) -> int:
     """One run in this process, with its own progress."""
     from ..terminal import quiet_libraries
     from ..training.engine import Stopped, train
-    from ..training.result import ending
+    from ..training.result import exit_code
 
     quiet_libraries()
     try:
-        result = train(planned.config)
+        return exit_code(train(planned.config))
     except Stopped as stopped:
         return stopped.code
-    return 1 if result and ending(result["val_loss"]) == "diverged" else 0
 
 
 def _run_matrix(planned: list[Planned], launcher: Launcher, retries: int, yes: bool) -> int:

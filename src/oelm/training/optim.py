@@ -41,7 +41,9 @@ def placements(model: nn.Module) -> dict[str, Placement]:
         module = module.removesuffix(".base_layer")  # a matrix with an adapter has the role that it has without
         block = next((b for b in blocks if name.startswith(f"{b}.")), None)
         below = block is None and ("embed" in name or "project_in" in name)  # OPT's calls its projection that
-        above = len(blocks) - 1 - blocks.index(block) if block else len(blocks) * below
+        above = len(blocks) if below else 0
+        if block is not None:
+            above = len(blocks) - 1 - blocks.index(block)
         if leaf == "core":
             role = "core"
         elif name in adapters:

@@ -55,6 +55,11 @@ def ending(loss: float | None) -> str:
     return "finished" if loss is not None and math.isfinite(loss) else "diverged"
 
 
+def exit_code(result: dict[str, Any]) -> int:
+    """What a command that trained exits with: 1 for a run that diverged. Only the first process has a result."""
+    return 1 if result and ending(result["val_loss"]) == "diverged" else 0
+
+
 def _troubles(state: TrainState) -> list[str]:
     """What a reader of the last figures must know about the steps that led to them."""
     found = []
