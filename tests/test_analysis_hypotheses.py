@@ -103,6 +103,20 @@ def test_the_value_of_orthogonality_is_judged_against_matched_random(tmp_path):
     assert both["ORTHOGONAL"].verdict == "undecided"
 
 
+def test_keeping_pretrained_subspaces_is_not_taken_for_the_value_of_orthogonality(tmp_path):
+    for seed, noise in enumerate(NOISE):
+        for method, accuracy in (("oelm-freeze", 0.9), ("oelm-random-matched", 0.7)):
+            classification_run(tmp_path / "one", method, seed, accuracy + noise)
+        classification_run(tmp_path / "two", "oelm-random-matched", seed, 0.7 + noise)
+        classification_run(tmp_path / "two", "oelm-random-orthogonal", seed, 0.7 + 1.1 * noise)
+    assert verdicts(tmp_path / "one")["ORTHOGONAL-ACC"].notes[0].code == "no_runs"
+    assert verdicts(tmp_path / "two")["ORTHOGONAL-ACC"].verdict == "undecided"
+    for seed, noise in enumerate(NOISE):
+        for method, loss in (("oelm-freeze", 3.0), ("oelm-random-matched", 4.0)):
+            language_run(tmp_path / "gpt2", method, seed, loss + noise, changes={"model": {"name": "gpt2"}})
+    assert verdicts(tmp_path / "gpt2")["ORTHOGONAL"].notes[0].code == "pretrained"
+
+
 def test_classifiers_are_judged_in_accuracy(tmp_path):
     for seed, noise in enumerate(NOISE):
         classification_run(tmp_path, "baseline", seed, 0.93 + noise)

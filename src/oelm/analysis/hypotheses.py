@@ -82,6 +82,7 @@ class Hypothesis(Strict, refusal=AnalysisError):
     scenarios: bool = False
     beside: Beside | None = None
     smallest: int | None = None
+    scratch: bool = False
 
     @model_validator(mode="after")
     def _coherent(self) -> Hypothesis:
@@ -164,7 +165,7 @@ def _in_group(hypothesis: Hypothesis, group: Group) -> list[Verdict]:
         arm = setup.arm(hypothesis.arm)
         if arm is None or all(run.figure(hypothesis.measure) is None for run in arm.runs):
             continue
-        if _too_small(hypothesis, setup):
+        if _unfit(hypothesis, setup) is not None:
             continue
         if hypothesis.compare == "value":
             verdicts.append(_of_value(hypothesis, setup, arm.runs))
@@ -184,17 +185,19 @@ def _in_group(hypothesis: Hypothesis, group: Group) -> list[Verdict]:
     return verdicts
 
 
-def _too_small(hypothesis: Hypothesis, setup: Setup) -> bool:
-    """Whether a setup's model is smaller than those that a hypothesis is about."""
-    return (setup.runs[0].figure("total") or math.inf) < (hypothesis.smallest or 0)
+def _unfit(hypothesis: Hypothesis, setup: Setup) -> Note | None:
+    """Why a setup's models are none of those that a hypothesis is about, or none."""
+    run = setup.runs[0]
+    if (run.figure("total") or math.inf) < (hypothesis.smallest or 0):
+        return note("too_small", parameters=f"{hypothesis.smallest:,}")
+    return note("pretrained") if hypothesis.scratch and not run.from_scratch else None
 
 
 def _why_none(hypothesis: Hypothesis, groups: Sequence[Group]) -> Note:
-    """Why no setup is judged: none has the arm, or their models are too small."""
+    """Why no setup is judged: none has the arm, or their models are others."""
     with_arm = [setup for group in groups for setup in group.setups if setup.arm(hypothesis.arm)]
-    if any(_too_small(hypothesis, setup) for setup in with_arm):
-        return note("too_small", parameters=f"{hypothesis.smallest:,}")
-    return note("no_runs")
+    unfit = [why for setup in with_arm if (why := _unfit(hypothesis, setup)) is not None]
+    return unfit[0] if unfit else note("no_runs")
 
 
 def _of_value(hypothesis: Hypothesis, setup: Setup, runs: tuple[Run, ...]) -> Verdict:

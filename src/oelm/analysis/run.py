@@ -14,6 +14,9 @@ from ..errors import OelmError
 from ..method import PRESETS, Method
 from ..records import UNCOMPARABLE_TIMES
 
+# How names of models begin that have no weights to load; to import `models`, which knows, takes seconds.
+_FRESH = ("gpt:", "random:")
+
 
 class AnalysisError(OelmError):
     """Input that the analysis cannot use: no runs, a record from the future, a hypothesis that makes no sense."""
@@ -121,6 +124,12 @@ class Run:
     @property
     def synthetic(self) -> bool:
         return bool((self.environment.get("data") or {}).get("synthetic"))
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether the model started from nothing: no weights were loaded."""
+        model = self.config.get("model") or {}
+        return bool(model.get("from_scratch")) or str(model.get("name", "")).startswith(_FRESH)
 
     @property
     def train_tokens(self) -> float | None:

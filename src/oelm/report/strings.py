@@ -237,6 +237,10 @@ STRINGS: dict[str, tuple[str, str]] = {
         "about models of at least {parameters} parameters, and these are smaller",
         "针对至少 {parameters} 个参数的模型，而这些模型较小",
     ),
+    "note_pretrained": (
+        "about models that start from nothing, and these are pretrained",
+        "针对从零开始训练的模型，而这些模型是预训练的",
+    ),
     "note_few_datasets": (
         "a trend needs three data sets; there are {count}",
         "趋势至少需要三个数据集；现有 {count} 个",
