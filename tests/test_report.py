@@ -349,6 +349,16 @@ def test_times_that_say_nothing_are_not_given_bounds(tmp_path, language):
     assert not re.search(r"\d,\d{3},\d{3}[\d,]*\.\d %", text), "no bounds of millions of percent"
 
 
+def test_a_run_that_nearly_diverged_spoils_no_page(tmp_path):
+    for seed, (loss, other) in enumerate([(3.0, 3.0), (3.01, 190.0)]):
+        language_run(tmp_path / "runs", "baseline", seed, loss)
+        language_run(tmp_path / "runs", "oelm-freeze", seed, other)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=["md", "html"])
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "too noisy to say" in text
+    assert not re.search(r"[\d,]{30}", text)
+
+
 def test_a_setup_is_named_by_what_sets_it_apart_and_shows_its_models_sizes(tmp_path):
     apart = [{}, {"data": {"fraction": 0.1}}, {"optimizer": {"layer_decay": 0.8}}]
     apart.append({"model": {"fields": {"hidden_size": 64}}})

@@ -61,7 +61,8 @@ class Comparison:
 
     @property
     def n(self) -> int:
-        return len(self.pairs)
+        """How many pairs are in the difference: those of which both runs have the figure."""
+        return len(self.values)
 
     @property
     def sound(self) -> bool:

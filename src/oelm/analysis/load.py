@@ -24,6 +24,9 @@ _RECORDS = ("result.json", "metrics.jsonl", "status.json", "environment.json")
 _NOT_RUNS = {"checkpoints", "best"}
 # What `oelm bench` prints is a few kilobytes; a larger JSON file is something else.
 _BENCH_SIZE = 1_000_000
+# The square of a larger figure leaves the range of numbers, and with it the spread of whatever it is averaged with.
+_LARGEST = 1e100
+_DIVERGED = "its last validation loss is not a number, or its perplexity none that can be averaged"
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,8 @@ def load_run(path: str | PathLike[str]) -> Run:
         raise AnalysisError(f"{place}: {outcome.reason}")
     if not outcome.result:
         raise AnalysisError(f"{place}: still running: it has no result yet")
-    if outcome.figure("val_loss") is None:
-        raise AnalysisError(f"{place}: diverged: its last validation loss is not a number")
+    if _diverged(outcome):
+        raise AnalysisError(f"{place}: diverged: {_DIVERGED}")
     return outcome
 
 
@@ -229,8 +232,8 @@ def _useful(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
     kept, others = [], []
     for run in runs:
         about: dict[str, Any] = {"method": run.method, "seed": run.seed}
-        if run.figure("val_loss") is None:
-            others.append(LeftOut(run.path, "diverged", "its last validation loss is not a number", **about, run=run))
+        if _diverged(run):
+            others.append(LeftOut(run.path, "diverged", _DIVERGED, **about, run=run))
         elif at_chance(run):
             accuracy = f"{run.figure('accuracy') or math.nan:.1%}"
             majority = f"{(run.result.get('majority') or {}).get('accuracy') or math.nan:.1%}"
@@ -240,6 +243,14 @@ def _useful(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
         else:
             kept.append(run)
     return kept, others
+
+
+def _diverged(run: Run) -> bool:
+    """Whether the last loss is no number, or one whose perplexity is too large for any mean, or recorded as none."""
+    if run.figure("val_loss") is None:
+        return True
+    perplexity = run.figure("perplexity")
+    return "perplexity" in run.result and (perplexity is None or perplexity > _LARGEST)
 
 
 def _without_duplicates(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:

@@ -310,7 +310,10 @@ STRINGS: dict[str, tuple[str, str]] = {
         "accuracy {accuracy}; the commonest class alone gives {majority}",
         "准确率 {accuracy}；始终回答最常见类别即可得 {majority}",
     ),
-    "why_diverged": ("its last validation loss is not a number", "最后一次验证损失不是数值"),
+    "why_diverged": (
+        "its last validation loss is not a number, or its perplexity none that can be averaged",
+        "最后一次验证损失不是数值，或其困惑度大到无法平均",
+    ),
     "why_duplicate": ("the same settings and seed as {other}", "与 {other} 的设置和种子相同"),
     # Measures
     "m_perplexity": ("perplexity", "困惑度"),
