@@ -126,6 +126,14 @@ def test_classifiers_are_judged_in_accuracy(tmp_path):
     assert found["H4"].notes[0].code == "no_runs"
 
 
+def test_a_figure_of_zero_has_no_relative_change(tmp_path):
+    for seed, accuracy in enumerate((0.0, 0.9)):
+        classification_run(tmp_path, "baseline", seed, 0.9 + 0.01 * seed)
+        classification_run(tmp_path, "oelm-freeze", seed, accuracy)
+    found = verdicts(tmp_path)["KEEPS-98"]
+    assert (found.verdict, found.notes[0].code) == ("undecided", "no_ratio")
+
+
 def test_a_trend_needs_three_data_sets_and_a_slope(tmp_path):
     def dataset(name, tokens, gap):
         for seed, noise in enumerate(NOISE):

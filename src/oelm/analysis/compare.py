@@ -226,6 +226,8 @@ def _tost(comparison: Comparison) -> float | None:
     margin = MARGINS.get(comparison.measure.name)
     if margin is None or not comparison.sound or len(comparison.values) < 2:
         return None
+    if comparison.measure.log and comparison.ratio is None:
+        return None
     if comparison.measure.log:
         return tost(comparison.logs, math.log1p(-margin), math.log1p(margin))
     return tost([100 * (a - b) for a, b in comparison.values], -margin, margin)

@@ -215,6 +215,8 @@ def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> 
     comparison = of_pairs(chosen, MEASURES[hypothesis.measure])
     runs = tuple(run for pair in comparison.pairs for run in pair)
     base = Verdict(hypothesis, UNDECIDED, setup, comparison, runs=runs, notes=uneven_times(comparison))
+    if hypothesis.compare == "change" and comparison.values and comparison.ratio is None:
+        return replace(base, notes=(note("no_ratio"),))
     sample = _sample(hypothesis, comparison)
     if not sample:
         return replace(base, notes=(note("no_common_seed"),))
@@ -277,7 +279,7 @@ def _scenario(verdict: Verdict) -> str | None:
 
 def uneven_times(comparison: Comparison) -> tuple[Note, ...]:
     """For a comparison of times: the arms whose own seeds differ so much that something else took the time."""
-    if comparison.measure.name not in TIMES or not comparison.values:
+    if comparison.measure.name not in TIMES or comparison.ratio is None:
         return ()
     notes = []
     for arm, values in zip((comparison.arm, comparison.reference), zip(*comparison.values, strict=True), strict=True):
@@ -297,7 +299,7 @@ def _trend(hypothesis: Hypothesis, groups: Sequence[Group]) -> Verdict:
             if arm is None or reference is None or not size:
                 continue
             comparison = headline(setup, arm, reference, MEASURES[hypothesis.measure])
-            if comparison is not None and comparison.sound and comparison.logs:
+            if comparison is not None and comparison.sound and comparison.ratio is not None:
                 points.append((math.log2(size), sum(comparison.logs) / len(comparison.logs), comparison))
                 break
     runs = tuple(run for _, _, comparison in points for pair in comparison.pairs for run in pair)

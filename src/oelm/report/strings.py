@@ -251,6 +251,7 @@ STRINGS: dict[str, tuple[str, str]] = {
         "the other seeds stayed at chance or diverged and are in no figure: what is left flatters the arm",
         "其余种子停在随机水平或已发散，未计入任何数值：剩下的结果偏向该方法",
     ),
+    "note_no_ratio": ("a figure of zero has no relative change", "数值为零，没有相对变化"),
     "note_no_common_seed": ("the two arms share no seed", "两者没有共同的种子"),
     "note_unpaired": (
         "not in the difference, since the other arm has no counted run of the seed: {count} of the runs",
