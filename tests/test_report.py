@@ -359,6 +359,16 @@ def test_a_run_that_nearly_diverged_spoils_no_page(tmp_path):
     assert not re.search(r"[\d,]{30}", text)
 
 
+def test_a_confusion_matrix_that_is_none_spoils_no_page(tmp_path):
+    for seed, labels in enumerate((["a", "b", "c"], ["a", "b"])):
+        folder = classification_run(tmp_path / "runs", "baseline", seed, 0.9)
+        change(folder, "result.json", labels=labels)
+    odd = classification_run(tmp_path / "runs", "oelm-freeze", 0, 0.8)
+    change(odd, "result.json", last={"confusion": [[1, 2], [3]]})
+    made = write_report([tmp_path / "runs"], tmp_path / "out", formats=["html"])
+    assert len(made.analysis.runs) == 3
+
+
 def test_a_setup_is_named_by_what_sets_it_apart_and_shows_its_models_sizes(tmp_path):
     apart = [{}, {"data": {"fraction": 0.1}}, {"optimizer": {"layer_decay": 0.8}}]
     apart.append({"model": {"fields": {"hidden_size": 64}}})

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ..config import RunConfig
-from ..errors import ConfigError, TrainingError
+from ..errors import ConfigError, MethodError, TrainingError
 from ..files import read_json
 from ..records import FORMAT, is_alive, read_metrics
 from .flops import flops_per_token
 from .run import DECODED, AnalysisError, Bench, LeftOut, NoRunsError, Run, at_chance, comparable
+from .shapes import check_shapes
 
 # A run that shows one of these is one; a folder with only a model's config.json is not.
 _RECORDS = ("result.json", "metrics.jsonl", "status.json", "environment.json")
@@ -200,7 +201,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any] | None, bool]:
     try:
         # Fields that came after the record was written get the value that stands for how it was before them.
         return {**RunConfig.load(fields).to_dict(), "id": recorded.get("id"), "format": written}, False
-    except ConfigError:
+    except (ConfigError, MethodError):
         return recorded, True
 
 
@@ -221,9 +222,8 @@ def _check(run: Run) -> None:
         )
     if "val_loss" not in run.result:
         raise AnalysisError(f"{run.path / 'result.json'}: has no val_loss: an older format, or cut while written")
-    # What is read of the timing and the audit later, for the whole report: a damaged record must fail here, alone.
-    run.figure("step_seconds")
-    run.figure("frozen_share")
+    # What is read later, for the whole report: a damaged record must fail here, alone.
+    check_shapes(run)
     flops_per_token(run)
 
 
@@ -280,7 +280,14 @@ def _read_bench(path: Path) -> Bench | None:
     needed = {"arm", "ratio", "ratio_95", "rounds"} | (of_tokens if DECODED in rows[0] else {"flop_bound"})
     if not all(needed <= set(row) for row in rows):
         return None
-    numbers = needed - {"arm", "ratio_95"}  # one round has no interval
-    if not all(isinstance(row[key], int | float) for row in rows for key in numbers):
-        return None
-    return Bench(path, tuple(rows))
+    if all(_is_bench_row(row, needed) for row in rows):
+        return Bench(path, tuple(rows))
+    return None
+
+
+def _is_bench_row(row: dict[str, Any], needed: set[str]) -> bool:
+    numbers = needed - {"arm", "ratio_95"}
+    if row.get("warning"):
+        numbers |= {"batch_size", "ratio_per_example"}
+    told = [row[key] for key in ("ratio_95", "step_ms") if row.get(key) is not None]  # one round has no interval
+    return all(isinstance(value, int | float) for value in [*told, *(row.get(key) for key in numbers)])

@@ -163,9 +163,14 @@ class Run:
         else:
             which, key = ("best", name.removeprefix("best_")) if name.startswith("best_") else ("last", name)
             value = (self.result.get(which) or {}).get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return None
-        return float(value)
+        return finite(value)
+
+
+def finite(value: Any) -> float | None:
+    """A number of a record; none where it is no number or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def at_chance(run: Run) -> bool:
