@@ -108,6 +108,14 @@ def test_arms_without_a_common_rate_are_confounded_and_get_no_verdict(tmp_path):
     assert (h4.verdict, h4.notes[0].code) == ("undecided", "confounded")
 
 
+def test_arms_without_a_common_rate_are_compared_though_no_seed_has_every_rate(tmp_path):
+    language_run(tmp_path, "baseline", 0, 3.0, 1e-3)
+    language_run(tmp_path, "oelm-freeze", 0, 3.1, 2e-3)
+    language_run(tmp_path, "oelm-freeze", 1, 3.1, 4e-3)
+    found = only(analyse([tmp_path]))
+    assert (found.basis, found.n, found.sound) == ("confounded", 1, False)
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [

@@ -233,11 +233,9 @@ def _tost(comparison: Comparison) -> float | None:
     return tost([100 * (a - b) for a, b in comparison.values], -margin, margin)
 
 
-def _without_common_rate(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Comparison | None:
+def _without_common_rate(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Comparison:
     """Each arm at its best rate of its own grid: said to be confounded by the rate, and never a verdict."""
-    rate, other = _best(arm, list(arm.rates), measure), _best(reference, list(reference.rates), measure)
-    if rate is None or other is None:
-        return None
+    rate, other = best_rate(arm, measure), best_rate(reference, measure)
     return _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, other), "confounded")
 
 
