@@ -382,6 +382,18 @@ def test_a_setup_is_named_by_what_sets_it_apart_and_shows_its_models_sizes(tmp_p
     assert small.startswith("model.name gpt:tiny · model.fields.hidden_size 64 · ")
 
 
+def test_no_two_setups_have_one_name(tmp_path):
+    language_run(tmp_path / "long", steps=800, changes={"optimizer": {"warmup_steps": 20}})
+    language_run(tmp_path / "short")
+    language_run(tmp_path / "spoilt", changes={"optimizer": {"warmup_steps": 1}})
+    data = {"data": {"splits": {"train": {"sha256": "ef" * 32}}}}
+    language_run(tmp_path / "other", steps=800, changes={"optimizer": {"warmup_steps": 20}}, environment=data)
+    names = [setup_name(setup) for setup in analyse([tmp_path]).groups[0].setups]
+    assert len(set(names)) == 4
+    assert "built-in stories, train.max_steps 400, optimizer.warmup_steps 1" in names
+    assert sum("environment.data.splits.train.sha256 efef" in name for name in names) == 1
+
+
 def test_a_report_without_arms_to_compare_still_lists_its_runs(tmp_path):
     language_run(tmp_path / "runs", "oelm-freeze", 0, attention=False)
     made = write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
