@@ -152,6 +152,20 @@ def test_a_trend_needs_three_data_sets_and_a_slope(tmp_path):
     assert found.found.mean == pytest.approx(0.02, rel=0.02)  # per doubling
 
 
+def test_a_trend_takes_the_setup_with_the_most_seeds_of_a_data_set(tmp_path):
+    for size in (1, 8, 64):
+        data = {"data": {"splits": {"train": {"tokens": size * 10**6, "sha256": str(size) * 8}}}}
+        for seed in range(2):
+            language_run(tmp_path / f"{size}", "baseline", seed, 3.0, description=f"{size}", environment=data)
+            language_run(tmp_path / f"{size}", "oelm-freeze", seed, 3.1, description=f"{size}", environment=data)
+    tenth = {"environment": data, "description": "64", "changes": {"data": {"fraction": 0.1}}}
+    language_run(tmp_path / "tenth", "baseline", 0, 5.0, **tenth)
+    language_run(tmp_path / "tenth", "oelm-freeze", 0, 5.0, **tenth)
+    found = verdicts(tmp_path)["TREND"]
+    assert found.found.mean == pytest.approx(0, abs=1e-9)
+    assert len(found.runs) == 12
+
+
 def test_a_users_own_hypotheses_stand_beside_the_built_in_ones(tmp_path):
     arms(tmp_path / "runs", identity_key=-0.05)
     mine = tmp_path / "mine.yaml"

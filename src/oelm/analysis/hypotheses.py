@@ -290,26 +290,31 @@ def uneven_times(comparison: Comparison) -> tuple[Note, ...]:
 
 
 def _trend(hypothesis: Hypothesis, groups: Sequence[Group]) -> Verdict:
-    """The change by data set against the logarithm of the data's size: one point per data set, each in one setup."""
+    """The change by data set against the logarithm of the data's size: one point each, of the setup with most seeds."""
     points: list[tuple[float, float, Comparison]] = []
     for group in groups:
-        for setup in group.setups:
-            arm, reference = setup.arm(hypothesis.arm), setup.arm(hypothesis.against or "")
-            size = setup.runs[0].train_tokens
-            if arm is None or reference is None or not size:
-                continue
-            comparison = headline(setup, arm, reference, MEASURES[hypothesis.measure])
-            if comparison is not None and comparison.sound and comparison.ratio is not None:
-                points.append((math.log2(size), sum(comparison.logs) / len(comparison.logs), comparison))
-                break
+        found = [(setup, one) for setup in group.setups if (one := _change_in(hypothesis, setup)) is not None]
+        if found:
+            setup, comparison = max(found, key=lambda item: item[1].n)
+            mean = sum(comparison.logs) / len(comparison.logs)
+            points.append((math.log2(setup.runs[0].train_tokens or 1.0), mean, comparison))
     runs = tuple(run for _, _, comparison in points for pair in comparison.pairs for run in pair)
     if len({size for size, _, _ in points}) < 3:
         why = note("few_datasets", count=len(points)) if points else note("no_runs")
         return Verdict(hypothesis, UNDECIDED, runs=runs, notes=(why,))
-    found = slope([size for size, _, _ in points], [value for _, value, _ in points])
-    assert found.p is not None
-    outward = found.mean > 0 if hypothesis.rule.low > -math.inf else found.mean < 0
-    return Verdict(hypothesis, UNDECIDED, found=found, p=found.p, towards=SUPPORTED if outward else REFUTED, runs=runs)
+    line = slope([size for size, _, _ in points], [value for _, value, _ in points])
+    assert line.p is not None
+    outward = line.mean > 0 if hypothesis.rule.low > -math.inf else line.mean < 0
+    return Verdict(hypothesis, UNDECIDED, found=line, p=line.p, towards=SUPPORTED if outward else REFUTED, runs=runs)
+
+
+def _change_in(hypothesis: Hypothesis, setup: Setup) -> Comparison | None:
+    """What a trend takes of a setup: its sound comparison of both arms, where the data's size is known."""
+    arm, reference = setup.arm(hypothesis.arm), setup.arm(hypothesis.against or "")
+    if arm is None or reference is None or not setup.runs[0].train_tokens:
+        return None
+    made = headline(setup, arm, reference, MEASURES[hypothesis.measure])
+    return made if made is not None and made.sound and made.ratio is not None else None
 
 
 def _parse(content: Any, where: str) -> tuple[Hypothesis, ...]:
