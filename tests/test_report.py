@@ -333,6 +333,21 @@ def test_names_that_are_code_stay_text(tmp_path):
     assert folder.is_dir()
 
 
+def test_folders_that_are_called_anything_are_linked_to(tmp_path):
+    language_run(tmp_path / "100% a|b<c>", seed=0)
+    write_report([tmp_path], tmp_path / "out", formats=["md"])
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "\n[R1]: <../100%25 a%7Cb%3Cc%3E/lr-0.001/baseline/seed-0>\n" in text
+    assert "](<../100%25 a%7Cb%3Cc%3E/lr-0.001/baseline/seed-0>) |" in text
+
+
+def test_no_spreadsheet_takes_a_records_words_for_a_formula(tmp_path):
+    language_run(tmp_path / "runs", description="=1+1")
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=["md"])
+    with (tmp_path / "out" / "results.csv").open(encoding="utf-8") as file:
+        assert next(csv.DictReader(file))["dataset"] == "'=1+1"
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_times_that_say_nothing_are_not_given_bounds(tmp_path, language):
     """Two seeds, of which one ran beside something else: 70 times as slow."""
@@ -470,6 +485,15 @@ def test_a_benchmark_of_steps_of_different_size_says_so(tmp_path):
     assert text.count("steps of different size") == 1
     assert "oelm-freeze@8" in text
     assert "Per example its ratio is 0.970" in text
+
+
+def test_benchmarks_that_are_called_alike_keep_a_table_each(tmp_path):
+    row = {"arm": "baseline", "ratio_95": 0.0, "flop_bound": 1.0, "rounds": 5}
+    for name, ratio in (("a", 0.9), ("b", 0.8)):
+        write(tmp_path / "runs" / name, "bench.json", [{**row, "ratio": ratio}])
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    tables = [(tmp_path / "out" / "tables" / name).read_text() for name in ("bench-bench.csv", "bench-bench-2.csv")]
+    assert ["0.900" in tables[0], "0.800" in tables[1]] == [True, True]
 
 
 def test_the_chinese_readme_shows_only_code_that_the_english_one_tests():
