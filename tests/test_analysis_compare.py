@@ -108,6 +108,14 @@ def test_arms_without_a_common_rate_are_confounded_and_get_no_verdict(tmp_path):
     assert (h4.verdict, h4.notes[0].code) == ("undecided", "confounded")
 
 
+def test_arms_without_a_common_rate_are_compared_though_no_seed_has_every_rate(tmp_path):
+    language_run(tmp_path, "baseline", 0, 3.0, 1e-3)
+    language_run(tmp_path, "oelm-freeze", 0, 3.1, 2e-3)
+    language_run(tmp_path, "oelm-freeze", 1, 3.1, 4e-3)
+    found = only(analyse([tmp_path]))
+    assert (found.basis, found.n, found.sound) == ("confounded", 1, False)
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [
@@ -174,6 +182,38 @@ def test_an_arm_that_lost_seeds_is_shown_with_them_and_gets_no_verdict(tmp_path,
     seeds = {row[0].text: row[2].text for row in table.rows}
     assert seeds == {"baseline": "5", "oelm-freeze": "5", loser: "3 of 5"}
     assert "flatters" in table.caption
+
+
+@pytest.mark.parametrize("loss", [650.0, 800.0])
+def test_a_seed_whose_perplexity_is_beyond_every_number_is_a_lost_one(tmp_path, loss):
+    for seed in range(3):
+        language_run(tmp_path, "baseline", seed, 3.0 + 0.01 * seed)
+        folder = language_run(tmp_path, "oelm-freeze", seed, 3.1 + 0.02 * seed)
+    perplexity = math.exp(loss) if loss < 700 else None  # as the engine records it
+    change(folder, "result.json", val_loss=loss, perplexity=perplexity, best_perplexity=perplexity)
+    analysis = analyse([tmp_path])
+    (one,) = analysis.comparisons
+    assert [item.kind for item in analysis.left_out] == ["diverged"]
+    assert (one.n, one.sound, one.confounds[0].field) == (2, False, "seeds that failed")
+
+
+def test_an_interval_beyond_every_number_is_an_infinite_one(tmp_path):
+    for seed, (loss, other) in enumerate([(3.0, 3.0), (3.01, 190.0)]):
+        language_run(tmp_path, "baseline", seed, loss)
+        language_run(tmp_path, "oelm-freeze", seed, other)
+    (one,) = analyse([tmp_path]).comparisons
+    assert one.n == 2
+    assert one.ratio.high == math.inf
+    assert not one.conclusive
+
+
+def test_only_pairs_that_have_the_figure_are_counted(tmp_path):
+    for seed in range(3):
+        classification_run(tmp_path, "baseline", seed, 0.9 + 0.01 * seed)
+        folder = classification_run(tmp_path, "oelm-freeze", seed, 0.8 + 0.02 * seed)
+    change(folder, "result.json", accuracy=None, last={})
+    (one,) = analyse([tmp_path]).comparisons
+    assert (one.n, one.difference.n) == (2, 2)
 
 
 def test_a_run_that_broke_off_is_a_lost_seed_until_it_was_repeated(tmp_path):

@@ -103,6 +103,20 @@ def test_the_value_of_orthogonality_is_judged_against_matched_random(tmp_path):
     assert both["ORTHOGONAL"].verdict == "undecided"
 
 
+def test_keeping_pretrained_subspaces_is_not_taken_for_the_value_of_orthogonality(tmp_path):
+    for seed, noise in enumerate(NOISE):
+        for method, accuracy in (("oelm-freeze", 0.9), ("oelm-random-matched", 0.7)):
+            classification_run(tmp_path / "one", method, seed, accuracy + noise)
+        classification_run(tmp_path / "two", "oelm-random-matched", seed, 0.7 + noise)
+        classification_run(tmp_path / "two", "oelm-random-orthogonal", seed, 0.7 + 1.1 * noise)
+    assert verdicts(tmp_path / "one")["ORTHOGONAL-ACC"].notes[0].code == "no_runs"
+    assert verdicts(tmp_path / "two")["ORTHOGONAL-ACC"].verdict == "undecided"
+    for seed, noise in enumerate(NOISE):
+        for method, loss in (("oelm-freeze", 3.0), ("oelm-random-matched", 4.0)):
+            language_run(tmp_path / "gpt2", method, seed, loss + noise, changes={"model": {"name": "gpt2"}})
+    assert verdicts(tmp_path / "gpt2")["ORTHOGONAL"].notes[0].code == "pretrained"
+
+
 def test_classifiers_are_judged_in_accuracy(tmp_path):
     for seed, noise in enumerate(NOISE):
         classification_run(tmp_path, "baseline", seed, 0.93 + noise)
@@ -110,6 +124,14 @@ def test_classifiers_are_judged_in_accuracy(tmp_path):
     found = verdicts(tmp_path)
     assert found["KEEPS-98"].verdict == "supported"
     assert found["H4"].notes[0].code == "no_runs"
+
+
+def test_a_figure_of_zero_has_no_relative_change(tmp_path):
+    for seed, accuracy in enumerate((0.0, 0.9)):
+        classification_run(tmp_path, "baseline", seed, 0.9 + 0.01 * seed)
+        classification_run(tmp_path, "oelm-freeze", seed, accuracy)
+    found = verdicts(tmp_path)["KEEPS-98"]
+    assert (found.verdict, found.notes[0].code) == ("undecided", "no_ratio")
 
 
 def test_a_trend_needs_three_data_sets_and_a_slope(tmp_path):
@@ -128,6 +150,20 @@ def test_a_trend_needs_three_data_sets_and_a_slope(tmp_path):
     found = verdicts(tmp_path)["TREND"]
     assert found.verdict == "supported"
     assert found.found.mean == pytest.approx(0.02, rel=0.02)  # per doubling
+
+
+def test_a_trend_takes_the_setup_with_the_most_seeds_of_a_data_set(tmp_path):
+    for size in (1, 8, 64):
+        data = {"data": {"splits": {"train": {"tokens": size * 10**6, "sha256": str(size) * 8}}}}
+        for seed in range(2):
+            language_run(tmp_path / f"{size}", "baseline", seed, 3.0, description=f"{size}", environment=data)
+            language_run(tmp_path / f"{size}", "oelm-freeze", seed, 3.1, description=f"{size}", environment=data)
+    tenth = {"environment": data, "description": "64", "changes": {"data": {"fraction": 0.1}}}
+    language_run(tmp_path / "tenth", "baseline", 0, 5.0, **tenth)
+    language_run(tmp_path / "tenth", "oelm-freeze", 0, 5.0, **tenth)
+    found = verdicts(tmp_path)["TREND"]
+    assert found.found.mean == pytest.approx(0, abs=1e-9)
+    assert len(found.runs) == 12
 
 
 def test_a_users_own_hypotheses_stand_beside_the_built_in_ones(tmp_path):

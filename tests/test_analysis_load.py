@@ -116,6 +116,41 @@ def test_a_record_with_nonsense_in_it_spoils_no_other(name, content, tmp_path):
     assert [item.kind for item in loaded.left_out] == ["damaged"]
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "field"),
+    [
+        ("result.json", {"notes": None}, "notes"),
+        ("result.json", {"best": [1]}, "best"),
+        ("result.json", {"evaluations": {"mismatched": None}}, "evaluations.mismatched"),
+        ("result.json", {"reached": {"60.0": {"step": 1}}}, "reached.60.0.seconds"),
+        ("result.json", {"reached": {"sixty": {"step": 1, "seconds": 2.0}}}, "reached.sixty"),
+        ("timing.json", {"step_seconds_sample": [None]}, "step_seconds_sample.0"),
+        ("audit.json", {"rows": [{"role": "q", "shape": [], "kind": "decoder"}]}, "rows.0.layer"),
+        ("environment.json", {"gpu": "H200"}, "gpu"),
+    ],
+)
+def test_a_damaged_field_is_named_and_spoils_no_report(name, values, field, tmp_path):
+    language_run(tmp_path, seed=0)
+    damaged = language_run(tmp_path, seed=1)
+    change(damaged, name, **values)
+    loaded = load_runs([tmp_path])
+    assert len(loaded.runs) == 1
+    kind, reason = left_out(loaded)[damaged]
+    assert kind == "damaged"
+    assert f"{damaged / name}: {field}" in reason
+
+
+@pytest.mark.parametrize("line", ['{"step": 3}', '{"kind": "val"}', "[1]"])
+def test_a_line_of_the_metrics_that_is_none_spoils_no_other(line, tmp_path):
+    language_run(tmp_path, seed=0)
+    damaged = language_run(tmp_path, seed=1)
+    whole = (damaged / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (damaged / "metrics.jsonl").write_text("".join([*whole[:2], f"{line}\n", *whole[2:]]), encoding="utf-8")
+    loaded = load_runs([tmp_path])
+    assert len(loaded.runs) == 1
+    assert "metrics.jsonl: line 3 is damaged" in left_out(loaded)[damaged][1]
+
+
 def test_a_record_that_may_not_be_read_spoils_no_other(tmp_path, monkeypatch):
     language_run(tmp_path, seed=0)
     locked = language_run(tmp_path, seed=1)
@@ -198,10 +233,12 @@ def test_older_records_are_read_and_newer_ones_refused(tmp_path):
     write(old, "config.json", config)
     strange = language_run(tmp_path, seed=1)
     change(strange, "config.json", a_field_of_long_ago=3)
+    method = language_run(tmp_path, seed=3)
+    change(method, "config.json", method={"a_field_of_long_ago": 3})
     new = language_run(tmp_path, seed=2)
     change(new, "config.json", format=99)
     loaded = load_runs([tmp_path])
-    assert [(run.path, run.old_config) for run in loaded.runs] == [(old, False), (strange, True)]
+    assert [(run.path, run.old_config) for run in loaded.runs] == [(old, False), (strange, True), (method, True)]
     assert "format 99, written by a newer oelm" in left_out(loaded)[new][1]
 
 
@@ -240,7 +277,8 @@ def test_saved_benchmarks_are_found_beside_runs(tmp_path):
     row = {"arm": "baseline", "step_ms": 10.0, "ratio": 1.0, "ratio_95": 0.0, "flop_bound": 1.0, "rounds": 5}
     (tmp_path / "bench.json").write_text(json.dumps([row]))
     (tmp_path / "other.json").write_text("[1, 2]")
-    (tmp_path / "words.json").write_text(json.dumps([{**row, "ratio": "fast"}]))
+    for name, value in (("ratio", "fast"), ("ratio_95", "wide"), ("step_ms", "long"), ("warning", "without a batch")):
+        (tmp_path / f"{name}.json").write_text(json.dumps([{**row, name: value}]))
     loaded = load_runs([tmp_path])
     assert [bench.path.name for bench in loaded.benches] == ["bench.json"]
     assert not loaded.problems

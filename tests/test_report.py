@@ -333,6 +333,21 @@ def test_names_that_are_code_stay_text(tmp_path):
     assert folder.is_dir()
 
 
+def test_folders_that_are_called_anything_are_linked_to(tmp_path):
+    language_run(tmp_path / "100% a|b<c>", seed=0)
+    write_report([tmp_path], tmp_path / "out", formats=["md"])
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "\n[R1]: <../100%25 a%7Cb%3Cc%3E/lr-0.001/baseline/seed-0>\n" in text
+    assert "](<../100%25 a%7Cb%3Cc%3E/lr-0.001/baseline/seed-0>) |" in text
+
+
+def test_no_spreadsheet_takes_a_records_words_for_a_formula(tmp_path):
+    language_run(tmp_path / "runs", description="=1+1")
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=["md"])
+    with (tmp_path / "out" / "results.csv").open(encoding="utf-8") as file:
+        assert next(csv.DictReader(file))["dataset"] == "'=1+1"
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_times_that_say_nothing_are_not_given_bounds(tmp_path, language):
     """Two seeds, of which one ran beside something else: 70 times as slow."""
@@ -349,6 +364,26 @@ def test_times_that_say_nothing_are_not_given_bounds(tmp_path, language):
     assert not re.search(r"\d,\d{3},\d{3}[\d,]*\.\d %", text), "no bounds of millions of percent"
 
 
+def test_a_run_that_nearly_diverged_spoils_no_page(tmp_path):
+    for seed, (loss, other) in enumerate([(3.0, 3.0), (3.01, 190.0)]):
+        language_run(tmp_path / "runs", "baseline", seed, loss)
+        language_run(tmp_path / "runs", "oelm-freeze", seed, other)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=["md", "html"])
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "too noisy to say" in text
+    assert not re.search(r"[\d,]{30}", text)
+
+
+def test_a_confusion_matrix_that_is_none_spoils_no_page(tmp_path):
+    for seed, labels in enumerate((["a", "b", "c"], ["a", "b"])):
+        folder = classification_run(tmp_path / "runs", "baseline", seed, 0.9)
+        change(folder, "result.json", labels=labels)
+    odd = classification_run(tmp_path / "runs", "oelm-freeze", 0, 0.8)
+    change(odd, "result.json", last={"confusion": [[1, 2], [3]]})
+    made = write_report([tmp_path / "runs"], tmp_path / "out", formats=["html"])
+    assert len(made.analysis.runs) == 3
+
+
 def test_a_setup_is_named_by_what_sets_it_apart_and_shows_its_models_sizes(tmp_path):
     apart = [{}, {"data": {"fraction": 0.1}}, {"optimizer": {"layer_decay": 0.8}}]
     apart.append({"model": {"fields": {"hidden_size": 64}}})
@@ -360,6 +395,18 @@ def test_a_setup_is_named_by_what_sets_it_apart_and_shows_its_models_sizes(tmp_p
     assert setups["built-in stories"].startswith("model.name gpt:tiny · train.batch_size 16 ")
     small = setups["built-in stories, model.fields.hidden_size 64"]
     assert small.startswith("model.name gpt:tiny · model.fields.hidden_size 64 · ")
+
+
+def test_no_two_setups_have_one_name(tmp_path):
+    language_run(tmp_path / "long", steps=800, changes={"optimizer": {"warmup_steps": 20}})
+    language_run(tmp_path / "short")
+    language_run(tmp_path / "spoilt", changes={"optimizer": {"warmup_steps": 1}})
+    data = {"data": {"splits": {"train": {"sha256": "ef" * 32}}}}
+    language_run(tmp_path / "other", steps=800, changes={"optimizer": {"warmup_steps": 20}}, environment=data)
+    names = [setup_name(setup) for setup in analyse([tmp_path]).groups[0].setups]
+    assert len(set(names)) == 4
+    assert "built-in stories, train.max_steps 400, optimizer.warmup_steps 1" in names
+    assert sum("environment.data.splits.train.sha256 efef" in name for name in names) == 1
 
 
 def test_a_report_without_arms_to_compare_still_lists_its_runs(tmp_path):
@@ -438,6 +485,15 @@ def test_a_benchmark_of_steps_of_different_size_says_so(tmp_path):
     assert text.count("steps of different size") == 1
     assert "oelm-freeze@8" in text
     assert "Per example its ratio is 0.970" in text
+
+
+def test_benchmarks_that_are_called_alike_keep_a_table_each(tmp_path):
+    row = {"arm": "baseline", "ratio_95": 0.0, "flop_bound": 1.0, "rounds": 5}
+    for name, ratio in (("a", 0.9), ("b", 0.8)):
+        write(tmp_path / "runs" / name, "bench.json", [{**row, "ratio": ratio}])
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    tables = [(tmp_path / "out" / "tables" / name).read_text() for name in ("bench-bench.csv", "bench-bench-2.csv")]
+    assert ["0.900" in tables[0], "0.800" in tables[1]] == [True, True]
 
 
 def test_the_chinese_readme_shows_only_code_that_the_english_one_tests():

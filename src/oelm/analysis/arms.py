@@ -100,13 +100,17 @@ class Arm:
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """All settings that its arms share, and the arms."""
+    """All settings that its arms share, and the arms.
+
+    `apart` are the settings that tell the setups of its group apart, and `others` those of the other setups.
+    """
 
     task: Task
     dataset: str
     settings: tuple[tuple[str, Any], ...]
     arms: tuple[Arm, ...]
     apart: tuple[tuple[str, str], ...] = ()
+    others: tuple[tuple[tuple[str, str], ...], ...] = ()
 
     @cached_property
     def measure(self) -> Measure:
@@ -157,12 +161,13 @@ def group_runs(runs: Iterable[Run], lost: Iterable[Run] = ()) -> tuple[Group, ..
     for (kind, name, dataset), setups in sorted(tree.items()):
         task = Task(kind, name)
         varying = _varying([dict(settings[key]) for key in setups])
+        apart = {key: tuple((name, _text(dict(settings[key]).get(name))) for name in varying) for key in setups}
         built = []
         for key in sorted(setups, key=lambda key: _order(dict(settings[key]), varying)):
-            apart = tuple((field, _text(dict(settings[key]).get(field))) for field in varying)
             found = _arms(setups[key], failed)
             if found:
-                built.append(Setup(task, dataset, settings[key], found, apart))
+                others = tuple(other for where, other in apart.items() if where != key)
+                built.append(Setup(task, dataset, settings[key], found, apart[key], others))
         if built:
             groups.append(Group(task, dataset, tuple(built)))
     return tuple(groups)

@@ -61,7 +61,8 @@ class Comparison:
 
     @property
     def n(self) -> int:
-        return len(self.pairs)
+        """How many pairs are in the difference: those of which both runs have the figure."""
+        return len(self.values)
 
     @property
     def sound(self) -> bool:
@@ -225,16 +226,16 @@ def _tost(comparison: Comparison) -> float | None:
     margin = MARGINS.get(comparison.measure.name)
     if margin is None or not comparison.sound or len(comparison.values) < 2:
         return None
+    if comparison.measure.log and comparison.ratio is None:
+        return None
     if comparison.measure.log:
         return tost(comparison.logs, math.log1p(-margin), math.log1p(margin))
     return tost([100 * (a - b) for a, b in comparison.values], -margin, margin)
 
 
-def _without_common_rate(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Comparison | None:
+def _without_common_rate(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Comparison:
     """Each arm at its best rate of its own grid: said to be confounded by the rate, and never a verdict."""
-    rate, other = _best(arm, list(arm.rates), measure), _best(reference, list(reference.rates), measure)
-    if rate is None or other is None:
-        return None
+    rate, other = best_rate(arm, measure), best_rate(reference, measure)
     return _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, other), "confounded")
 
 

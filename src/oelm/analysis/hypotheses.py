@@ -82,6 +82,7 @@ class Hypothesis(Strict, refusal=AnalysisError):
     scenarios: bool = False
     beside: Beside | None = None
     smallest: int | None = None
+    scratch: bool = False
 
     @model_validator(mode="after")
     def _coherent(self) -> Hypothesis:
@@ -164,7 +165,7 @@ def _in_group(hypothesis: Hypothesis, group: Group) -> list[Verdict]:
         arm = setup.arm(hypothesis.arm)
         if arm is None or all(run.figure(hypothesis.measure) is None for run in arm.runs):
             continue
-        if _too_small(hypothesis, setup):
+        if _unfit(hypothesis, setup) is not None:
             continue
         if hypothesis.compare == "value":
             verdicts.append(_of_value(hypothesis, setup, arm.runs))
@@ -184,17 +185,19 @@ def _in_group(hypothesis: Hypothesis, group: Group) -> list[Verdict]:
     return verdicts
 
 
-def _too_small(hypothesis: Hypothesis, setup: Setup) -> bool:
-    """Whether a setup's model is smaller than those that a hypothesis is about."""
-    return (setup.runs[0].figure("total") or math.inf) < (hypothesis.smallest or 0)
+def _unfit(hypothesis: Hypothesis, setup: Setup) -> Note | None:
+    """Why a setup's models are none of those that a hypothesis is about, or none."""
+    run = setup.runs[0]
+    if (run.figure("total") or math.inf) < (hypothesis.smallest or 0):
+        return note("too_small", parameters=f"{hypothesis.smallest:,}")
+    return note("pretrained") if hypothesis.scratch and not run.from_scratch else None
 
 
 def _why_none(hypothesis: Hypothesis, groups: Sequence[Group]) -> Note:
-    """Why no setup is judged: none has the arm, or their models are too small."""
+    """Why no setup is judged: none has the arm, or their models are others."""
     with_arm = [setup for group in groups for setup in group.setups if setup.arm(hypothesis.arm)]
-    if any(_too_small(hypothesis, setup) for setup in with_arm):
-        return note("too_small", parameters=f"{hypothesis.smallest:,}")
-    return note("no_runs")
+    unfit = [why for setup in with_arm if (why := _unfit(hypothesis, setup)) is not None]
+    return unfit[0] if unfit else note("no_runs")
 
 
 def _of_value(hypothesis: Hypothesis, setup: Setup, runs: tuple[Run, ...]) -> Verdict:
@@ -212,6 +215,8 @@ def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> 
     comparison = of_pairs(chosen, MEASURES[hypothesis.measure])
     runs = tuple(run for pair in comparison.pairs for run in pair)
     base = Verdict(hypothesis, UNDECIDED, setup, comparison, runs=runs, notes=uneven_times(comparison))
+    if hypothesis.compare == "change" and comparison.values and comparison.ratio is None:
+        return replace(base, notes=(note("no_ratio"),))
     sample = _sample(hypothesis, comparison)
     if not sample:
         return replace(base, notes=(note("no_common_seed"),))
@@ -274,7 +279,7 @@ def _scenario(verdict: Verdict) -> str | None:
 
 def uneven_times(comparison: Comparison) -> tuple[Note, ...]:
     """For a comparison of times: the arms whose own seeds differ so much that something else took the time."""
-    if comparison.measure.name not in TIMES or not comparison.values:
+    if comparison.measure.name not in TIMES or comparison.ratio is None:
         return ()
     notes = []
     for arm, values in zip((comparison.arm, comparison.reference), zip(*comparison.values, strict=True), strict=True):
@@ -285,26 +290,31 @@ def uneven_times(comparison: Comparison) -> tuple[Note, ...]:
 
 
 def _trend(hypothesis: Hypothesis, groups: Sequence[Group]) -> Verdict:
-    """The change by data set against the logarithm of the data's size: one point per data set, each in one setup."""
+    """The change by data set against the logarithm of the data's size: one point each, of the setup with most seeds."""
     points: list[tuple[float, float, Comparison]] = []
     for group in groups:
-        for setup in group.setups:
-            arm, reference = setup.arm(hypothesis.arm), setup.arm(hypothesis.against or "")
-            size = setup.runs[0].train_tokens
-            if arm is None or reference is None or not size:
-                continue
-            comparison = headline(setup, arm, reference, MEASURES[hypothesis.measure])
-            if comparison is not None and comparison.sound and comparison.logs:
-                points.append((math.log2(size), sum(comparison.logs) / len(comparison.logs), comparison))
-                break
+        found = [(setup, one) for setup in group.setups if (one := _change_in(hypothesis, setup)) is not None]
+        if found:
+            setup, comparison = max(found, key=lambda item: item[1].n)
+            mean = sum(comparison.logs) / len(comparison.logs)
+            points.append((math.log2(setup.runs[0].train_tokens or 1.0), mean, comparison))
     runs = tuple(run for _, _, comparison in points for pair in comparison.pairs for run in pair)
     if len({size for size, _, _ in points}) < 3:
         why = note("few_datasets", count=len(points)) if points else note("no_runs")
         return Verdict(hypothesis, UNDECIDED, runs=runs, notes=(why,))
-    found = slope([size for size, _, _ in points], [value for _, value, _ in points])
-    assert found.p is not None
-    outward = found.mean > 0 if hypothesis.rule.low > -math.inf else found.mean < 0
-    return Verdict(hypothesis, UNDECIDED, found=found, p=found.p, towards=SUPPORTED if outward else REFUTED, runs=runs)
+    line = slope([size for size, _, _ in points], [value for _, value, _ in points])
+    assert line.p is not None
+    outward = line.mean > 0 if hypothesis.rule.low > -math.inf else line.mean < 0
+    return Verdict(hypothesis, UNDECIDED, found=line, p=line.p, towards=SUPPORTED if outward else REFUTED, runs=runs)
+
+
+def _change_in(hypothesis: Hypothesis, setup: Setup) -> Comparison | None:
+    """What a trend takes of a setup: its sound comparison of both arms, where the data's size is known."""
+    arm, reference = setup.arm(hypothesis.arm), setup.arm(hypothesis.against or "")
+    if arm is None or reference is None or not setup.runs[0].train_tokens:
+        return None
+    made = headline(setup, arm, reference, MEASURES[hypothesis.measure])
+    return made if made is not None and made.sound and made.ratio is not None else None
 
 
 def _parse(content: Any, where: str) -> tuple[Hypothesis, ...]:

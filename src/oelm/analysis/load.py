@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from ..config import RunConfig
-from ..errors import ConfigError, TrainingError
+from ..errors import ConfigError, MethodError, TrainingError
 from ..files import read_json
 from ..records import FORMAT, is_alive, read_metrics
 from .flops import flops_per_token
 from .run import DECODED, AnalysisError, Bench, LeftOut, NoRunsError, Run, at_chance, comparable
+from .shapes import check_shapes
 
 # A run that shows one of these is one; a folder with only a model's config.json is not.
 _RECORDS = ("result.json", "metrics.jsonl", "status.json", "environment.json")
 _NOT_RUNS = {"checkpoints", "best"}
 # What `oelm bench` prints is a few kilobytes; a larger JSON file is something else.
 _BENCH_SIZE = 1_000_000
+# The square of a larger figure leaves the range of numbers, and with it the spread of whatever it is averaged with.
+_LARGEST = 1e100
+_DIVERGED = "its last validation loss is not a number, or its perplexity none that can be averaged"
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,8 @@ def load_run(path: str | PathLike[str]) -> Run:
         raise AnalysisError(f"{place}: {outcome.reason}")
     if not outcome.result:
         raise AnalysisError(f"{place}: still running: it has no result yet")
-    if outcome.figure("val_loss") is None:
-        raise AnalysisError(f"{place}: diverged: its last validation loss is not a number")
+    if _diverged(outcome):
+        raise AnalysisError(f"{place}: diverged: {_DIVERGED}")
     return outcome
 
 
@@ -197,7 +201,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any] | None, bool]:
     try:
         # Fields that came after the record was written get the value that stands for how it was before them.
         return {**RunConfig.load(fields).to_dict(), "id": recorded.get("id"), "format": written}, False
-    except ConfigError:
+    except (ConfigError, MethodError):
         return recorded, True
 
 
@@ -218,9 +222,8 @@ def _check(run: Run) -> None:
         )
     if "val_loss" not in run.result:
         raise AnalysisError(f"{run.path / 'result.json'}: has no val_loss: an older format, or cut while written")
-    # What is read of the timing and the audit later, for the whole report: a damaged record must fail here, alone.
-    run.figure("step_seconds")
-    run.figure("frozen_share")
+    # What is read later, for the whole report: a damaged record must fail here, alone.
+    check_shapes(run)
     flops_per_token(run)
 
 
@@ -229,8 +232,8 @@ def _useful(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
     kept, others = [], []
     for run in runs:
         about: dict[str, Any] = {"method": run.method, "seed": run.seed}
-        if run.figure("val_loss") is None:
-            others.append(LeftOut(run.path, "diverged", "its last validation loss is not a number", **about, run=run))
+        if _diverged(run):
+            others.append(LeftOut(run.path, "diverged", _DIVERGED, **about, run=run))
         elif at_chance(run):
             accuracy = f"{run.figure('accuracy') or math.nan:.1%}"
             majority = f"{(run.result.get('majority') or {}).get('accuracy') or math.nan:.1%}"
@@ -240,6 +243,14 @@ def _useful(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
         else:
             kept.append(run)
     return kept, others
+
+
+def _diverged(run: Run) -> bool:
+    """Whether the last loss is no number, or one whose perplexity is too large for any mean, or recorded as none."""
+    if run.figure("val_loss") is None:
+        return True
+    perplexity = run.figure("perplexity")
+    return "perplexity" in run.result and (perplexity is None or perplexity > _LARGEST)
 
 
 def _without_duplicates(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
@@ -269,7 +280,14 @@ def _read_bench(path: Path) -> Bench | None:
     needed = {"arm", "ratio", "ratio_95", "rounds"} | (of_tokens if DECODED in rows[0] else {"flop_bound"})
     if not all(needed <= set(row) for row in rows):
         return None
-    numbers = needed - {"arm", "ratio_95"}  # one round has no interval
-    if not all(isinstance(row[key], int | float) for row in rows for key in numbers):
-        return None
-    return Bench(path, tuple(rows))
+    if all(_is_bench_row(row, needed) for row in rows):
+        return Bench(path, tuple(rows))
+    return None
+
+
+def _is_bench_row(row: dict[str, Any], needed: set[str]) -> bool:
+    numbers = needed - {"arm", "ratio_95"}
+    if row.get("warning"):
+        numbers |= {"batch_size", "ratio_per_example"}
+    told = [row[key] for key in ("ratio_95", "step_ms") if row.get(key) is not None]  # one round has no interval
+    return all(isinstance(value, int | float) for value in [*told, *(row.get(key) for key in numbers)])

@@ -14,6 +14,9 @@ from ..errors import OelmError
 from ..method import PRESETS, Method
 from ..records import UNCOMPARABLE_TIMES
 
+# How names of models begin that have no weights to load; to import `models`, which knows, takes seconds.
+_FRESH = ("gpt:", "random:")
+
 
 class AnalysisError(OelmError):
     """Input that the analysis cannot use: no runs, a record from the future, a hypothesis that makes no sense."""
@@ -123,6 +126,12 @@ class Run:
         return bool((self.environment.get("data") or {}).get("synthetic"))
 
     @property
+    def from_scratch(self) -> bool:
+        """Whether the model started from nothing: no weights were loaded."""
+        model = self.config.get("model") or {}
+        return bool(model.get("from_scratch")) or str(model.get("name", "")).startswith(_FRESH)
+
+    @property
     def train_tokens(self) -> float | None:
         """Tokens of the training data that the run could see, where its environment says."""
         tokens = ((self.environment.get("data") or {}).get("splits") or {}).get("train", {}).get("tokens")
@@ -154,9 +163,14 @@ class Run:
         else:
             which, key = ("best", name.removeprefix("best_")) if name.startswith("best_") else ("last", name)
             value = (self.result.get(which) or {}).get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return None
-        return float(value)
+        return finite(value)
+
+
+def finite(value: Any) -> float | None:
+    """A number of a record; none where it is no number or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def at_chance(run: Run) -> bool:

@@ -38,8 +38,8 @@ class Estimate:
 
     def exp(self) -> Estimate:
         """From differences of logarithms to a ratio. `spread` stays on the log scale."""
-        bounds = [None if b is None else math.exp(b) for b in (self.low, self.high, self.boot_low, self.boot_high)]
-        return Estimate(math.exp(self.mean), self.n, bounds[0], bounds[1], self.p, self.spread, bounds[2], bounds[3])
+        bounds = [None if b is None else _exp(b) for b in (self.low, self.high, self.boot_low, self.boot_high)]
+        return Estimate(_exp(self.mean), self.n, bounds[0], bounds[1], self.p, self.spread, bounds[2], bounds[3])
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
@@ -142,6 +142,14 @@ def t_cdf(value: float, degrees: int) -> float:
 
 def t_quantile(share: float, degrees: int) -> float:
     return float(_special().stdtrit(degrees, share))
+
+
+def _exp(value: float) -> float:
+    """e to a number; infinite where that overflows: a run that nearly diverged may have any perplexity."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
 
 
 def _special() -> Any:

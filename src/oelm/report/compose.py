@@ -10,6 +10,7 @@ from ..analysis import Analysis, Run
 from ..analysis.analyse import cell_to_show, mean_of
 from ..analysis.arms import Setup
 from ..analysis.compare import MARGINS, Comparison
+from ..analysis.run import finite
 from ..analysis.stats import estimate
 from . import numbers
 from .charts import Styles
@@ -130,8 +131,8 @@ def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> 
         rate, runs = cell_to_show(analysis, setup, arm)
         splits = dict.fromkeys(name for run in runs for name in run.result.get("evaluations") or {})
         for split in splits:
-            figures = [run.result["evaluations"][split] for run in runs if split in run.result.get("evaluations", {})]
-            values = [float(one[setup.measure.name]) for one in figures if one.get(setup.measure.name) is not None]
+            figures = [found[split] for run in runs if split in (found := run.result.get("evaluations") or {})]
+            values = [value for one in figures if (value := finite(one.get(setup.measure.name))) is not None]
             if values:
                 found = estimate(values)
                 rows.append(

@@ -20,7 +20,7 @@ def to_markdown(document: Document, pictures: bool) -> str:
     parts += [text for block in document.blocks if (text := block_text(block, pictures))]
     parts.append(f"---\n\n{escape(document.footer)}")
     # Where every R1, R2, ... above leads.
-    parts.append("\n".join(f"[{handle}]: <{folder}>" for handle, folder in document.folders.items()))
+    parts.append("\n".join(f"[{handle}]: {_link(folder)}" for handle, folder in document.folders.items()))
     return "\n\n".join(parts) + "\n"
 
 
@@ -54,7 +54,7 @@ def _cell(cell: Cell, in_table: bool) -> str:
     if cell.code:
         text = f"`{text.replace('`', '')}`".replace("|", "\\|")
     elif cell.folder is not None:
-        text = f"[{escape(text)}](<{cell.folder.replace('>', '%3E')}>)"
+        text = f"[{escape(text)}]({_link(cell.folder)})"
     else:
         text = escape(text)
     if in_table and cell.text == "":
@@ -63,6 +63,13 @@ def _cell(cell: Cell, in_table: bool) -> str:
     whole = f"{text} {runs}".strip() if in_table else f"{text} {f'({runs})' if runs else ''}".strip()
     badge = f"**{escape(cell.badge)}**: " if cell.badge else ""
     return _TONES.get(cell.tone, "") + badge + whole
+
+
+def _link(folder: str) -> str:
+    """Where a link leads: a folder may be called anything, and these would end the link or a table's cell."""
+    for char in "%\\<>|\n\r":
+        folder = folder.replace(char, f"%{ord(char):02X}")
+    return f"<{folder}>"
 
 
 def escape(text: str) -> str:

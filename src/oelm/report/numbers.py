@@ -10,11 +10,13 @@ from .strings import Words
 MINUS = "−"
 # A relative interval wider than this, a thousand points of a hundred, has bounds that mean nothing.
 _TOO_WIDE = 10.0
+# Larger ones are written with an exponent: a run that nearly diverged may have a perplexity of a hundred digits.
+_LONG = 1e9
 
 
 def signed(value: float, digits: int) -> str:
     """A number with its sign, and a real minus."""
-    text = f"{abs(value):,.{digits}f}"
+    text = f"{abs(value):,.{digits}f}" if abs(value) < _LONG else f"{abs(value):.3g}"
     zero = float(text.replace(",", "")) == 0
     return text if zero else f"{'+' if value > 0 else MINUS}{text}"
 
@@ -41,6 +43,8 @@ def figure(name: str, value: float | None) -> str:
         return f"{value / 2**30:.2f} GiB"
     if name == "seconds":
         return f"{value:,.1f} s"
+    if abs(value) >= _LONG:
+        return f"{value:.3g}"
     return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 

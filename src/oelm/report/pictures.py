@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TypeVar
@@ -12,6 +11,7 @@ from ..analysis.analyse import cell_to_show, mean_of
 from ..analysis.arms import Setup
 from ..analysis.compare import Comparison
 from ..analysis.flops import flop_ratio
+from ..analysis.run import finite
 from .charts import Chart, Figure, Grid, Intervals, Lines, Row, Series, Styles
 from .numbers import too_noisy
 from .strings import Words
@@ -216,7 +216,7 @@ def _time(
     base = mean_of(cells[reference.method][1], "step_seconds") if reference is not None else None
     for method, (_, runs) in cells.items():
         statistics = [run.timing.get("step_seconds") or run.result.get("step_seconds") or {} for run in runs]
-        statistics = [one for one in statistics if one.get("median")]
+        statistics = [one for one in statistics if one.get("median") and None not in (one.get("p10"), one.get("p90"))]
         if not statistics:
             continue
         middle, low, high = (1000 * fmean(one[key] for one in statistics) for key in ("median", "p10", "p90"))
@@ -304,9 +304,9 @@ def _attention(key: str, which: str) -> Callable[..., Figure | None]:
                 for line in run.metrics:
                     if line["kind"] == "attention":
                         for layer in line.get("layers", []):
-                            if isinstance(layer.get(key), int | float):
+                            if (value := finite(layer.get(key))) is not None:
                                 at = values.setdefault(str(layer["label"]), {}).setdefault(int(line["step"]), [])
-                                at.append(float(layer[key]))
+                                at.append(value)
             series = [
                 Series(
                     label, index, {"steps": [float(step) for step in sorted(by)]}, [fmean(by[s]) for s in sorted(by)]
@@ -329,7 +329,8 @@ def _confusion(
         if not tables or len({len(table) for table in tables}) != 1:
             continue
         total = [[sum(table[i][j] for table in tables) for j in range(len(tables[0]))] for i in range(len(tables[0]))]
-        labels = [str(label) for label in runs[0].result.get("labels") or range(len(total))]
+        named = runs[0].result.get("labels") or []
+        labels = [str(label) for label in (named if len(named) == len(total) else range(len(total)))]
         values: list[list[float | None]] = [[n / sum(row) if sum(row) else None for n in row] for row in total]
         texts = [["–" if value is None else f"{100 * value:.1f}" for value in row] for row in values]
         charts.append(Grid(labels, labels, values, texts, method, say("axis_answer"), say("axis_truth")))
@@ -347,9 +348,11 @@ def _panels(name: str, which: str, charts: Sequence[Chart], say: Words) -> Figur
 
 
 def confusion_of(run: Run) -> list[list[int]] | None:
-    """A classifier's confusion matrix of its last epoch, rows the truth."""
+    """A classifier's confusion matrix of its last epoch, rows the truth; none where it is not square."""
     found = (run.result.get("last") or {}).get("confusion") or run.result.get("confusion")
-    return [[int(cell) for cell in row] for row in found] if found else None
+    if not found or any(len(row) != len(found) for row in found):
+        return None
+    return [[int(cell) for cell in row] for row in found]
 
 
 def _curve(
@@ -367,10 +370,10 @@ def _curve(
     for run in runs:
         table = {}
         for line in run.metrics:
-            value = line.get(key)
-            if line["kind"] == kind and isinstance(value, int | float) and math.isfinite(value):
+            value = finite(line.get(key))
+            if line["kind"] == kind and value is not None:
                 table[int(line["step"])] = (
-                    factor * float(value),
+                    factor * value,
                     float((line.get("time") or {}).get("seconds") or 0.0),
                 )
         tables.append(table)

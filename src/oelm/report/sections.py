@@ -26,7 +26,7 @@ def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
     columns = ["id", say("col_verdict"), say("col_hypothesis"), say("col_rule"), say("col_found"), say("col_p")]
     rows, without = [], dict[str, list[str]]()
     for one in analysis.verdicts:
-        why = [note_text(note, say) for note in one.notes if note.code in ("no_runs", "too_small")]
+        why = [note_text(note, say) for note in one.notes if note.code in ("no_runs", "too_small", "pretrained")]
         if why:
             without.setdefault(why[0], []).append(one.hypothesis.id)
             continue

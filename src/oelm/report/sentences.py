@@ -182,12 +182,19 @@ def setup_name(setup: Setup) -> str:
 
 
 def setup_settings(setup: Setup) -> list[str]:
-    """The settings in which a setup differs from the others on the same data."""
-    # Many hashes may differ at once; a name needs no more than a few settings.
-    apart = {field: value for field, value in setup.apart if not field.startswith("environment.")}
-    if "train.max_steps" in apart:
-        apart = {field: value for field, value in apart.items() if field not in _FOLLOW_LENGTH}
-    told = {field: value for field, value in apart.items() if value not in (_NEUTRAL.get(field), "null")}
+    """The settings in which a setup differs from the others on the same data, so many that no two have one name."""
+    told = _few(setup.apart)
+    twins = [dict(other) for other in setup.others if _few(other) == told]
+    more = [f"{field} {value}" for field, value in setup.apart if any(twin[field] != value for twin in twins)]
+    return told + [setting for setting in more if setting not in told][:2]
+
+
+def _few(apart: tuple[tuple[str, str], ...]) -> list[str]:
+    """The settings that a name usually needs: many hashes may differ at once, and some settings go with others."""
+    fields = {field: value for field, value in apart if not field.startswith("environment.")}
+    if "train.max_steps" in fields:
+        fields = {field: value for field, value in fields.items() if field not in _FOLLOW_LENGTH}
+    told = {field: value for field, value in fields.items() if value not in (_NEUTRAL.get(field), "null")}
     return [f"{field} {value}" for field, value in told.items()][:4]
 
 

@@ -237,6 +237,10 @@ STRINGS: dict[str, tuple[str, str]] = {
         "about models of at least {parameters} parameters, and these are smaller",
         "针对至少 {parameters} 个参数的模型，而这些模型较小",
     ),
+    "note_pretrained": (
+        "about models that start from nothing, and these are pretrained",
+        "针对从零开始训练的模型，而这些模型是预训练的",
+    ),
     "note_few_datasets": (
         "a trend needs three data sets; there are {count}",
         "趋势至少需要三个数据集；现有 {count} 个",
@@ -247,6 +251,7 @@ STRINGS: dict[str, tuple[str, str]] = {
         "the other seeds stayed at chance or diverged and are in no figure: what is left flatters the arm",
         "其余种子停在随机水平或已发散，未计入任何数值：剩下的结果偏向该方法",
     ),
+    "note_no_ratio": ("a figure of zero has no relative change", "数值为零，没有相对变化"),
     "note_no_common_seed": ("the two arms share no seed", "两者没有共同的种子"),
     "note_unpaired": (
         "not in the difference, since the other arm has no counted run of the seed: {count} of the runs",
@@ -306,7 +311,10 @@ STRINGS: dict[str, tuple[str, str]] = {
         "accuracy {accuracy}; the commonest class alone gives {majority}",
         "准确率 {accuracy}；始终回答最常见类别即可得 {majority}",
     ),
-    "why_diverged": ("its last validation loss is not a number", "最后一次验证损失不是数值"),
+    "why_diverged": (
+        "its last validation loss is not a number, or its perplexity none that can be averaged",
+        "最后一次验证损失不是数值，或其困惑度大到无法平均",
+    ),
     "why_duplicate": ("the same settings and seed as {other}", "与 {other} 的设置和种子相同"),
     # Measures
     "m_perplexity": ("perplexity", "困惑度"),

@@ -54,7 +54,7 @@ def results_csv(analysis: Analysis) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [*names, *_FIGURES, "path"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _safe(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
 
 
@@ -205,6 +205,9 @@ def latex(text: str) -> str:
 
 
 def _plain(text: str, runs: tuple[str, ...]) -> str:
-    if text.startswith(("=", "@", "\t")):  # a spreadsheet would take it for a formula
-        text = f"'{text}"
-    return f"{text} {' '.join('–'.join(span) for span in spans(runs))}".strip()
+    return f"{_safe(text)} {' '.join('–'.join(span) for span in spans(runs))}".strip()
+
+
+def _safe(value: Any) -> Any:
+    """A value that no spreadsheet takes for a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "@", "\t")) else value

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -14,7 +15,7 @@ from ..errors import nearest
 from ..files import write_text
 from . import figures, pdf
 from .compose import compose
-from .document import Document
+from .document import Document, Table
 from .html import to_html
 from .markdown import to_markdown
 from .strings import Words, words
@@ -63,9 +64,9 @@ def write_report(
         raise AnalysisError(f"{folder}: cannot be made ({error.strerror})") from None
     document = compose(analysis, folder, language, title)
     texts = {"results.csv": results_csv(analysis), "results.json": results_json(analysis)}
-    for table in document.tables:
-        texts[f"tables/{table.name}.csv"] = table_csv(table)
-        texts[f"tables/{table.name}.tex"] = table_latex(table)
+    for name, table in _named(document.tables):
+        texts[f"tables/{name}.csv"] = table_csv(table)
+        texts[f"tables/{name}.tex"] = table_latex(table)
     written, problems = [], list(analysis.problems)
     drawn, missing = _draw(document, analysis, folder, formats, say) if {"md", "pdf"} & set(formats) else ([], [])
     written += drawn
@@ -85,6 +86,14 @@ def write_report(
             problems.append(why)
     _remove_older(folder, set(written))
     return Report(analysis, tuple(written), tuple(problems), time.perf_counter() - started)
+
+
+def _named(tables: Sequence[Table]) -> Iterator[tuple[str, Table]]:
+    """Tables with the names of their files: two benchmarks may be called alike, in folders of their own."""
+    seen: Counter[str] = Counter()
+    for table in tables:
+        seen[table.name] += 1
+        yield (f"{table.name}-{seen[table.name]}" if seen[table.name] > 1 else table.name), table
 
 
 def _remove_older(folder: Path, written: set[Path]) -> None:
