@@ -132,15 +132,15 @@ class OelmGPTAttention(nn.Module):
             query, key = _rotate(query, rotation), _rotate(key, rotation)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        out, weights = self._attend(query, key, value, mask, **kwargs)
+        out, weights = self._attend(query, key, value, mask, self.scaling, **kwargs)
         return self.o_proj(out.reshape(*hidden.shape[:-1], -1)), weights
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager_attention)
         dropout = self.config.dropout if self.training else 0.0
-        out, weights = attend(self, query, key, value, mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        out, weights = attend(self, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
         return out, weights
 
     def _key_is_state(self) -> bool:
@@ -154,21 +154,22 @@ class OelmGPTAttention(nn.Module):
     def _attend_to_states(
         self, hidden: Tensor, mask: Tensor | None, past_key_values: Cache, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention with a cache of hidden states: the key's factor goes to the query, values are made from states."""
+        """Attention with a cache of hidden states: the key's factor goes to the scores, values are made from states."""
         shape = (*hidden.shape[:-1], -1, self.head_dim)
-        query = (self.q_proj(hidden) * self.k_proj.factor).view(shape).transpose(1, 2)
+        scaling = self.scaling * self.k_proj.factor
+        query = self.q_proj(hidden).view(shape).transpose(1, 2)
         key = hidden.view(shape).transpose(1, 2)
         key, _ = past_key_values.update(key, key[..., :0], self.layer_idx)
         if hidden.shape[1] > 1 or not self._mixes_first(mask):
             states = key.transpose(1, 2).flatten(-2)
             value = self.v_proj(states).view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
-            out, weights = self._attend(query, key, value, mask, **kwargs)
+            out, weights = self._attend(query, key, value, mask, scaling, **kwargs)
         else:
             # One new token: mix the states first and project the mixture, so that no old token's value is made again.
             if self.config._attn_implementation != "eager" and fuses(query, key):
-                mixed, weights = mix_fused(query, key, mask, self.scaling), None
+                mixed, weights = mix_fused(query, key, mask, scaling), None
             else:
-                mixed, weights = mix(query, key, mask, self.scaling)
+                mixed, weights = mix(query, key, mask, scaling)
             per_head = self.v_proj.weight.view(-1, self.head_dim, hidden.shape[-1])
             out = (mixed.transpose(0, 1) @ per_head.mT).transpose(0, 1)[:, None]
         return self.o_proj(out.reshape(*hidden.shape[:-1], -1)), weights
