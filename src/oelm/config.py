@@ -41,6 +41,8 @@ _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 Column = Annotated[str, Field(min_length=1)]
 EPOCH: Literal["epoch"] = "epoch"
 LANGUAGE = "language"
+# Sections that may be given by a name alone, and the field that it stands for.
+_BY_NAME = {"method": "preset", "task": "name"}
 
 
 class TaskConfig(Strict, refusal=ConfigError):
@@ -67,6 +69,8 @@ class TaskConfig(Strict, refusal=ConfigError):
     def _is_coherent(self) -> TaskConfig:
         if self.name == LANGUAGE and self.form == "text":
             raise ValueError("form 'text' belongs to a task with examples; 'language' learns from running text")
+        if self.name == LANGUAGE and (self.text or self.pair or self.label):
+            raise ValueError("text, pair and label name columns, and 'language' learns from running text: set name too")
         if (self.source or self.target) and self.form == "labels":
             raise ValueError("source and target are the columns of text-to-text data: set form to 'text'")
         if (self.source is None) != (self.target is None):
@@ -289,12 +293,7 @@ class RunConfig(Strict, refusal=ConfigError):
         """A config from a YAML or JSON file or a dict, with `key=value` overrides such as `train.max_steps=100`."""
         fields = dict(source) if isinstance(source, dict) else read_mapping(source)
         for override in overrides or []:
-            key, change = parse_override(override)
-            for part in reversed(key.split(".")):
-                change = {part: change}
-            if isinstance(fields.get("method"), str) and isinstance(change.get("method"), dict):
-                fields["method"] = {"preset": fields["method"]}  # method.layers=... changes the method that is named
-            fields = merge(fields, change)
+            fields = set_field(fields, *parse_override(override))
         where = "config" if isinstance(source, dict) else str(source)
         try:
             return cls.model_validate(fields)
@@ -366,6 +365,24 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key, as_number(parse_yaml(value))
     except ValueError:
         return key, value
+
+
+def set_field(fields: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """The fields with a dotted one set. A method or a task that is given by its name is changed, not replaced."""
+    section, _, inner = name.partition(".")
+    there = fields.get(section)
+    if inner and there is not None and not isinstance(there, dict):
+        if isinstance(there, Strict):
+            given = there.model_dump(exclude_unset=True)
+        elif isinstance(there, str) and section in _BY_NAME:
+            given = {_BY_NAME[section]: there}
+        else:
+            raise ConfigError(f"{name}: {section} is {there!r}, which has no fields to set")
+        fields = {**fields, section: given}
+    change = value
+    for part in reversed(name.split(".")):
+        change = {part: change}
+    return merge(fields, change)
 
 
 def as_number(value: Any) -> Any:
