@@ -237,6 +237,9 @@ def test_the_studys_names(names, preset):
         ({"model_type": "gpt", "freeze_qk": True}, "it goes with neither freeze_qk nor ortho_method"),
         ({"model_type": "bert"}, "model_type 'bert': use 'gpt' or 'oelm'"),
         ({"ortho_method": "polar"}, "ortho_method 'polar': use one of qr"),
+        ({"ortho_method": ["qr"]}, "ortho_method ['qr']: use one of qr"),
+        ({"freeze_qk": 0}, "freeze_qk 0: use true or false"),
+        ({"freeze_qk": "false"}, "freeze_qk 'false': use true or false"),
         (
             {"model_type": "oelm", "freeze_qk": True, "method": "baseline"},
             "model_type: oelm, freeze_qk: True means method 'oelm-freeze', but method is 'baseline': give one of",

@@ -390,14 +390,17 @@ def as_number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
 
 
-def _study_method(model_type: str = "oelm", freeze_qk: bool | None = None, ortho_method: str | None = None) -> Method:
+def _study_method(model_type: Any = "oelm", freeze_qk: Any = None, ortho_method: Any = None) -> Method:
+    """The method that the study's names mean, as they stand in a file: of any type."""
     if model_type not in ("gpt", "oelm"):
         raise ValueError(f"model_type {model_type!r}: use 'gpt' or 'oelm' (any other model goes into model.name)")
+    if not isinstance(freeze_qk, bool | None):
+        raise ValueError(f"freeze_qk {freeze_qk!r}: use true or false")
     if model_type == "gpt":
         if freeze_qk or ortho_method is not None:
             raise ValueError("model_type 'gpt' is the plain model: it goes with neither freeze_qk nor ortho_method")
         return PRESETS["baseline"]
-    if ortho_method is not None and ortho_method not in _ORTHO_METHODS:
+    if ortho_method is not None and ortho_method not in list(_ORTHO_METHODS):
         raise ValueError(f"ortho_method {ortho_method!r}: use one of {', '.join(_ORTHO_METHODS)}")
     frozen = PRESETS[_ORTHO_METHODS[ortho_method or "qr"]]
     if freeze_qk is False:
