@@ -97,9 +97,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         with writing(path):
             temporary.mkdir(parents=True)
             yield temporary
-            for file in temporary.rglob("*"):
-                if file.is_file():
-                    sync(file)
             put_in_place(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -122,7 +119,10 @@ def empty_folder(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a finished folder to its name. An older one steps aside first, so one of the two is always whole."""
+    """Flush a finished folder and rename it. An older one steps aside first, so one of the two is always whole."""
+    for file in temporary.rglob("*"):
+        if file.is_file():
+            sync(file)
     aside = path.with_name(f".{path.name}.old")
     if path.exists():
         shutil.rmtree(aside, ignore_errors=True)
