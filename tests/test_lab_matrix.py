@@ -342,6 +342,20 @@ def test_a_matrix_is_seen_while_it_runs_and_leaves_nothing_of_itself(tmp_path):
     assert list((tmp_path / "runs" / ".lab").iterdir()) == []
 
 
+def test_a_matrix_that_ends_while_another_looks_is_no_trouble(tmp_path, monkeypatch):
+    """What it said is listed, and gone when it is read."""
+    from oelm.lab.survey import survey
+
+    planned = plan(tmp_path, axes={"seed": [0]})
+    gone = tmp_path / "runs" / ".lab" / "gone"
+    monkeypatch.setattr("oelm.lab.survey.live_matrices", lambda root: [gone])
+    (tmp_path / "runs").mkdir()
+    assert survey(tmp_path / "runs") == []
+    real = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: [*real(path), *([gone] if path == gone.parent else [])])
+    assert Matrix(planned, ForkLauncher(1), tell=lambda _: None).run() == {"finished": 1}
+
+
 # Many runs
 
 

@@ -89,8 +89,8 @@ class RunFolder:
         """
         if self._metrics is not None or self.path not in self._made:
             return False
+        shutil.rmtree(self.path, ignore_errors=True)  # before the lock goes: another may wait for it
         self.close()
-        shutil.rmtree(self.path, ignore_errors=True)
         for folder in self._made[1:]:
             with suppress(OSError):  # another run is in there by now
                 folder.rmdir()
