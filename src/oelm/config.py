@@ -43,6 +43,8 @@ EPOCH: Literal["epoch"] = "epoch"
 LANGUAGE = "language"
 # Sections that may be given by a name alone, and the field that it stands for.
 _BY_NAME = {"method": "preset", "task": "name"}
+# Sections that change no number of a result: where a run is kept, logged and saved.
+WITHOUT_EFFECT = ("output", "log", "checkpoint")
 
 
 class TaskConfig(Strict, refusal=ConfigError):
@@ -313,8 +315,7 @@ class RunConfig(Strict, refusal=ConfigError):
 
         With checkpoint.best other splits are evaluated at the best step, without it at the last: those figures say.
         """
-        apart = {"output", "log", "checkpoint"}
-        content = json.dumps({k: v for k, v in self.to_dict().items() if k not in apart}, sort_keys=True)
+        content = json.dumps({k: v for k, v in self.to_dict().items() if k not in WITHOUT_EFFECT}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property

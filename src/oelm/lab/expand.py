@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig, as_number, parse_override, set_field
+from ..config import WITHOUT_EFFECT, RunConfig, as_number, parse_override, set_field
 from ..errors import OelmError
 from ..files import parse_yaml
 from .errors import LabError
@@ -23,7 +23,7 @@ LEARNING_RATE = "optimizer.learning_rate"
 # How a field is called in the name of a run, where the field's own last word would say too little.
 _SHORT = {LEARNING_RATE: "lr", "model.name": "model", "train.max_steps": "steps", "task.name": "task"}
 # Fields that are no part of the name: a folder of their own says them, or they change no number.
-_ELSEWHERE = ("method", "seed", "data.path", "output", "log", "checkpoint")
+_ELSEWHERE = ("method", "seed", "data.path", *WITHOUT_EFFECT)
 _LONGEST_NAME = 120
 # In a run's folder: its best model as a plain one, for the runs that start from it.
 PLAIN = "plain"
