@@ -317,6 +317,7 @@ def _train_here(planned: Planned) -> int:
 
 
 def _run_matrix(planned: list[Planned], launcher: Launcher, retries: int, yes: bool) -> int:
+    from ..training.signals import EXIT_REQUEUE
     from .estimate import estimate
     from .matrix import Matrix
     from .show import MatrixView
@@ -331,7 +332,7 @@ def _run_matrix(planned: list[Planned], launcher: Launcher, retries: int, yes: b
     typer.echo(", ".join(f"{count} {state}" for state, count in counts.items()))
     if counts.get("failed") or counts.get("blocked"):
         return 1
-    return 0 if set(counts) <= {"finished"} else 75
+    return 0 if set(counts) <= {"finished"} else EXIT_REQUEUE
 
 
 def _axes(written: list[str]) -> dict[str, tuple[Any, ...]]:

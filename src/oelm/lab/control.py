@@ -114,7 +114,6 @@ def log_lines(run: RunState, last: int, follow: bool = False, pause: float = 0.5
 class Freeable:
     """Something of a finished run that can be removed, and its size in bytes."""
 
-    run: str
     path: Path
     bytes: int
 
@@ -128,7 +127,7 @@ def freeable(runs: list[RunState], best: bool = False) -> list[Freeable]:
         for name in ("checkpoints", "best") if best else ("checkpoints",):
             size = _size(run.path / name)
             if size:
-                found.append(Freeable(run.name, run.path / name, size))
+                found.append(Freeable(run.path / name, size))
     return found
 
 

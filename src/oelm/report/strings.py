@@ -19,7 +19,6 @@ STRINGS: dict[str, tuple[str, str]] = {
         "Made by oelm {version} from {runs} in {folders}. No number here was typed by hand.",
         "由 oelm {version} 根据 {folders} 中的 {runs}生成。本文中的数字均来自记录，没有手工填写。",
     ),
-    "language": ("Language", "语言"),
     "no_script": (
         "The pictures need JavaScript, which is in this file; the tables do not.",
         "图形需要 JavaScript（已包含在本文件中）；表格不需要。",
