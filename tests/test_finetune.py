@@ -9,8 +9,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import oelm
+from oelm import commands
+from oelm.cli import app
 from oelm.metrics import classification_figures
 from oelm.models.small import small_model
 from oelm.records import read_metrics
@@ -425,3 +428,20 @@ def test_the_command_trains_and_answers(tmp_path):
     refused = start("generate", run)
     assert refused.wait() == 2
     assert "`oelm predict` asks it" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rate"),
+    [
+        ([], 1e-4),
+        (["method=baseline"], 2e-5),
+        (["optimizer.learning_rate=3e-3"], 3e-3),
+        (["optimizer={learning_rate: 3.0e-3}"], 3e-3),
+    ],
+)
+def test_the_reference_rate_is_that_of_the_method_unless_one_is_given(overrides, rate, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(commands, "_train", lambda config, quiet: chosen.append(config.optimizer.learning_rate))
+    command = ["finetune", "sst2", "--method", "oelm-freeze", "--recipe", "reference", *overrides]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert chosen == [rate]

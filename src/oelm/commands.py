@@ -86,10 +86,9 @@ def finetune(
         config = RunConfig.load(fields, overrides)
         if config.task.kind == "language":
             raise ConfigError("oelm finetune: 'language' learns from running text; use oelm train")
-        given = any(one.startswith("optimizer.learning_rate=") for one in overrides or [])
-        if recipe is Recipe.reference and not given:
-            rate = reference_rate(config.method)
-            config = RunConfig.load(fields, [*(overrides or []), f"optimizer.learning_rate={rate}"])
+        if recipe is Recipe.reference:  # below the overrides, which may set another rate
+            fields["optimizer"] = {"learning_rate": reference_rate(config.method)}
+            config = RunConfig.load(fields, overrides)
         _train(config, quiet)
 
 
