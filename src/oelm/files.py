@@ -88,6 +88,11 @@ def parse_yaml(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def looks_local(name: str) -> bool:
+    """Whether a name can only be a folder's: one of the Hub has a slash at most, and does not begin like a path."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that takes `path`'s place, whole, when the block ends well, and vanishes when it does not."""
