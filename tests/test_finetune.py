@@ -442,6 +442,6 @@ def test_the_command_trains_and_answers(tmp_path):
 def test_the_reference_rate_is_that_of_the_method_unless_one_is_given(overrides, rate, monkeypatch):
     chosen = []
     monkeypatch.setattr(commands, "_train", lambda config, quiet: chosen.append(config.optimizer.learning_rate))
-    command = ["finetune", "sst2", "--method", "oelm-freeze", "--recipe", "reference", *overrides]
+    command = ["finetune", "sst2", "--method", "oelm-freeze", "--recipe", "reference", "--out", "there", *overrides]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert chosen == [rate]

@@ -50,7 +50,7 @@ STRINGS: dict[str, tuple[str, str]] = {
     "step_time": ("Step time", "单步时间"),
     "runs": ("Runs", "运行列表"),
     "left_out": ("Runs that are not counted", "未计入的运行"),
-    "running": ("Runs that still go", "进行中的运行"),
+    "running": ("Runs still going", "进行中的运行"),
     "reading": ("How to read this", "阅读说明"),
     "equal_rates": ("At equal learning rates", "相同学习率下的对比"),
     "comparisons": ("Comparisons", "对比"),
