@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import oelm
 from oelm import commands
 from oelm.cli import app
+from oelm.data import judgement_tokenizer
 from oelm.metrics import classification_figures
 from oelm.models.small import small_model
 from oelm.records import read_metrics
@@ -215,7 +216,6 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "oelm-gpt", "oelm-gpt-rotary"])
 def test_decoders_pool_the_last_real_token(family, tmp_path):
-    run = config(tmp_path, model={"name": f"random:{family}", "fields": {}}, method="baseline")
     changes = fields(tmp_path, model={"name": f"random:{family}"})
     changes["model"]["fields"] = {}
     run = oelm.RunConfig.load(changes)
@@ -256,13 +256,29 @@ def test_the_projects_gpt_from_scratch(tmp_path):
 
 def pretrained(folder, tokenizer=True):
     """A folder as a pretrained encoder comes: a body without a head, and its tokenizer."""
-    from oelm.data.judgements import judgement_tokenizer
-
     reader = judgement_tokenizer()
     small_model("bert", vocab_size=len(reader)).bert.save_pretrained(folder)
     if tokenizer:
         reader.save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize("classes", [("bad", "good"), ("negative", "positive"), ("one", "two", "three")])
+def test_a_head_that_is_kept_under_other_names_is_said(classes, tmp_path):
+    """A classifier of as many classes goes on with its head; one of others gets a new one."""
+    folder = pretrained(tmp_path / "body")
+    names = dict(enumerate(classes))
+    body = small_model("bert", vocab_size=len(judgement_tokenizer()), id2label=names)
+    body.save_pretrained(folder)
+    changes = fields(tmp_path)
+    changes["model"] = {"name": str(folder)}
+    run = oelm.RunConfig.load(changes)
+    task = open_task(run)
+    told = [line for line in task.warnings() if "its head is kept" in line]
+    expected = "its classes bad, good are now negative, positive, in that order"
+    assert [expected in line for line in told] == ([True] if classes[0] == "bad" else [])
+    kept = torch.equal(task.build_model(run).classifier.weight, body.classifier.weight)
+    assert kept == (len(classes) == 2)
 
 
 def test_a_pretrained_body_keeps_its_weights_and_gets_a_seeded_head(tmp_path):
