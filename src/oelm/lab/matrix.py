@@ -122,8 +122,10 @@ class Matrix:
             names = [entry.planned.name for entry in self.entries]
             write_json(place / "matrix.json", {"runs": names, "argv": sys.argv})
             self._place = place.name
-            yield
-            shutil.rmtree(place, ignore_errors=True)
+            try:
+                yield
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
 
     def _look_for_work_done(self) -> None:
         """Tell at once what is done already; a folder with another run's result is refused before anything starts."""
