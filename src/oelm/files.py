@@ -154,12 +154,31 @@ def sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a process that was killed while it wrote left in a folder that is now ours alone."""
+    """Remove what processes that were killed while they wrote left in a folder.
+
+    What a live one writes stays: a run's runner tells how it started it while the run claims its folder.
+    """
     for path in folder.glob(".*.tmp"):
+        if _writes_now(path):
+            continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _writes_now(temporary: Path) -> bool:
+    """Whether the process whose number a temporary name holds lives, and is another one."""
+    number = temporary.name.removesuffix(".tmp").rpartition(".")[2]
+    if not number.isdecimal() or int(number) == os.getpid():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 def require_space(folder: Path, needed: int) -> None:
