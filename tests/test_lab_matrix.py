@@ -387,6 +387,15 @@ def test_threads_are_divided_and_gpus_are_named(monkeypatch):
     assert local_launcher("", jobs=2).room == [Slot((), 4)] * 2, "'' is the CPU"
 
 
+def test_visible_gpus_are_named_without_the_spaces_between_them(monkeypatch):
+    monkeypatch.setattr("oelm.lab.launch._DRIVERS", ("/dev/null",))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    monkeypatch.setattr("oelm.lab.launch._taken_gpus", lambda: {"5"})
+    assert [slot.gpus for slot in local_launcher().room] == [("3",)]
+    assert [slot.gpus for slot in local_launcher("5").room] == [("5",)]
+
+
 @pytest.mark.parametrize(
     ("asked", "threads"), [("1", 1), ("3", 3), ("16", 4), ("2,1", 2), ("", 4), ("0", 4), ("many", 4)]
 )
