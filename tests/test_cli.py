@@ -255,6 +255,7 @@ def test_a_folder_with_broken_weights_is_one_clear_line(folders, tmp_path):
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), "oelm: runs/x: No space left on device"),
         (MemoryError("Unable to allocate 7 TiB"), "oelm: not enough memory: use a smaller model, batch or"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), "oelm: not enough memory: use a smaller"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "oelm: not enough memory: use a smaller model, batch or"),
     ],
 )
 def test_what_the_machine_refuses_is_one_clear_line(error, says, monkeypatch):

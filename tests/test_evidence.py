@@ -63,6 +63,15 @@ def test_a_headline_stands_between_its_marks_and_needs_one_comparison(tmp_path):
         with pytest.raises(AnalysisError, match="both frozen"):
             write(**wrong)
     assert readme.read_text() == text
+    language_run(tmp_path / "other", "freeze-pretrained", 0, 3.0)
+    language_run(tmp_path / "other", "oelm-freeze", 0, 3.2)
+    elsewhere = {**OF_STUDY, "id": "other", "runs": ["other"]}
+    lines = [line, {**line, "runs": ["other"], "question": "other"}]
+    for wrong, says in ((lines, "against baseline, freeze-pretrained"), ([], "it has no headlines")):
+        content = {"title": "T", "about": "A", "questions": [OF_STUDY, elsewhere], "headlines": wrong}
+        file.write_text(yaml.safe_dump(content))
+        with pytest.raises(AnalysisError, match=says):
+            write_headlines(file, readme)
 
 
 def test_its_figures_are_there():

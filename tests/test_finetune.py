@@ -9,8 +9,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import oelm
+from oelm import commands
+from oelm.cli import app
+from oelm.data import judgement_tokenizer
 from oelm.metrics import classification_figures
 from oelm.models.small import small_model
 from oelm.records import read_metrics
@@ -212,7 +216,6 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "oelm-gpt", "oelm-gpt-rotary"])
 def test_decoders_pool_the_last_real_token(family, tmp_path):
-    run = config(tmp_path, model={"name": f"random:{family}", "fields": {}}, method="baseline")
     changes = fields(tmp_path, model={"name": f"random:{family}"})
     changes["model"]["fields"] = {}
     run = oelm.RunConfig.load(changes)
@@ -253,13 +256,29 @@ def test_the_projects_gpt_from_scratch(tmp_path):
 
 def pretrained(folder, tokenizer=True):
     """A folder as a pretrained encoder comes: a body without a head, and its tokenizer."""
-    from oelm.data.judgements import judgement_tokenizer
-
     reader = judgement_tokenizer()
     small_model("bert", vocab_size=len(reader)).bert.save_pretrained(folder)
     if tokenizer:
         reader.save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize("classes", [("bad", "good"), ("negative", "positive"), ("one", "two", "three")])
+def test_a_head_that_is_kept_under_other_names_is_said(classes, tmp_path):
+    """A classifier of as many classes goes on with its head; one of others gets a new one."""
+    folder = pretrained(tmp_path / "body")
+    names = dict(enumerate(classes))
+    body = small_model("bert", vocab_size=len(judgement_tokenizer()), id2label=names)
+    body.save_pretrained(folder)
+    changes = fields(tmp_path)
+    changes["model"] = {"name": str(folder)}
+    run = oelm.RunConfig.load(changes)
+    task = open_task(run)
+    told = [line for line in task.warnings() if "its head is kept" in line]
+    expected = "its classes bad, good are now negative, positive, in that order"
+    assert [expected in line for line in told] == ([True] if classes[0] == "bad" else [])
+    kept = torch.equal(task.build_model(run).classifier.weight, body.classifier.weight)
+    assert kept == (len(classes) == 2)
 
 
 def test_a_pretrained_body_keeps_its_weights_and_gets_a_seeded_head(tmp_path):
@@ -425,3 +444,20 @@ def test_the_command_trains_and_answers(tmp_path):
     refused = start("generate", run)
     assert refused.wait() == 2
     assert "`oelm predict` asks it" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rate"),
+    [
+        ([], 1e-4),
+        (["method=baseline"], 2e-5),
+        (["optimizer.learning_rate=3e-3"], 3e-3),
+        (["optimizer={learning_rate: 3.0e-3}"], 3e-3),
+    ],
+)
+def test_the_reference_rate_is_that_of_the_method_unless_one_is_given(overrides, rate, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(commands, "_train", lambda config, quiet: chosen.append(config.optimizer.learning_rate))
+    command = ["finetune", "sst2", "--method", "oelm-freeze", "--recipe", "reference", "--out", "there", *overrides]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert chosen == [rate]

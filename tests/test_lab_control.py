@@ -237,13 +237,13 @@ def test_all_runs_are_stopped_at_once(tmp_path):
 
 
 def test_only_what_runs_can_be_stopped(zoo, tmp_path):
-    assert "is not running; it is finished" in refusal("stop", "done", "--out", zoo)
-    assert "is not running; it is died" in refusal("stop", "dead", "--out", zoo)
-    assert "no run goes on" in refusal("stop", "--all", "--out", zoo)
+    assert "is not running; its state is finished" in refusal("stop", "done", "--out", zoo)
+    assert "is not running; its state is died" in refusal("stop", "dead", "--out", zoo)
+    assert "no run is going on" in refusal("stop", "--all", "--out", zoo)
     assert "name one run, or give --all" in refusal("stop", "--out", zoo)
     assert "--all done: stops all that goes on in a folder" in refusal("stop", "done", "--all", "--out", zoo)
     assert "or give it with --out" in refusal("stop", "--all", "done")
-    assert f"no run goes on below {zoo}" in refusal("stop", "--all", zoo)
+    assert f"no run is going on below {zoo}" in refusal("stop", "--all", zoo)
 
 
 def test_another_users_or_a_reused_process_is_never_signalled(tmp_path, monkeypatch):
@@ -255,9 +255,25 @@ def test_another_users_or_a_reused_process_is_never_signalled(tmp_path, monkeypa
     folder.close()
     sent: list[int] = []
     monkeypatch.setattr(control.os, "kill", lambda pid, number: sent.append(pid))
-    with pytest.raises(LabError, match="it is died"):
+    with pytest.raises(LabError, match="its state is died"):
         control.stop(look(config.folder))
     assert sent == []
+
+
+def test_a_request_that_could_not_be_sent_is_not_taken_for_one_that_was(tmp_path, monkeypatch):
+    _, config = folder_of(tmp_path)
+    folder = RunFolder(config)
+    folder.claim()
+    folder.status("running", step=1)
+
+    def forbid(pid, number):
+        raise PermissionError
+
+    monkeypatch.setattr(control.os, "kill", forbid)
+    for _ in range(2):
+        with pytest.raises(LabError, match="belongs to another user"):
+            control.stop(look(config.folder))
+    folder.close()
 
 
 # Clean

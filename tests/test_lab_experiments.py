@@ -342,6 +342,15 @@ def test_what_the_hub_has_and_cannot_give_is_named(tmp_path, monkeypatch):
     assert "pip install 'oelm[data]'" in refusal("run", "SST-2-02")
 
 
+@pytest.mark.parametrize("field", ["model.name", "model.tokenizer"])
+def test_a_folder_that_is_not_there_is_named_whatever_the_hub_has(field, tmp_path, monkeypatch):
+    monkeypatch.setattr(needs_module, "hub_has", lambda name, kind: True)
+    monkeypatch.setattr(needs_module.importlib.util, "find_spec", lambda name: object())
+    for name in ("./nowhere", "some/where/else"):
+        said = refusal("run", "SST-2-02", f"{field}={name}")
+        assert f"the {field.removeprefix('model.').replace('name', 'model')} {name}: there is no such folder" in said
+
+
 def test_errors_of_the_lab_are_oelms():
     assert issubclass(LabError, OelmError)
     with pytest.raises(OelmError):

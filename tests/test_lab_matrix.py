@@ -342,6 +342,20 @@ def test_a_matrix_is_seen_while_it_runs_and_leaves_nothing_of_itself(tmp_path):
     assert list((tmp_path / "runs" / ".lab").iterdir()) == []
 
 
+def test_a_matrix_that_ends_while_another_looks_is_no_trouble(tmp_path, monkeypatch):
+    """What it said is listed, and gone when it is read."""
+    from oelm.lab.survey import survey
+
+    planned = plan(tmp_path, axes={"seed": [0]})
+    gone = tmp_path / "runs" / ".lab" / "gone"
+    monkeypatch.setattr("oelm.lab.survey.live_matrices", lambda root: [gone])
+    (tmp_path / "runs").mkdir()
+    assert survey(tmp_path / "runs") == []
+    real = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: [*real(path), *([gone] if path == gone.parent else [])])
+    assert Matrix(planned, ForkLauncher(1), tell=lambda _: None).run() == {"finished": 1}
+
+
 # Many runs
 
 
@@ -371,6 +385,15 @@ def test_threads_are_divided_and_gpus_are_named(monkeypatch):
     assert [slot.gpus for slot in local_launcher("2,3", processes=2).room] == [("2", "3")]
     assert local_launcher("0", jobs=3).slots == 3
     assert local_launcher("", jobs=2).room == [Slot((), 4)] * 2, "'' is the CPU"
+
+
+def test_visible_gpus_are_named_without_the_spaces_between_them(monkeypatch):
+    monkeypatch.setattr("oelm.lab.launch._DRIVERS", ("/dev/null",))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    monkeypatch.setattr("oelm.lab.launch._taken_gpus", lambda: {"5"})
+    assert [slot.gpus for slot in local_launcher().room] == [("3",)]
+    assert [slot.gpus for slot in local_launcher("5").room] == [("5",)]
 
 
 @pytest.mark.parametrize(

@@ -348,6 +348,16 @@ def test_no_spreadsheet_takes_a_records_words_for_a_formula(tmp_path):
         assert next(csv.DictReader(file))["dataset"] == "'=1+1"
 
 
+def test_a_folder_whose_name_is_code_is_only_a_link(tmp_path):
+    for seed in (0, 1):
+        language_run(tmp_path / "a <img src=x onerror=alert(1)> b", "baseline", seed, 3.0 + seed / 100)
+    write_report([tmp_path], tmp_path / "out", formats=["md", "html"])
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "[R1]: <../a %3Cimg src=x onerror=alert(1)%3E b/" in text
+    assert "<img" not in text.replace("\\<img", "")
+    assert "<img" not in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_times_that_say_nothing_are_not_given_bounds(tmp_path, language):
     """Two seeds, of which one ran beside something else: 70 times as slow."""

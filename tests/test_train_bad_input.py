@@ -10,9 +10,9 @@ import yaml
 from typer.testing import CliRunner
 
 from oelm.cli import app
-from oelm.config import RunConfig
+from oelm.config import RunConfig, TrainConfig
 from oelm.errors import ConfigError
-from oelm.method import PRESETS
+from oelm.method import PRESETS, Method
 
 from .train_helpers import config, oelm, tiny, token_folder, written
 
@@ -237,6 +237,9 @@ def test_the_studys_names(names, preset):
         ({"model_type": "gpt", "freeze_qk": True}, "it goes with neither freeze_qk nor ortho_method"),
         ({"model_type": "bert"}, "model_type 'bert': use 'gpt' or 'oelm'"),
         ({"ortho_method": "polar"}, "ortho_method 'polar': use one of qr"),
+        ({"ortho_method": ["qr"]}, "ortho_method ['qr']: use one of qr"),
+        ({"freeze_qk": 0}, "freeze_qk 0: use true or false"),
+        ({"freeze_qk": "false"}, "freeze_qk 'false': use true or false"),
         (
             {"model_type": "oelm", "freeze_qk": True, "method": "baseline"},
             "model_type: oelm, freeze_qk: True means method 'oelm-freeze', but method is 'baseline': give one of",
@@ -250,6 +253,31 @@ def test_the_studys_names_contradicting_each_other(names, says):
 
 
 # What a config is
+
+
+def test_an_override_changes_a_section_that_is_given_by_a_name_or_an_object():
+    """It replaced the name: a task sst2 with one more field became a language model on stories."""
+    task = RunConfig.load({"task": "sst2"}, ["task.revision=v1"]).task
+    assert (task.name, task.revision, task.kind) == ("sst2", "v1", "classification")
+    frozen = Method.load({"preset": "oelm-freeze", "layers": "last:1"})
+    assert RunConfig.load({"method": "oelm-freeze"}, ["method.layers=last:1"]).method == frozen
+    assert RunConfig.load({"method": PRESETS["oelm-freeze"]}, ["method.layers=last:1"]).method == frozen
+    train = RunConfig.load({"train": TrainConfig(max_steps=7)}, ["train.batch_size=4"]).train
+    assert (train.max_steps, train.batch_size) == (7, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "override", "says"),
+    [
+        ({"model": "random:bert"}, "model.revision=v1", "model.revision: model is 'random:bert', which has no fields"),
+        ({"seed": 3}, "seed.data=1", "seed.data: seed is 3, which has no fields to set"),
+        ({}, "task.text=review", "task: text, pair and label name columns"),
+    ],
+)
+def test_an_override_hides_no_mistake(fields, override, says):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.load(fields, [override])
+    assert says in str(error.value)
 
 
 def test_the_id_is_of_what_changes_a_number(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import oelm
-from oelm import analysis, records
+from oelm import analysis, files, records
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError, ConfigError, TrainingError
 from oelm.files import new_folder, put_in_place, read_json, recover_folder, write_json
@@ -365,6 +365,26 @@ def test_a_disk_that_fills_up_is_one_clear_line(size, changes, tmp_path):
     finished("train", file)
     run_here(tmp_path / "whole", **changes)
     assert_same_run(run, config(tmp_path / "whole", **changes).folder)
+
+
+@pytest.mark.parametrize(("earlier", "kept"), [(False, "there is none before it"), (True, "step-00000005 is intact")])
+def test_a_disk_that_refuses_only_when_flushed_is_a_clear_error(earlier, kept, tmp_path, monkeypatch):
+    """As a network's file system may: every write was taken, and the flush says that there was no room."""
+    if earlier:
+        with monkeypatch.context() as patched:
+            cut_at(patched, 7)
+            with pytest.raises(Stop):
+                run_here(tmp_path)
+    real = files.sync
+
+    def refuse(path):
+        if path.name == "tensors.safetensors":
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        real(path)
+
+    monkeypatch.setattr(files, "sync", refuse)
+    with pytest.raises(CheckpointError, match=rf"cannot be written \(.*quota exceeded\); {kept}$"):
+        run_here(tmp_path)
 
 
 def test_a_read_only_disk_is_a_clear_error(tmp_path):

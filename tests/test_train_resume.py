@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -392,10 +393,16 @@ def test_the_process_before_it_may_have_died_anywhere(tmp_path):
     run_here(tmp_path / "runs")
     run = folder_of(tmp_path / "runs")
     (run / "result.json").unlink()
-    shutil.copytree(run / "best", run / ".best.12345.tmp")
-    (run / ".status.json.12345.tmp").write_text("{")
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    shutil.copytree(run / "best", run / f".best.{dead.pid}.tmp")
+    (run / f".status.json.{dead.pid}.tmp").write_text("{")
+    (run / f".launch.json.{os.getppid()}.tmp").write_text("{")
     shutil.rmtree(run / "checkpoints" / "step-00000012")
     os.replace(run / "best", run / ".best.old")
     run_here(tmp_path / "runs")
-    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+    left = [path.name for path in run.iterdir() if path.name.startswith(".")]
+    assert left == [f".launch.json.{os.getppid()}.tmp"], (
+        "what a live process writes there stays: it is about to rename it"
+    )
     assert read_json(run / "best" / "config.json")["model_type"] == "oelm_gpt"

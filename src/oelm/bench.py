@@ -38,6 +38,7 @@ from .training.parallel import World, device_for
 from .training.state import TrainState
 from .training.step import Stepper
 from .training.task import Batch, Task
+from .training.timing import StepTimer
 
 # Dense bf16 peak of a device in FLOP/s by the vendor's datasheet, by a part of its name; for MFU.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX A5000": 111e12, "4090": 165e12}
@@ -328,8 +329,6 @@ def _step(stepper: Stepper, state: TrainState) -> None:
 
 
 def _timed(stepper: Stepper, state: TrainState, steps: int, device: torch.device) -> list[float]:
-    from .training.timing import StepTimer
-
     timer = StepTimer(device, warmup_steps=0)
     timer.begin()
     for _ in range(steps):

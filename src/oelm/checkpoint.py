@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from .adapters import merge_adapters
 from .errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
+from .files import looks_local
 from .method import Method
 from .models import gpt
 from .models.convert import to_transformers
@@ -115,10 +116,8 @@ def _read_config(path: str | PathLike[str], reader: Any, options: dict[str, Any]
 
 def require_reachable(path: str | PathLike[str]) -> None:
     """Raises for what can only be a folder and is not there, before the Hub is asked for it."""
-    name = str(path)
-    looks_local = not isinstance(path, str) or name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_local and not Path(path).exists():
-        raise CheckpointError(f"{name}: no such folder")
+    if (not isinstance(path, str) or looks_local(path)) and not Path(path).exists():
+        raise CheckpointError(f"{path}: no such folder")
 
 
 def _recorded_method(config: Any, path: str | PathLike[str]) -> Method:

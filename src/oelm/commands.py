@@ -52,7 +52,9 @@ def train(
 
 
 def finetune(
-    task: Annotated[str, typer.Argument(help="sst2, mnli, xnli, imdb, ag_news, folder, or builtin:sentiment.")],
+    task: Annotated[
+        str, typer.Argument(help="sst2, mnli, xnli, imdb, ag_news, folder, builtin:sentiment or builtin:inference.")
+    ],
     overrides: Overrides = None,
     model: Annotated[str, typer.Option("--model", help="A folder, a Hub name, gpt:SIZE or random:FAMILY.")] = _BERT,
     method: Annotated[str, typer.Option("--method", "-m", help="A preset's name.")] = "baseline",
@@ -60,8 +62,8 @@ def finetune(
     recipe: Annotated[
         Recipe, typer.Option(help="equal: one learning rate for every method; reference: the study's rate for each.")
     ] = Recipe.equal,
-    seed: Annotated[int, typer.Option(help="Of the head, the method and the order of the data.")] = 0,
-    output: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    seed: Annotated[int, typer.Option(help="Seed of the head, the method and the order of the data.")] = 0,
+    output: Annotated[Path, typer.Option("--out", "-o", "--output", help="Where runs are kept.")] = Path("runs"),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors and the result.")] = False,
 ) -> None:
     """Fine-tune a model on a labelled task: 3 epochs of batches of 16, linear decay after 10 % warm-up.
@@ -86,10 +88,9 @@ def finetune(
         config = RunConfig.load(fields, overrides)
         if config.task.kind == "language":
             raise ConfigError("oelm finetune: 'language' learns from running text; use oelm train")
-        given = any(one.startswith("optimizer.learning_rate=") for one in overrides or [])
-        if recipe is Recipe.reference and not given:
-            rate = reference_rate(config.method)
-            config = RunConfig.load(fields, [*(overrides or []), f"optimizer.learning_rate={rate}"])
+        if recipe is Recipe.reference:  # below the overrides, which may set another rate
+            fields["optimizer"] = {"learning_rate": reference_rate(config.method)}
+            config = RunConfig.load(fields, overrides)
         _train(config, quiet)
 
 

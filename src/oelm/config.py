@@ -41,6 +41,10 @@ _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 Column = Annotated[str, Field(min_length=1)]
 EPOCH: Literal["epoch"] = "epoch"
 LANGUAGE = "language"
+# Sections that may be given by a name alone, and the field that it stands for.
+_BY_NAME = {"method": "preset", "task": "name"}
+# Sections that change no number of a result: where a run is kept, logged and saved.
+WITHOUT_EFFECT = ("output", "log", "checkpoint")
 
 
 class TaskConfig(Strict, refusal=ConfigError):
@@ -67,6 +71,8 @@ class TaskConfig(Strict, refusal=ConfigError):
     def _is_coherent(self) -> TaskConfig:
         if self.name == LANGUAGE and self.form == "text":
             raise ValueError("form 'text' belongs to a task with examples; 'language' learns from running text")
+        if self.name == LANGUAGE and (self.text or self.pair or self.label):
+            raise ValueError("text, pair and label name columns, and 'language' learns from running text: set name too")
         if (self.source or self.target) and self.form == "labels":
             raise ValueError("source and target are the columns of text-to-text data: set form to 'text'")
         if (self.source is None) != (self.target is None):
@@ -289,12 +295,7 @@ class RunConfig(Strict, refusal=ConfigError):
         """A config from a YAML or JSON file or a dict, with `key=value` overrides such as `train.max_steps=100`."""
         fields = dict(source) if isinstance(source, dict) else read_mapping(source)
         for override in overrides or []:
-            key, change = parse_override(override)
-            for part in reversed(key.split(".")):
-                change = {part: change}
-            if isinstance(fields.get("method"), str) and isinstance(change.get("method"), dict):
-                fields["method"] = {"preset": fields["method"]}  # method.layers=... changes the method that is named
-            fields = merge(fields, change)
+            fields = set_field(fields, *parse_override(override))
         where = "config" if isinstance(source, dict) else str(source)
         try:
             return cls.model_validate(fields)
@@ -314,8 +315,7 @@ class RunConfig(Strict, refusal=ConfigError):
 
         With checkpoint.best other splits are evaluated at the best step, without it at the last: those figures say.
         """
-        apart = {"output", "log", "checkpoint"}
-        content = json.dumps({k: v for k, v in self.to_dict().items() if k not in apart}, sort_keys=True)
+        content = json.dumps({k: v for k, v in self.to_dict().items() if k not in WITHOUT_EFFECT}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property
@@ -368,19 +368,40 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key, value
 
 
+def set_field(fields: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """The fields with a dotted one set. A method or a task that is given by its name is changed, not replaced."""
+    section, _, inner = name.partition(".")
+    there = fields.get(section)
+    if inner and there is not None and not isinstance(there, dict):
+        if isinstance(there, Strict):
+            given = there.model_dump(exclude_unset=True)
+        elif isinstance(there, str) and section in _BY_NAME:
+            given = {_BY_NAME[section]: there}
+        else:
+            raise ConfigError(f"{name}: {section} is {there!r}, which has no fields to set")
+        fields = {**fields, section: given}
+    change = value
+    for part in reversed(name.split(".")):
+        change = {part: change}
+    return merge(fields, change)
+
+
 def as_number(value: Any) -> Any:
     """YAML reads 3e-4 as a string; a learning rate is a number. Anything else stays what it is."""
     return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
 
 
-def _study_method(model_type: str = "oelm", freeze_qk: bool | None = None, ortho_method: str | None = None) -> Method:
+def _study_method(model_type: Any = "oelm", freeze_qk: Any = None, ortho_method: Any = None) -> Method:
+    """The method that the study's names mean, as they stand in a file: of any type."""
     if model_type not in ("gpt", "oelm"):
         raise ValueError(f"model_type {model_type!r}: use 'gpt' or 'oelm' (any other model goes into model.name)")
+    if not isinstance(freeze_qk, bool | None):
+        raise ValueError(f"freeze_qk {freeze_qk!r}: use true or false")
     if model_type == "gpt":
         if freeze_qk or ortho_method is not None:
             raise ValueError("model_type 'gpt' is the plain model: it goes with neither freeze_qk nor ortho_method")
         return PRESETS["baseline"]
-    if ortho_method is not None and ortho_method not in _ORTHO_METHODS:
+    if ortho_method is not None and ortho_method not in list(_ORTHO_METHODS):
         raise ValueError(f"ortho_method {ortho_method!r}: use one of {', '.join(_ORTHO_METHODS)}")
     frozen = PRESETS[_ORTHO_METHODS[ortho_method or "qr"]]
     if freeze_qk is False:

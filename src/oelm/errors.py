@@ -34,7 +34,7 @@ class ConfigError(OelmError):
 
 
 class TrainingError(OelmError):
-    """A run that had to stop: a non-finite loss, a full disk, a folder in use. The last checkpoint is intact."""
+    """A run that had to stop: a non-finite loss, a full disk, a folder in use. Checkpoints stay as they were."""
 
 
 class CheckpointError(OelmError):

@@ -88,6 +88,11 @@ def parse_yaml(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def looks_local(name: str) -> bool:
+    """Whether a name can only be a folder's: one of the Hub has a slash at most, and does not begin like a path."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder that takes `path`'s place, whole, when the block ends well, and vanishes when it does not."""
@@ -97,9 +102,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         with writing(path):
             temporary.mkdir(parents=True)
             yield temporary
-            for file in temporary.rglob("*"):
-                if file.is_file():
-                    sync(file)
             put_in_place(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -122,7 +124,10 @@ def empty_folder(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a finished folder to its name. An older one steps aside first, so one of the two is always whole."""
+    """Flush a finished folder and rename it. An older one steps aside first, so one of the two is always whole."""
+    for file in temporary.rglob("*"):
+        if file.is_file():
+            sync(file)
     aside = path.with_name(f".{path.name}.old")
     if path.exists():
         shutil.rmtree(aside, ignore_errors=True)
@@ -149,12 +154,31 @@ def sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a process that was killed while it wrote left in a folder that is now ours alone."""
+    """Remove what processes that were killed while they wrote left in a folder.
+
+    What a live one writes stays: a run's runner tells how it started it while the run claims its folder.
+    """
     for path in folder.glob(".*.tmp"):
+        if _writes_now(path):
+            continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def _writes_now(temporary: Path) -> bool:
+    """Whether the process whose number a temporary name holds lives, and is another one."""
+    number = temporary.name.removesuffix(".tmp").rpartition(".")[2]
+    if not number.isdecimal() or int(number) == os.getpid():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 def require_space(folder: Path, needed: int) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
+from . import init
+
 
 class IdentityProjection(nn.Module):
     """Row i of the projection reads coordinate i of the hidden state: a slice and a factor, no matrix, no product."""
@@ -33,7 +35,7 @@ class IdentityProjection(nn.Module):
 
     def matrix(self) -> Tensor:
         """The matrix that it stands for."""
-        return torch.eye(self.rows, self.width) * self.factor
+        return init.identity(self.rows, self.width) * self.factor
 
     def plain(self, like: Tensor) -> nn.Module:
         return self.replaced.build(self.matrix(), None, like)

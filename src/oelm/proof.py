@@ -8,7 +8,7 @@ does not hide behind rounding.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -186,7 +186,7 @@ def seal(
         config.oelm["frozen"][name] = fingerprint(parameter)
 
 
-def reseal(model: nn.Module, paths: Iterable[str], freeze: bool) -> None:
+def reseal(model: nn.Module, paths: Collection[str], freeze: bool) -> None:
     """Carry out one event of a schedule: freeze matrices as they are now, or let them train, and record it."""
     record = record_of(model)
     assert record is not None, "a schedule belongs to a method that was applied"
@@ -368,9 +368,8 @@ def _orthogonality(module: nn.Module, matrix: dict[str, Any]) -> float:
 
 def _rows(model: nn.Module, site: Site, matrices: dict[str, Any]) -> list[Row]:
     rows = []
-    places = [(role, path) for role, path in site.roles.items()] + list(site.feed_forward())
     counted: set[int] = set()
-    for role, path in places:
+    for role, path in (*site.roles.items(), *site.feed_forward()):
         try:
             module = model.get_submodule(path)
         except AttributeError:  # fused: one row for the whole projection, where its first role stands

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -48,7 +49,7 @@ class Published:
     experiments: tuple[Experiment, ...]
     datasets: MappingProxyType[str, tuple[str, ...]]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Experiment]:
         return iter(self.experiments)
 
     def __contains__(self, id: object) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from . import __version__
-from .config import RunConfig
+from .config import WITHOUT_EFFECT, RunConfig
 from .errors import ConfigError, TrainingError
 from .files import read_json, recover_folder, remove_leftovers, to_json, write_json, write_text
 from .locks import hold, holder
@@ -89,8 +89,8 @@ class RunFolder:
         """
         if self._metrics is not None or self.path not in self._made:
             return False
+        shutil.rmtree(self.path, ignore_errors=True)  # before the lock goes: another may wait for it
         self.close()
-        shutil.rmtree(self.path, ignore_errors=True)
         for folder in self._made[1:]:
             with suppress(OSError):  # another run is in there by now
                 folder.rmdir()
@@ -216,7 +216,7 @@ def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> l
     """The dotted names of the fields in which two configs differ."""
     names = []
     for key in sorted(set(one) | set(other)):
-        if not prefix and key in ("format", "id", "output", "log", "checkpoint"):
+        if not prefix and key in ("format", "id", *WITHOUT_EFFECT):
             continue
         a, b = one.get(key), other.get(key)
         if isinstance(a, dict) and isinstance(b, dict):

@@ -19,7 +19,7 @@ from .files import read_json
 from .method import Method
 from .models.build import build_model
 from .training.language import LanguageModelling
-from .training.parallel import World
+from .training.parallel import World, device_for
 from .training.state import list_checkpoints, load_model, read_state, restore_record, stale_best, step_of
 from .training.task import Task, open_task
 
@@ -110,7 +110,7 @@ def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[st
     config = config_of(run)
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"sequences": None})})
     task = open_task(config)
-    world = World(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    world = World(0, 1, device_for("auto"))
     place = _place_of_model(run, last)
     model: Any = _load_from(place, config).to(world.device)
     about = task.describe()
@@ -145,7 +145,7 @@ def generate_text(run: Path, prompt: str, tokens: int | None, temperature: float
         raise ConfigError(f"{run}: learned {config.task.name}, not to go on from a prompt; `oelm predict` asks it")
     model: Any = load_run(run)
     tokenizer = LanguageModelling.open(config).data.load_tokenizer()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_for("auto")
     model.to(device)
     ids = tokenizer(prompt, return_tensors="pt").input_ids.to(device)
     room = getattr(model.config, "max_position_embeddings", None)

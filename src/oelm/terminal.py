@@ -15,8 +15,9 @@ from .errors import OelmError, first_line
 
 # What the machine refuses, whatever the code does: a path that may not be read or written, a disk that is full.
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EIO}
-# How torch says, in an error without a class of its own, that the main memory is too small.
-_CPU_MEMORY = "DefaultCPUAllocator"
+# How torch says that memory is too small: by a class of its own for a GPU's, and in the words of an error for the main
+# one. By name, so that help need not import torch.
+_GPU_MEMORY, _CPU_MEMORY = "OutOfMemoryError", "DefaultCPUAllocator"
 
 
 def quiet_libraries() -> None:
@@ -43,7 +44,8 @@ def errors() -> Iterator[None]:
             raise
         _refuse(f"{error.filename}: {error.strerror}")
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and _CPU_MEMORY not in str(error):
+        told = type(error).__name__ == _GPU_MEMORY or _CPU_MEMORY in str(error)
+        if not (isinstance(error, MemoryError) or told):
             raise
         _refuse(f"not enough memory: use a smaller model, batch or sequence length ({first_line(error)})")
 

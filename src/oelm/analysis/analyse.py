@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,7 +34,6 @@ class Analysis:
     times: tuple[Comparison, ...]
     verdicts: tuple[Verdict, ...]
     replications: tuple[Replication, ...]
-    seconds: float
     first: int = 1
 
     def handle(self, run: Run) -> str:
@@ -52,7 +50,6 @@ class Analysis:
 
 def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str] | None = None) -> Analysis:
     """Everything that the runs in these folders show. Raises AnalysisError where there is nothing to report on."""
-    started = time.perf_counter()
     asked = load_hypotheses(hypotheses)
     loaded = load_runs(paths)
     groups = group_runs(loaded.runs, [item.run for item in loaded.left_out if item.run is not None])
@@ -78,7 +75,6 @@ def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str
         times=tuple(one for one in times if one.ratio is not None),
         verdicts=judge(asked, groups),
         replications=replicate(groups),
-        seconds=time.perf_counter() - started,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -39,12 +38,10 @@ class Loaded:
     left_out: tuple[LeftOut, ...]
     benches: tuple[Bench, ...]
     problems: tuple[str, ...]
-    seconds: float
 
 
 def load_runs(paths: Sequence[str | PathLike[str]]) -> Loaded:
     """Every run in the given folders. Raises only when there is nothing at all to report on."""
-    started = time.perf_counter()
     runs: list[Run] = []
     running: list[Run] = []
     left_out: list[LeftOut] = []
@@ -89,7 +86,6 @@ def load_runs(paths: Sequence[str | PathLike[str]]) -> Loaded:
         tuple(sorted([*left_out, *duplicates, *useless], key=lambda item: str(item.path))),
         tuple(benches),
         tuple(problems),
-        time.perf_counter() - started,
     )
 
 

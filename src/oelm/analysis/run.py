@@ -10,6 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from ..config import WITHOUT_EFFECT
 from ..errors import OelmError
 from ..method import PRESETS, Method
 from ..records import UNCOMPARABLE_TIMES
@@ -184,7 +185,7 @@ def at_chance(run: Run) -> bool:
 
 def comparable(run: Run) -> dict[str, Any]:
     """The config without what cannot change a number: names, logging, where it is kept."""
-    apart = {"id", "format", "experiment", "output", "log", "checkpoint", "seed"}
+    apart = {"id", "format", "experiment", "seed", *WITHOUT_EFFECT}
     config = {key: value for key, value in run.config.items() if key not in apart}
     optimizer, train = dict(config.get("optimizer") or {}), dict(config.get("train") or {})
     if optimizer.get("warmup_steps") is None and train.get("max_steps"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ..files import looks_local
 from .errors import DataError
 from .readers import SEPARATOR
 from .rows import translated
@@ -154,7 +155,7 @@ def _folder_of(name: str | Path) -> Path | None:
         return folder
     if folder.exists():
         raise DataError(f"{folder}: a file; name the folder that holds the tokenizer")
-    if isinstance(name, Path) or name.startswith((".", "/", "~")) or "\\" in name:
+    if isinstance(name, Path) or looks_local(name):
         raise DataError(f"{name}: no such folder")
     return None
 

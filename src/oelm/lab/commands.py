@@ -39,7 +39,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 ScaleOption = Annotated[Scale, typer.Option(help="full, or smoke: a tiny model on built-in data, in seconds.")]
 DataOption = Annotated[str | None, typer.Option(help="Your own copy of the data: a folder.")]
 GpusOption = Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1; '' for none. Default: those free.")]
-JobsOption = Annotated[int | None, typer.Option(min=1, help="Runs at once on the CPU, or on each (set of) GPU.")]
+JobsOption = Annotated[int | None, typer.Option(min=1, help="Runs at once: on the CPU, or on each GPU or set of GPUs.")]
 ProcessesOption = Annotated[int, typer.Option("--gpus-per-run", min=1, help="Processes, so GPUs, of each run.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _RUNS = Path("runs")
@@ -186,7 +186,7 @@ def status(
 
 def logs(
     name: RunName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing until the run ends.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 40,
     out: OutOption = _RUNS,
 ) -> None:
@@ -226,7 +226,7 @@ def stop(
         matrices = control.stop_matrices(out)  # before its runs: a matrix would start the next one at once
         wanted = [state for state in survey(out) if state.live]
         if not wanted and not matrices:
-            raise LabError(f"no run goes on below {out}")
+            raise LabError(f"no run is going on below {out}")
         for line in matrices.values():
             typer.echo(line)
         for state in wanted:
@@ -317,6 +317,7 @@ def _train_here(planned: Planned) -> int:
 
 
 def _run_matrix(planned: list[Planned], launcher: Launcher, retries: int, yes: bool) -> int:
+    from ..training.signals import EXIT_REQUEUE
     from .estimate import estimate
     from .matrix import Matrix
     from .show import MatrixView
@@ -331,7 +332,7 @@ def _run_matrix(planned: list[Planned], launcher: Launcher, retries: int, yes: b
     typer.echo(", ".join(f"{count} {state}" for state, count in counts.items()))
     if counts.get("failed") or counts.get("blocked"):
         return 1
-    return 0 if set(counts) <= {"finished"} else 75
+    return 0 if set(counts) <= {"finished"} else EXIT_REQUEUE
 
 
 def _axes(written: list[str]) -> dict[str, tuple[Any, ...]]:

@@ -37,7 +37,7 @@ def stop(run: RunState) -> str:
         job = _queued_job(run.path)
         if job is not None:
             return _cancel(job)
-        raise LabError(f"{run.name}: is not running; it is {run.state}")
+        raise LabError(f"{run.name}: is not running; its state is {run.state}")
     how = _ask(run.path, who or "", run.name)
     if how == "before":
         return "was asked before; it is saving, or finishing its step"
@@ -82,6 +82,7 @@ def _ask(folder: Path, who: str, name: str) -> Literal["before", "signal", "file
         except ProcessLookupError:
             pass  # the same name on another machine, or in another container
         except PermissionError:
+            asked.unlink(missing_ok=True)  # nobody was
             raise LabError(f"{name}: process {found[1]} belongs to another user") from None
     (folder / STOP).touch()
     return "file"
@@ -93,7 +94,7 @@ def log_file(run: RunState) -> Path:
         file = run.path / name
         if file.is_file() and (file.stat().st_size or run.live):
             return file
-    raise LabError(f"{run.name}: has no log yet; it is {run.state}")
+    raise LabError(f"{run.name}: has no log yet; its state is {run.state}")
 
 
 def log_lines(run: RunState, last: int, follow: bool = False, pause: float = 0.5) -> Iterator[str]:
@@ -113,7 +114,6 @@ def log_lines(run: RunState, last: int, follow: bool = False, pause: float = 0.5
 class Freeable:
     """Something of a finished run that can be removed, and its size in bytes."""
 
-    run: str
     path: Path
     bytes: int
 
@@ -127,7 +127,7 @@ def freeable(runs: list[RunState], best: bool = False) -> list[Freeable]:
         for name in ("checkpoints", "best") if best else ("checkpoints",):
             size = _size(run.path / name)
             if size:
-                found.append(Freeable(run.name, run.path / name, size))
+                found.append(Freeable(run.path / name, size))
     return found
 
 

@@ -16,6 +16,7 @@ from ..errors import OelmError
 from ..files import read_json, write_json
 from ..machine import cores
 from ..schema import merge
+from ..training.signals import EXIT_REQUEUE
 from .estimate import seconds_per_step, spell
 from .expand import Planned, Request, expand
 from .experiment import find
@@ -52,8 +53,9 @@ def run_demo(out: Path, budget: float) -> int:
         counts = work.run(view)
     if work.stopped:
         _say("stopped; the same command goes on")
-        return 75
-    return _report(out, began) or (1 if counts.get("failed") else 0)
+        return EXIT_REQUEUE
+    _report(out, began)
+    return 1 if counts.get("failed") else 0
 
 
 def _steps(out: Path, budget: float, jobs: int) -> int:
@@ -79,25 +81,24 @@ def _runs(out: Path, steps: int, seeds: tuple[int, ...]) -> list[Planned]:
     return expand([sized], Request(seeds=seeds, output=str(out / "runs")))
 
 
-def _report(out: Path, began: float) -> int:
+def _report(out: Path, began: float) -> None:
     """Write the report and say what the runs show."""
     try:
         from ..report import summary, write_report
     except ImportError as error:
         _say(f"\nNo report was written ({error}). Perplexity by method, mean over the seeds that are done:")
         _say("\n".join(_plain_table(out / "runs")))
-        return 0
+        return
     try:
         report = write_report([out / "runs"], out / "report", title="oelm demo")
     except OelmError as error:
         _say(f"\nNo report was written: {error}\nPerplexity by method, mean over the seeds that are done:")
         _say("\n".join(_plain_table(out / "runs")))
-        return 0
+        return
     _say("\nWhat these small runs show (synthetic text and a tiny model: it says nothing of real text):")
     for line in summary(report.analysis):
         _say(f"  {line}")
     _say(f"\nThe report: {out / 'report' / 'report.html'}. All of it took {spell(time.monotonic() - began)}.")
-    return 0
 
 
 def _plain_table(root: Path) -> list[str]:

@@ -13,10 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig, as_number, parse_override
+from ..config import WITHOUT_EFFECT, RunConfig, as_number, parse_override, set_field
 from ..errors import OelmError
 from ..files import parse_yaml
-from ..schema import merge
 from .errors import LabError
 from .experiment import Experiment, Scale, find
 
@@ -24,7 +23,7 @@ LEARNING_RATE = "optimizer.learning_rate"
 # How a field is called in the name of a run, where the field's own last word would say too little.
 _SHORT = {LEARNING_RATE: "lr", "model.name": "model", "train.max_steps": "steps", "task.name": "task"}
 # Fields that are no part of the name: a folder of their own says them, or they change no number.
-_ELSEWHERE = ("method", "seed", "data.path", "output", "log", "checkpoint")
+_ELSEWHERE = ("method", "seed", "data.path", *WITHOUT_EFFECT)
 _LONGEST_NAME = 120
 # In a run's folder: its best model as a plain one, for the runs that start from it.
 PLAIN = "plain"
@@ -98,16 +97,6 @@ def run_name(experiment: str, scale: Scale, values: dict[str, Any]) -> str:
     if len(whole) <= _LONGEST_NAME:
         return whole
     return f"{whole[: _LONGEST_NAME - 9]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
-
-
-def set_field(fields: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """The fields with a dotted one set; a part of a method that is given by name changes that preset."""
-    change: Any = value
-    for part in reversed(name.split(".")):
-        change = {part: change}
-    if isinstance(fields.get("method"), str) and isinstance(change.get("method"), dict) and "." in name:
-        fields = {**fields, "method": {"preset": fields["method"]}}
-    return merge(fields, change)
 
 
 def parse_values(text: str) -> tuple[Any, ...]:

@@ -210,18 +210,22 @@ def _visible_gpus() -> list[str]:
 
     count = torch.cuda.device_count()
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(number) for number in range(count)] if listed is None else listed.split(",")
+    names = [str(number) for number in range(count)] if listed is None else _split(listed)
     return names[:count]
 
 
 def _named_gpus(text: str, visible: list[str]) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
+    names = _split(text)
     absent = [name for name in names if name not in visible]
     if absent:
         raise LabError(f"--gpus {text}: there is no GPU {', '.join(absent)} here; there are {', '.join(visible)}")
     if len(set(names)) < len(names):
         raise LabError(f"--gpus {text}: names a GPU twice; for several runs on one use --jobs")
     return names
+
+
+def _split(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def _free_gpus(visible: list[str]) -> list[str]:

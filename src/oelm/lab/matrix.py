@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -116,13 +116,16 @@ class Matrix:
         place = Path(tempfile.mkdtemp(prefix=f"{socket.gethostname()}-{os.getpid()}-", dir=self._root / LAB))
         with hold(place):
             for other in place.parent.iterdir():  # left by runners that were killed
-                if time.time() - other.stat().st_mtime > 60 and holder(other) is None:
-                    shutil.rmtree(other, ignore_errors=True)
+                with suppress(FileNotFoundError):  # by one that ends just now, and takes it away itself
+                    if time.time() - other.stat().st_mtime > 60 and holder(other) is None:
+                        shutil.rmtree(other, ignore_errors=True)
             names = [entry.planned.name for entry in self.entries]
             write_json(place / "matrix.json", {"runs": names, "argv": sys.argv})
             self._place = place.name
-            yield
-            shutil.rmtree(place, ignore_errors=True)
+            try:
+                yield
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
 
     def _look_for_work_done(self) -> None:
         """Tell at once what is done already; a folder with another run's result is refused before anything starts."""

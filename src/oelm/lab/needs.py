@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 import yaml
 
 from ..config import RunConfig
+from ..files import looks_local
 from .errors import LabError
 from .expand import Planned
 
@@ -112,10 +113,12 @@ def _model(config: RunConfig) -> str | None:
             f"{need.what} in the folder {name}, which is not there. Get it, once, with:\n    {need.get}\n"
             "Another model: model.name=NAME, and its runs are a set-up of their own."
         )
-    if name.startswith(MADE_HERE) or hub_has(name, "model"):
+    if name.startswith(MADE_HERE) or Path(name).is_dir():
         return None
-    if Path(name).exists() or name.count("/") > 1 or name.startswith((".", "/", "~")):
-        return None if Path(name).is_dir() else f"the model {name}: there is no such folder"
+    if looks_local(name) or Path(name).exists():
+        return f"the model {name}: there is no such folder"
+    if hub_has(name, "model"):
+        return None
     return (
         f"the pretrained model {name}, which is not in the cache, and the Hub cannot be reached from here. Download "
         f"its folder on another machine and name it: model.name=DIR"
@@ -124,7 +127,11 @@ def _model(config: RunConfig) -> str | None:
 
 def _tokenizer(config: RunConfig) -> str | None:
     name = config.model.tokenizer
-    if name is None or Path(name).is_dir() or hub_has(name, "model"):
+    if name is None or Path(name).is_dir():
+        return None
+    if looks_local(name) or Path(name).exists():
+        return f"the tokenizer {name}: there is no such folder"
+    if hub_has(name, "model"):
         return None
     return (
         f"the tokenizer {name}, which is not in the cache, and the Hub cannot be reached from here. Download its "

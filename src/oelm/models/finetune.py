@@ -45,8 +45,8 @@ def kept_head(config: ModelConfig, reader: Reader, labels: Sequence[str]) -> str
     if config.from_scratch or len(theirs) != len(labels) or theirs == list(labels):
         return None
     return (
-        f"the model was a classifier already, and its head is gone on with: its classes {', '.join(map(str, theirs))} "
-        f"are {', '.join(labels)} now, in that order"
+        f"the model was a classifier already, and its head is kept: its classes {', '.join(map(str, theirs))} are now "
+        f"{', '.join(labels)}, in that order"
     )
 
 

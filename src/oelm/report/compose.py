@@ -11,7 +11,7 @@ from ..analysis.analyse import cell_to_show, mean_of
 from ..analysis.arms import Setup
 from ..analysis.compare import MARGINS, Comparison
 from ..analysis.run import finite
-from ..analysis.stats import estimate
+from ..analysis.stats import ALPHA, estimate
 from . import numbers
 from .charts import Styles
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
@@ -255,4 +255,4 @@ def _comparison_cells(one: Comparison, analysis: Analysis, say: Words) -> dict[s
 def _alike(one: Comparison, say: Words) -> str:
     if one.alike is None:
         return "–"
-    return f"{say('yes' if one.alike < 0.05 else 'no')} (p {numbers.p_value(one.alike)})"
+    return f"{say('yes' if one.alike < ALPHA else 'no')} (p {numbers.p_value(one.alike)})"

@@ -112,7 +112,7 @@ def write_headlines(source: str | PathLike[str], readme: str | PathLike[str], re
     before, mark, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not mark or not end:
-        raise AnalysisError(f"{place}: has no place for the results: put the lines {_BEGIN} and {_END} where it is")
+        raise AnalysisError(f"{place}: has no place for the results: put the lines {_BEGIN} and {_END} there")
     table = block_text(headlines(source, results))
     write_text(place, f"{before}{_BEGIN}\n{table}\n{_END}{after}")
     return place
@@ -123,7 +123,7 @@ def headlines(source: str | PathLike[str], results: str) -> Table:
     asked, say, root = load_evidence(source), words("en"), Path(source).parent
     runs = {question.id: question.runs for question in asked.questions}
     read = cache(lambda question: analyse(_folders(root, runs[question])))
-    rows = []
+    rows, references = [], set()
     for line in asked.headlines:
         if line.question not in runs:
             raise AnalysisError(f"{source}: headline {line.told!r}: no question has the id {line.question!r}")
@@ -136,6 +136,7 @@ def headlines(source: str | PathLike[str], results: str) -> Table:
         if len(found) != 1:
             raise AnalysisError(f"{source}: headline {line.told!r}: {len(found)} comparisons of {line.arm!r}, not one")
         (one,) = found
+        references.add(one.reference)
         word, tone = short_reading(one, say)
         rows.append(
             [
@@ -148,7 +149,10 @@ def headlines(source: str | PathLike[str], results: str) -> Table:
                 Cell(one.setup.dataset),
             ]
         )
-    columns = ["what", "method", f"against {one.reference}", say("col_interval"), say("col_reading")]
+    if len(references) != 1:
+        compared = ", ".join(sorted(references)) or "nothing: it has no headlines"
+        raise AnalysisError(f"{source}: headlines share one column, so one reference; here they are against {compared}")
+    columns = ["what", "method", f"against {references.pop()}", say("col_interval"), say("col_reading")]
     return Table("headlines", [*columns, say("col_seeds"), "on"], rows, numeric=(2, 3, 5))
 
 
@@ -244,7 +248,7 @@ def _folders(root: Path, patterns: Sequence[str]) -> list[Path]:
     for pattern in patterns:
         matched = sorted(path for path in root.glob(pattern) if path.is_dir())
         if not matched:
-            raise AnalysisError(f"{pattern}: no record below {root} is called so")
+            raise AnalysisError(f"{pattern}: no record below {root} matches it")
         found += matched
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 from .charts import Figure
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
@@ -20,7 +21,7 @@ def to_markdown(document: Document, pictures: bool) -> str:
     parts += [text for block in document.blocks if (text := block_text(block, pictures))]
     parts.append(f"---\n\n{escape(document.footer)}")
     # Where every R1, R2, ... above leads.
-    parts.append("\n".join(f"[{handle}]: {_link(folder)}" for handle, folder in document.folders.items()))
+    parts.append("\n".join(f"[{handle}]: {_target(folder)}" for handle, folder in document.folders.items()))
     return "\n\n".join(parts) + "\n"
 
 
@@ -54,7 +55,7 @@ def _cell(cell: Cell, in_table: bool) -> str:
     if cell.code:
         text = f"`{text.replace('`', '')}`".replace("|", "\\|")
     elif cell.folder is not None:
-        text = f"[{escape(text)}]({_link(cell.folder)})"
+        text = f"[{escape(text)}]({_target(cell.folder)})"
     else:
         text = escape(text)
     if in_table and cell.text == "":
@@ -65,11 +66,9 @@ def _cell(cell: Cell, in_table: bool) -> str:
     return _TONES.get(cell.tone, "") + badge + whole
 
 
-def _link(folder: str) -> str:
-    """Where a link leads: a folder may be called anything, and these would end the link or a table's cell."""
-    for char in "%\\<>|\n\r":
-        folder = folder.replace(char, f"%{ord(char):02X}")
-    return f"<{folder}>"
+def _target(folder: str) -> str:
+    """Where a link leads. A folder's name may hold what would end it or a cell, and what follows would be HTML."""
+    return "<" + re.sub(r"[%\\<>|\r\n]", lambda found: quote(found[0]), folder) + ">"
 
 
 def escape(text: str) -> str:

@@ -19,7 +19,6 @@ STRINGS: dict[str, tuple[str, str]] = {
         "Made by oelm {version} from {runs} in {folders}. No number here was typed by hand.",
         "由 oelm {version} 根据 {folders} 中的 {runs}生成。本文中的数字均来自记录，没有手工填写。",
     ),
-    "language": ("Language", "语言"),
     "no_script": (
         "The pictures need JavaScript, which is in this file; the tables do not.",
         "图形需要 JavaScript（已包含在本文件中）；表格不需要。",
@@ -51,7 +50,7 @@ STRINGS: dict[str, tuple[str, str]] = {
     "step_time": ("Step time", "单步时间"),
     "runs": ("Runs", "运行列表"),
     "left_out": ("Runs that are not counted", "未计入的运行"),
-    "running": ("Runs that still go", "进行中的运行"),
+    "running": ("Runs still going", "进行中的运行"),
     "reading": ("How to read this", "阅读说明"),
     "equal_rates": ("At equal learning rates", "相同学习率下的对比"),
     "comparisons": ("Comparisons", "对比"),

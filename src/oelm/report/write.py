@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ class Report:
     analysis: Analysis
     files: tuple[Path, ...]
     problems: tuple[str, ...]
-    seconds: float
 
 
 def write_report(
@@ -49,7 +47,6 @@ def write_report(
 
     `formats` are some of md, html and pdf; results.csv, results.json and the tables are always written.
     """
-    started = time.perf_counter()
     say = words(language)
     for name in formats:
         if name not in FORMATS:
@@ -85,7 +82,7 @@ def write_report(
         else:
             problems.append(why)
     _remove_older(folder, set(written))
-    return Report(analysis, tuple(written), tuple(problems), time.perf_counter() - started)
+    return Report(analysis, tuple(written), tuple(problems))
 
 
 def _named(tables: Sequence[Table]) -> Iterator[tuple[str, Table]]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from ..checkpoint import load
@@ -337,13 +336,10 @@ def _save_model(run: Run, path: Path) -> None:
     if run.world.main:
         require_space(run.folder.path, sum(p.numel() * p.element_size() for p in run.model.parameters()))
         model: Any = run.model
-        try:
-            with new_folder(path) as folder:
-                model.save_pretrained(folder, state_dict=state_dict)
-                run.task.save_tokenizer(folder)
-                mark_best(folder, run.state.step)
-        except SafetensorError as error:
-            raise TrainingError(f"{path}: cannot be written ({error}); the last checkpoint is intact") from None
+        with new_folder(path) as folder:
+            model.save_pretrained(folder, state_dict=state_dict)
+            run.task.save_tokenizer(folder)
+            mark_best(folder, run.state.step)
     run.world.barrier()
 
 

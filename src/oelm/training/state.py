@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, TrainingError, first_line
-from ..files import put_in_place, read_json, require_space, sync, write_json
+from ..files import put_in_place, read_json, require_space, write_json
 from ..proof import record_of, refreeze, verify
 from .parallel import World
 from .timing import Times
@@ -124,9 +125,6 @@ def save_checkpoint(
             "seconds_apart": times.apart,
         }
         _guard(lambda: write_json(temporary / "state.json", content), path)
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                sync(file)
         _guard(lambda: put_in_place(temporary, path), path)
         for old in list_checkpoints(folder)[:-keep]:
             _remove(old)
@@ -268,7 +266,7 @@ def _write_shards(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save({name: tensor.detach() for name, tensor in tensors.items()}, storage_writer=writer)
     except CheckpointException as error:
-        raise CheckpointError(f"{path}: cannot be written ({_reasons(error)}); the one before it is intact") from None
+        raise _unwritten(path, _reasons(error)) from None
 
 
 def _read_shards(path: Path, shards: dict[str, int], tensors: dict[str, Tensor], whole: bool) -> None:
@@ -304,13 +302,20 @@ def _reasons(error: Any) -> str:
     return "; ".join(f"process {rank}: {first_line(reason)}" for rank, (reason, _) in sorted(error.failures.items()))
 
 
-def _guard(action: Any, path: Path) -> None:
+def _guard(action: Callable[[], object], path: Path) -> None:
     """Do something to the disk; a failure names the checkpoint and leaves the earlier ones alone."""
     try:
         action()
     except (OSError, SafetensorError, TrainingError) as error:
         shutil.rmtree(path.with_name(f".{path.name}.tmp"), ignore_errors=True)  # a full disk needs the room
-        raise CheckpointError(f"{path}: cannot be written ({error}); the checkpoint before it is intact") from None
+        raise _unwritten(path, str(error)) from None
+
+
+def _unwritten(path: Path, why: str) -> CheckpointError:
+    """The error for a checkpoint that could not be written, with what there is to go on from."""
+    there = list_checkpoints(path.parent)
+    kept = f"{there[-1].name} is intact" if there else "there is none before it"
+    return CheckpointError(f"{path}: cannot be written ({why}); {kept}")
 
 
 def _remove(path: Path) -> None:
