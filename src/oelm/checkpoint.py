@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from .adapters import merge_adapters
 from .errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
-from .files import looks_local
+from .files import require_reachable
 from .method import Method
 from .models import gpt
 from .models.convert import to_transformers
@@ -112,12 +112,6 @@ def _read_config(path: str | PathLike[str], reader: Any, options: dict[str, Any]
         return reader.from_pretrained(path, trust_remote_code=False, **where)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: no config that transformers can read ({first_line(error)})") from None
-
-
-def require_reachable(path: str | PathLike[str]) -> None:
-    """Raises for what can only be a folder and is not there, before the Hub is asked for it."""
-    if (not isinstance(path, str) or looks_local(path)) and not Path(path).exists():
-        raise CheckpointError(f"{path}: no such folder")
 
 
 def _recorded_method(config: Any, path: str | PathLike[str]) -> Method:

@@ -8,10 +8,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .errors import TrainingError, first_line
+from .errors import CheckpointError, TrainingError, first_line
 
 # Room to leave on a disk beside what is about to be written.
 _HEADROOM = 64 * 1024**2
@@ -91,6 +92,12 @@ def parse_yaml(text: str) -> Any:
 def looks_local(name: str) -> bool:
     """Whether a name can only be a folder's: one of the Hub has a slash at most, and does not begin like a path."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+
+
+def require_reachable(path: str | PathLike[str]) -> None:
+    """Raises for what can only be a folder and is not there, before the Hub is asked for it."""
+    if (not isinstance(path, str) or looks_local(path)) and not Path(path).exists():
+        raise CheckpointError(f"{path}: no such folder")
 
 
 @contextmanager

@@ -78,13 +78,17 @@ class CoreProjection(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         projected = self.identity(hidden) if self.identity is not None else F.linear(hidden, self.weight)
-        by_group = projected.unflatten(-1, (self.groups, -1))
-        if self.core.ndim == 1:
-            by_group = by_group * self.core[:, None]
-        else:
-            by_group = torch.einsum("...hi,hji->...hj", by_group, self.core)
-        out: Tensor = by_group.flatten(-2)
+        out = self._apply_core(projected)
         return out if self.bias is None else out + self.bias
+
+    def _apply_core(self, projected: Tensor) -> Tensor:
+        if self.core.ndim == 1:
+            by_group = projected.reshape(*projected.shape[:-1], self.groups, -1)
+            return (by_group * self.core[:, None]).flatten(-2)
+        if self.groups == 1:
+            return F.linear(projected, self.core[0])
+        by_group = projected.reshape(-1, self.groups, self.core.shape[1]).transpose(0, 1)
+        return torch.bmm(by_group, self.core.mT).transpose(0, 1).reshape(projected.shape)
 
     def plain(self, like: Tensor) -> nn.Module:
         weight = self.identity.matrix() if self.identity is not None else self.weight

@@ -9,12 +9,12 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from ..checkpoint import require_reachable
 from ..config import ModelConfig, RunConfig
 from ..data.examples import Encoded, encode
 from ..data.tasks import BUILTIN
 from ..data.tokenizer import fingerprint, load_model_tokenizer
 from ..errors import ConfigError, first_line
+from ..files import require_reachable
 from .build import RANDOM
 from .gpt import gpt_config
 from .language import GPT, require_changeable, with_fields
