@@ -273,9 +273,11 @@ def test_exported_model_is_plain_and_trainable(saved, tmp_path):
 # Hugging Face's Trainer
 
 
-@pytest.mark.parametrize("preset", ["oelm-freeze", "oelm-exact"])
-def test_trainer_needs_only_apply(preset, tmp_path):
-    model = operated("bert", preset)
+@pytest.mark.parametrize(
+    ("name", "preset"), [("bert", "oelm-freeze"), ("bert", "oelm-exact"), ("oelm-gpt", "identity-core")]
+)
+def test_trainer_needs_only_apply(name, preset, tmp_path):
+    model = operated(name, preset)
     batch = sample_batch(model)
     rows = [{key: value[i] for key, value in batch.items()} for i in range(len(batch["labels"]))]
     frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)
@@ -291,8 +293,9 @@ def test_trainer_needs_only_apply(preset, tmp_path):
         disable_tqdm=True,
         logging_strategy="no",
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)
     trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
     assert hashes(model, frozen=True) == frozen
     moved = hashes(model, frozen=False)
     assert [n for n in trained if moved[n] == trained[n]] == []
