@@ -13,7 +13,13 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    BertForSequenceClassification,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainingArguments,
+)
 
 import oelm
 from oelm.diagnose import sample_batch, train_steps
@@ -268,6 +274,26 @@ def test_exported_model_is_plain_and_trainable(saved, tmp_path):
     assert all(parameter.requires_grad for parameter in plain.parameters())
     assert oelm.audit(plain).frozen == 0
     oelm.apply(plain, "oelm-freeze")  # and can be operated on anew
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, torch.nn.DataParallel])
+def test_a_wrapped_model_is_exported_without_its_wrapper(wrap, tmp_path):
+    model = operated("gpt2", "oelm-exact")
+    oelm.export(wrap(model), tmp_path)
+    torch.testing.assert_close(logits(GPT2LMHeadModel.from_pretrained(tmp_path)), logits(model), atol=1e-5, rtol=1e-4)
+
+
+def test_adapters_that_were_added_since_are_not_exported_unasked(tmp_path):
+    peft = pytest.importorskip("peft")
+    options = peft.LoraConfig(target_modules=["value"], r=4, init_lora_weights=False)
+    model = operated("bert")
+    adapted = peft.get_peft_model(model, options)
+    with pytest.raises(oelm.ModelError, match=r"peft added after oelm\.apply.*unload"):
+        oelm.export(adapted, tmp_path)
+    before = logits(model)
+    oelm.export(adapted.merge_and_unload(), tmp_path)
+    plain = BertForSequenceClassification.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(plain), before, atol=1e-5, rtol=1e-4)
 
 
 # Hugging Face's Trainer
