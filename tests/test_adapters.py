@@ -735,6 +735,17 @@ def test_without_peft_the_error_says_how_to_get_it(monkeypatch):
     oelm.apply(model, "bitfit")  # what needs no adapter needs no peft
 
 
+@pytest.mark.parametrize("preset", ["bitfit", "last-layers", "head-only", pytest.param("lora", marks=needs_peft)])
+def test_what_a_method_trains_must_not_be_frozen_already(preset):
+    """It would stay frozen: a classifier's head at its random start, beside adapters that learn."""
+    model = model_of("bert").requires_grad_(False)
+    with pytest.raises(oelm.MethodError, match=r"trains .*, but that and \d+ more.* had requires_grad off before"):
+        oelm.apply(model, preset)
+    model.requires_grad_(True)
+    model.bert.embeddings.word_embeddings.requires_grad_(False)  # the method freezes these too
+    assert oelm.apply(model, preset).head_trainable > 0
+
+
 @needs_peft
 def test_loading_without_peft_says_so_too(tmp_path, monkeypatch):
     arm("bert", "lora").save_pretrained(tmp_path)

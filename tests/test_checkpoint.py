@@ -13,7 +13,13 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    BertForSequenceClassification,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainingArguments,
+)
 
 import oelm
 from oelm.diagnose import sample_batch, train_steps
@@ -270,12 +276,34 @@ def test_exported_model_is_plain_and_trainable(saved, tmp_path):
     oelm.apply(plain, "oelm-freeze")  # and can be operated on anew
 
 
+@pytest.mark.parametrize("wrap", [torch.compile, torch.nn.DataParallel])
+def test_a_wrapped_model_is_exported_without_its_wrapper(wrap, tmp_path):
+    model = operated("gpt2", "oelm-exact")
+    oelm.export(wrap(model), tmp_path)
+    torch.testing.assert_close(logits(GPT2LMHeadModel.from_pretrained(tmp_path)), logits(model), atol=1e-5, rtol=1e-4)
+
+
+def test_adapters_that_were_added_since_are_not_exported_unasked(tmp_path):
+    peft = pytest.importorskip("peft")
+    options = peft.LoraConfig(target_modules=["value"], r=4, init_lora_weights=False)
+    model = operated("bert")
+    adapted = peft.get_peft_model(model, options)
+    with pytest.raises(oelm.ModelError, match=r"peft added after oelm\.apply.*unload"):
+        oelm.export(adapted, tmp_path)
+    before = logits(model)
+    oelm.export(adapted.merge_and_unload(), tmp_path)
+    plain = BertForSequenceClassification.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(plain), before, atol=1e-5, rtol=1e-4)
+
+
 # Hugging Face's Trainer
 
 
-@pytest.mark.parametrize("preset", ["oelm-freeze", "oelm-exact"])
-def test_trainer_needs_only_apply(preset, tmp_path):
-    model = operated("bert", preset)
+@pytest.mark.parametrize(
+    ("name", "preset"), [("bert", "oelm-freeze"), ("bert", "oelm-exact"), ("oelm-gpt", "identity-core")]
+)
+def test_trainer_needs_only_apply(name, preset, tmp_path):
+    model = operated(name, preset)
     batch = sample_batch(model)
     rows = [{key: value[i] for key, value in batch.items()} for i in range(len(batch["labels"]))]
     frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)
@@ -291,8 +319,9 @@ def test_trainer_needs_only_apply(preset, tmp_path):
         disable_tqdm=True,
         logging_strategy="no",
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)
     trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
     assert hashes(model, frozen=True) == frozen
     moved = hashes(model, frozen=False)
     assert [n for n in trained if moved[n] == trained[n]] == []

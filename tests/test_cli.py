@@ -229,10 +229,11 @@ def test_other_refusals(arguments, says, tmp_path, monkeypatch):
 def test_a_bad_method_file_is_one_clear_line(content, says, tmp_path):
     file = tmp_path / "method.yml"
     file.write_text(content)
-    done = invoke("diagnose", "random:bert", "-m", file)
-    assert done.exit_code == 2
-    assert says in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    for command in (["diagnose", "random:bert"], ["finetune", "builtin:sentiment", "--model", "random:bert"]):
+        done = invoke(*command, "-m", file)
+        assert done.exit_code == 2
+        assert says in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_folder_with_broken_weights_is_one_clear_line(folders, tmp_path):

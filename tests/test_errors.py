@@ -224,13 +224,6 @@ def test_not_a_model():
     assert_refused(nn.Linear(3, 3), FREEZE, FamilyError, "Linear has no config.model_type", "Hugging Face")
 
 
-@pytest.fixture
-def process_group(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.usefixtures("process_group")
 def test_a_wrapped_model_is_refused():
     from torch.distributed.fsdp import fully_shard

@@ -461,3 +461,13 @@ def test_the_reference_rate_is_that_of_the_method_unless_one_is_given(overrides,
     command = ["finetune", "sst2", "--method", "oelm-freeze", "--recipe", "reference", "--out", "there", *overrides]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert chosen == [rate]
+
+
+def test_the_command_takes_a_method_file_with_changes(tmp_path):
+    (tmp_path / "method.yaml").write_text("preset: oelm-freeze\nlayers: last:1\n")
+    options = ["train.max_steps=2", "eval.sequences=8", "train.device=cpu", "method.k.scale=2", "--quiet"]
+    command = ["finetune", "builtin:sentiment", "--model", "random:bert", "--output", tmp_path]
+    finished(*command, "--method", tmp_path / "method.yaml", *options)
+    (config,) = tmp_path.glob("builtin-sentiment/custom-*/seed-0/config.json")
+    method = read(config)["method"]
+    assert (method["layers"], method["k"]["scale"], method["q"]["frozen"]) == ("last:1", 2, True)

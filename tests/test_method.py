@@ -332,6 +332,30 @@ def test_a_schedule_leaves_a_bias_frozen_that_does_nothing(biases):
     assert oelm.verify(model).tensors == 3
 
 
+UNFREEZE = {"preset": "oelm-freeze", "schedule": {"kind": "unfreeze", "steps": [5], "layers_each": 3}}
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, torch.nn.DataParallel])
+def test_a_schedule_goes_on_within_a_wrapper(wrap):
+    model = small_model("bert")
+    oelm.apply(model, UNFREEZE)
+    assert len(advance(wrap(model), 5)) == 1
+    assert attention(model, 0).query.weight.requires_grad
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_schedule_does_not_change_what_trains_behind_a_wrapper_that_would_not_see_it():
+    model = small_model("bert")
+    oelm.apply(model, UNFREEZE)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    assert advance(wrapped, 4) == []
+    with pytest.raises(oelm.ModelError, match="advance the bare model, then wrap it anew"):
+        advance(wrapped, 5)
+    assert not attention(model, 0).query.weight.requires_grad
+    advance(model, 5)
+    assert attention(model, 0).query.weight.requires_grad
+
+
 @pytest.mark.parametrize(
     ("reach", "said"),
     [

@@ -187,6 +187,38 @@ def test_a_model_without_a_record_cannot_be_verified():
         oelm.verify(small_model("bert"))
 
 
+# What a model was wrapped in since is no damage either.
+
+
+def _peft(model: nn.Module, *targets: str) -> nn.Module:
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=list(targets), r=4, init_lora_weights=False))
+
+
+WRAPPERS = {
+    "compiled": torch.compile,
+    "data parallel": nn.DataParallel,
+    "distributed": nn.parallel.DistributedDataParallel,
+    "compiled and distributed": lambda model: torch.compile(nn.parallel.DistributedDataParallel(model)),
+    "an adapter elsewhere": lambda model: _peft(model, "value"),
+    "an adapter on a frozen matrix": lambda model: _peft(model, "query", "value"),
+}
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_model_is_proved_within_its_wrapper(wrap):
+    model = operated("bert")
+    wrapped = wrap(model)
+    for one in (model, wrapped):
+        assert oelm.verify(one).exact == 12
+        assert oelm.audit(one) == oelm.audit(model)
+    held = dict(model.named_parameters())
+    flip_bit(held.get(NAME, held.get(f"{QUERY}.base_layer.weight")))
+    for one in (model, wrapped):
+        assert f"{NAME}: its content changed" in freeze_error(one)
+
+
 # Casting is no damage; a bit changed since is.
 
 

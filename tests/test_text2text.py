@@ -70,8 +70,27 @@ def test_the_users_own_columns(tmp_path):
     base["model"]["tokenizer"] = str(tmp_path / "reader")
     result = train(oelm.RunConfig.load(base), quiet=True)
     assert result["last"]["written"] == 12
+    assert any(
+        "12 validation target texts (100.0 %) have parts that the tokenizer does not know" in one
+        for one in result["warnings"]
+    )
     base["task"] = {**columns, "target": "reply"}
     with pytest.raises(DataError, match="reply"):
+        open_task(oelm.RunConfig.load(base))
+
+
+def test_answers_that_the_tokenizer_cannot_write_are_refused(tmp_path):
+    """They would all be empty, and a model that writes nothing would have each of them right."""
+    from oelm.data.judgements import judgement_tokenizer
+
+    rows = "".join(f"the film is good {i},{i % 2}\n" for i in range(40))
+    (tmp_path / "train.csv").write_text(f"source,target\n{rows}")
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    base = text_run(tmp_path) | {"task": {"name": "folder", "form": "text"}, "data": {"path": str(tmp_path)}}
+    base["model"]["tokenizer"] = str(tmp_path / "reader")
+    with pytest.raises(
+        oelm.ConfigError, match=r"train: the tokenizer knows nothing of \d+ of \d+ answers, such as '[01]'"
+    ):
         open_task(oelm.RunConfig.load(base))
 
 

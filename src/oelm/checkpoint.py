@@ -21,7 +21,7 @@ from .models.convert import to_transformers
 from .operate import check_operable, install
 from .projections import CoreProjection, IdentityProjection, SplitProjection
 from .proof import read_record, record_of, refreeze, verify
-from .sites import find_sites
+from .sites import find_sites, unwrapped
 from .surgery import fuse
 
 
@@ -65,6 +65,12 @@ def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
     project's own GPT becomes a GPT-2 or, with rotary positions, a GPT-NeoX. `options` go to `save_pretrained`. The
     model itself is not changed.
     """
+    model = unwrapped(model)
+    if hasattr(model, "peft_config"):
+        raise ModelError(
+            "the model carries adapters that peft added after oelm.apply: take them off with peft's unload(), or fold "
+            "them in with its merge_and_unload() where none is on a frozen matrix; then export what that returns"
+        )
     check_operable(model)
     if not isinstance(model, PreTrainedModel):
         raise ModelError(

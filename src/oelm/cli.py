@@ -78,7 +78,9 @@ def diagnose(
     Exits with 1 when a frozen tensor moved or a trainable one did not.
     """
     with errors():
-        chosen = None if method is None else _method(method)
+        from .method import Method
+
+        chosen = None if method is None else Method.load(commands.written_method(method))
         from .diagnose import diagnose as run
         from .runs import find_model
 
@@ -141,24 +143,6 @@ def export(
             write(model, folder)
             save_tokenizer_of(Path(source), folder)
         typer.echo(f"wrote {out}")
-
-
-def _method(value: str) -> Any:
-    """A method from the command line: a preset's name, or the content of a file."""
-    from .errors import MethodError
-    from .files import parse_yaml
-    from .method import Method
-
-    path = Path(value)
-    if path.suffix not in (".yaml", ".yml", ".json"):
-        return Method.load(value)
-    if not path.is_file():
-        raise MethodError(f"{value}: no such file")
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise MethodError(f"{value}: not YAML or JSON ({error})") from None
-    return Method.load(content)
 
 
 def _print_diagnosis(result: Any, steps: int) -> None:

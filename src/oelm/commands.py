@@ -57,7 +57,7 @@ def finetune(
     ],
     overrides: Overrides = None,
     model: Annotated[str, typer.Option("--model", help="A folder, a Hub name, gpt:SIZE or random:FAMILY.")] = _BERT,
-    method: Annotated[str, typer.Option("--method", "-m", help="A preset's name.")] = "baseline",
+    method: Annotated[str, typer.Option("--method", "-m", help="A preset or a method file.")] = "baseline",
     data: Annotated[Path | None, typer.Option("--data", help="A folder of local files, instead of the Hub.")] = None,
     recipe: Annotated[
         Recipe, typer.Option(help="equal: one learning rate for every method; reference: the study's rate for each.")
@@ -79,7 +79,7 @@ def finetune(
             "experiment": task.replace(":", "-"),
             "task": {"name": task},
             "model": {"name": model},
-            "method": method,
+            "method": written_method(method),
             "seed": seed,
             "output": str(output),
         }
@@ -92,6 +92,22 @@ def finetune(
             fields["optimizer"] = {"learning_rate": reference_rate(config.method)}
             config = RunConfig.load(fields, overrides)
         _train(config, quiet)
+
+
+def written_method(value: str) -> Any:
+    """A method as the command line has it: a preset's name, or what a file holds."""
+    from .errors import MethodError
+    from .files import parse_yaml
+
+    path = Path(value)
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        return value
+    if not path.is_file():
+        raise MethodError(f"{value}: no such file")
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise MethodError(f"{value}: not YAML or JSON ({error})") from None
 
 
 def _train(config: Any, quiet: bool) -> None:

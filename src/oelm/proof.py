@@ -23,7 +23,7 @@ from .method import ORTHONORMAL, Method
 from .plan import Target, block_parameters
 from .projections import CoreProjection, IdentityProjection
 from .rest import adapter_parameters, head_of
-from .sites import Site, find_sites, weight_matrix, without_adapter
+from .sites import Site, find_sites, path_without_adapter, unwrapped, weight_matrix, without_adapter
 
 FORMAT = 2
 # Format 1 had whole hashes, in a dict by dtype; it is still read.
@@ -207,7 +207,11 @@ def refreeze(model: nn.Module) -> None:
 
 
 def audit(model: nn.Module) -> FreezeReport:
-    """The freeze report of a model as it is now, counted anew. Works on any known model, operated on or not."""
+    """The freeze report of a model as it is now, counted anew. Works on any known model, operated on or not.
+
+    One that was compiled, wrapped for data parallelism or given to peft after `apply` is looked at inside its wrapper.
+    """
+    model = unwrapped(model)
     _, sites = find_sites(model)
     record = record_of(model)
     matrices = record["matrices"] if record else {}
@@ -239,8 +243,10 @@ def audit(model: nn.Module) -> FreezeReport:
 def verify(model: nn.Module) -> Verification:
     """Raise FreezeError unless every frozen tensor is as sealed: in place, without gradient, to the bit, orthonormal.
 
-    A model cast to another dtype on purpose passes if its tensors are exactly that cast's; the result says so.
+    A model cast to another dtype on purpose passes if its tensors are exactly that cast's; the result says so. One that
+    was compiled, wrapped for data parallelism or given to peft after `apply` is looked at inside its wrapper.
     """
+    model = unwrapped(model)
     record = record_of(model)
     if record is None:
         raise FreezeError(f"{type(model).__name__} carries no record of a method: call oelm.apply or oelm.load first")
@@ -249,7 +255,7 @@ def verify(model: nn.Module) -> Verification:
     exact = 0
     parameters = dict(model.named_parameters())
     for name, sealed in record["frozen"].items():
-        parameter = parameters.get(name)
+        parameter = parameters.get(name, parameters.get(_beside_adapter(model, name)))
         if parameter is None:
             problems.append(f"{name} is gone: was its module replaced?")
             continue
@@ -272,6 +278,15 @@ def verify(model: nn.Module) -> Verification:
         more = f"\n  and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
         raise FreezeError(f"{type(model).__name__} is not frozen as sealed:\n  {shown}{more}")
     return Verification(len(record["frozen"]), exact, casts)
+
+
+def _beside_adapter(model: nn.Module, name: str) -> str:
+    """A tensor's name once peft has put an adapter beside it: the tensor is then its base's."""
+    path, _, leaf = name.rpartition(".")
+    try:
+        return f"{path_without_adapter(model, path)}.{leaf}"
+    except AttributeError:  # the module is gone altogether
+        return name
 
 
 def _set_frozen(model: nn.Module, paths: Iterable[str], freeze: bool) -> None:

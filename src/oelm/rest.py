@@ -79,6 +79,13 @@ def frozen_by_rest(model: nn.Module, family: Family, sites: list[Site], method: 
         raise MethodError(
             f"rest 'head': nothing would train: {type(model).__name__} {why}; use rest 'last:N', or a model with a head"
         )
+    held = [name for name, p in model.named_parameters() if id(p) in trained and not p.requires_grad]
+    if held:
+        more = f" and {len(held) - 1} more that it trains" if len(held) > 1 else ""
+        raise MethodError(
+            f"rest {method.rest!r} trains {held[0]}, but that{more} had requires_grad off before: the method says what "
+            "is frozen, so call model.requires_grad_(True) first"
+        )
     return [name for name, p in model.named_parameters() if name not in added and id(p) not in trained]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from .errors import ModelError
 from .method import Method
 from .plan import plan
 from .proof import record_of, reseal
-from .sites import find_sites
+from .sites import find_sites, unwrapped
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,15 @@ def due(model: nn.Module, step: int) -> int:
 
 def advance(model: nn.Module, step: int) -> list[Event]:
     """Carry out what the schedule has due by the start of `step` and was not done yet; returns what was."""
+    wrapped, model = model, unwrapped(model)
     count, record = due(model, step), record_of(model)
     if not count or record is None:
         return []
+    if any(isinstance(module, DistributedDataParallel) for module in wrapped.modules()):
+        raise ModelError(
+            "the schedule changes what trains, and DistributedDataParallel sums the gradients of what trained when it "
+            "was made: advance the bare model, then wrap it anew"
+        )
     fresh = events(model, Method.load(record["method"]))[record["events"] :][:count]
     for event in fresh:
         reseal(model, event.paths, event.freeze)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers.pytorch_utils import Conv1D
 
 from .errors import FamilyError, ModelError
@@ -70,6 +72,19 @@ def find_sites(model: nn.Module) -> tuple[Family, list[Site]]:
             "If its blocks live elsewhere, name them with oelm.register_family(..., replace_existing=True)"
         )
     return family, sites
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, where torch.compile, data parallelism or peft has put a wrapper around it since."""
+    while True:
+        if isinstance(model, (DataParallel, DistributedDataParallel)):
+            model = model.module
+        elif type(model).__name__ == "OptimizedModule":  # by name: importing its class takes a second
+            model = model.get_submodule("_orig_mod")
+        elif type(model).__module__.partition(".")[0] == "peft" and hasattr(model, "get_base_model"):
+            model = cast("Callable[[], nn.Module]", model.get_base_model)()
+        else:
+            return model
 
 
 def is_adapter(module: nn.Module) -> bool:

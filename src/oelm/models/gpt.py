@@ -51,7 +51,7 @@ class OelmGPTConfig(PreTrainedConfig):  # type: ignore[misc]
     """Sizes and choices of the GPT. `positions` is "learned" or "rotary"."""
 
     model_type = "oelm_gpt"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # a list: Trainer adds one to it
 
     vocab_size: int = 50257
     hidden_size: int = 512

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -51,7 +52,7 @@ class TextToText(Task):
         if config.eval.generations:
             optional("sacrebleu", "judging written answers (or set eval.generations to 0)")
         reader = Reader.of(config)
-        train, held_out = (_sides(data.splits[name], reader) for name in ("train", "validation"))
+        train, held_out = (_sides(data, name, reader) for name in ("train", "validation"))
         if int(train.targets.ids[train.targets.offsets[1] - 1]) != reader.own.eos_token_id:
             raise ConfigError(
                 "model: its tokenizer puts no end-of-text token after an answer, so it would never learn to stop; name "
@@ -124,8 +125,8 @@ class TextToText(Task):
 
     def others(self) -> dict[str, Task]:
         return {
-            name: replace(self, held_out=_sides(split, self.reader), split=name)
-            for name, split in self.data.splits.items()
+            name: replace(self, held_out=_sides(self.data, name, self.reader), split=name)
+            for name in self.data.splits
             if name not in ("train", "validation")
         }
 
@@ -140,8 +141,9 @@ class TextToText(Task):
 
     def warnings(self) -> list[str]:
         sides = {"training": self.train, self.split: self.held_out}
+        targets = {f"{name} target": one.targets for name, one in sides.items()}
         encoded = {f"{name} source": one.sources for name, one in sides.items()}
-        return cut_warnings(encoded | {f"{name} target": one.targets for name, one in sides.items()}, self.reader)
+        return cut_warnings(encoded | targets, self.reader) + _unknown_warnings(targets, self.reader)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -219,6 +221,35 @@ def answer(model: nn.Module, reader: Reader, sources: Encoded, chosen: Order, lo
     return [text.strip() for text in reader.tokenizer.batch_decode(out, skip_special_tokens=True)]
 
 
-def _sides(split: Examples, reader: Reader) -> Sides:
+def _sides(data: LabelledData, name: str, reader: Reader) -> Sides:
+    split = data.splits[name]
     assert split.answers is not None, "text-to-text data has answers"
-    return Sides(split, reader.read(split.texts, split.pairs), reader.read(split.answers))
+    sides = Sides(split, reader.read(split.texts, split.pairs), reader.read(split.answers))
+    # Unknown and other special tokens are not written out, so whoever writes nothing would match such an answer.
+    kept = _count(sides.targets, ~np.isin(sides.targets.ids, reader.tokenizer.all_special_ids))
+    lost = np.flatnonzero(kept == 0)
+    if len(lost):
+        raise ConfigError(
+            f"{data.name}, {name}: the tokenizer knows nothing of {len(lost):,} of {len(kept):,} answers, such as "
+            f"{split.answers[lost[0]]!r}; use answers that it can write, or a model whose tokenizer can"
+        )
+    return sides
+
+
+def _unknown_warnings(targets: dict[str, Encoded], reader: Reader) -> list[str]:
+    """How many answers of each split have parts that the tokenizer does not know, and no model here can write."""
+    warnings = []
+    for name, one in targets.items():
+        unknown = int((_count(one, one.ids == reader.tokenizer.unk_token_id) > 0).sum())
+        if unknown and reader.tokenizer.unk_token_id != reader.own.eos_token_id:
+            warnings.append(
+                f"{unknown:,} {name} texts ({100 * unknown / len(one):.1f} %) have parts that the tokenizer does not "
+                "know: judged without those"
+            )
+    return warnings
+
+
+def _count(encoded: Encoded, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """How many of each text's tokens are marked."""
+    counts: npt.NDArray[np.int64] = np.add.reduceat(marked.astype(np.int64), encoded.offsets[:-1])
+    return counts
