@@ -73,6 +73,45 @@ def test_what_is_written_is_what_generation_writes():
     assert torch.equal(torch.cat(written, 1), writer.model.generate(ids, **how)[:, 12:])
 
 
+def test_compiled_it_is_one_graph_that_writes_the_same(monkeypatch):
+    compiled = []
+
+    compiler = torch.compile
+
+    def whole(model, **options):
+        compiled.append(options)
+        return compiler(model, backend="eager", fullgraph=True)
+
+    monkeypatch.setattr(torch, "compile", whole)
+    small = ("--sequence-length", 12, "--steps", 2, "--rounds", 1, "--batch-size", 2, "--vocab-size", 64)
+    shown = command("identity-wide", "identity-key", "--compile", *small)
+    assert shown.exit_code == 0, shown.output
+    assert "1 interleaved rounds, compiled" in shown.output
+    assert compiled == [{"dynamic": False, "mode": None}] * 2
+    written = []
+    for how in (True, False):
+        (arm,) = plan_arms(["identity-key"], "gpt:tiny", 2, 30, vocab_size=64, compile_model=how).values()
+        with torch.inference_mode():
+            writer = decoding._Writer(arm, 12, seed=0)
+            written.append([writer.last.tolist() for _ in writer.write(4)])
+    assert written[0] == written[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["baseline", "identity-key", "identity-wide"])
+def test_a_recorded_token_is_the_same_on_a_gpu(name):
+    """Recorded, played back and played back again, with a cache that grows meanwhile."""
+    logits: list[list[torch.Tensor]] = []
+    for how in (True, False):
+        (arm,) = plan_arms([name], "gpt:tiny", 4, 300, vocab_size=64, compile_model=how).values()
+        with torch.inference_mode():
+            writer = decoding._Writer(arm, 200, seed=0)
+            ids = torch.arange(4, device="cuda")[:, None]
+            told = {"input_ids": ids, "past_key_values": writer.cache, "use_cache": True}
+            logits.append([writer.step(**told).logits.float().clone() for _ in range(6)])
+    assert all(torch.allclose(one, other, atol=0.05) for one, other in zip(*logits, strict=True))
+
+
 def test_the_command_prints_a_table_or_json_and_a_report_reads_that(tmp_path):
     small = ("--sequence-length", 12, "--steps", 2, "--rounds", 2, "--batch-size", 2, "--vocab-size", 64)
     shown = command("baseline", "identity-key", *small)
@@ -90,6 +129,10 @@ def test_the_command_prints_a_table_or_json_and_a_report_reads_that(tmp_path):
     assert "one token after 12 others in batches of 2" in text
     assert "| `identity-key` |" in text
     assert "| 4,096 | 0.500 | 2 |" in text
+    assert "compiled" not in text
+    (tmp_path / "runs" / "decode.json").write_text(printed.output.replace('"compiled": false', '"compiled": true'))
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    assert "in batches of 2, compiled (" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +140,6 @@ def test_the_command_prints_a_table_or_json_and_a_report_reads_that(tmp_path):
     [
         (["baseline"], "random:bert", "only a decoder writes token by token"),
         (["baseline", "baseline@4"], "gpt:tiny", "in batches of one size"),
-        (["baseline", "train.compile=true"], "gpt:tiny", "without the compiler"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_a_model_is_built(arms, model, says, monkeypatch):

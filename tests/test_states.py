@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from oelm.models.states import fuses, mix, mix_fused
+from oelm.models.states import _has_room, fuses, mix, mix_fused
 
 SHAPES = [(2, 8, 100, 64), (3, 4, 33, 32), (1, 6, 300, 64), (4, 3, 5, 16), (2, 12, 40, 64)]
 
@@ -64,6 +64,25 @@ def test_the_kernel_in_triton_s_interpreter():
         [sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_compiler_takes_the_kernel_whole(monkeypatch):
+    """What is traced, without a GPU to run it on: a launch that it cannot trace would cut a recorded token in two."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    monkeypatch.setattr("oelm.models.states._find_room", lambda *about: True)
+    query, states, (_, mask, *_) = tensors(SHAPES[0], torch.bfloat16)
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph.code)
+        return lambda *tensors: (torch.zeros(1),)
+
+    def one_token(query, states):
+        return mix_fused(query, states, mask, 0.125) if _has_room(0, 8, 64) else query
+
+    torch.compile(one_token, backend=keep, fullgraph=True, dynamic=False)(query, states)
+    assert graphs[0].count("triton_kernel_wrapper_mutation(") == 2
 
 
 @pytest.mark.gpu

@@ -192,7 +192,8 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, with the arms interleaved in each.")] = 5,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each arm in a round.")] = 10,
     compile_model: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Default: as in training, language on a GPU.")
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Default: as in training, language on a GPU; not with --decode."),
     ] = None,
     decode: Annotated[
         bool,

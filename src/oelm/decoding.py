@@ -34,6 +34,7 @@ class Decoding:
     cache_bytes: float
     batch_size: int
     context: int
+    compiled: bool
 
     @property
     def token_seconds(self) -> float:
@@ -42,6 +43,8 @@ class Decoding:
 
 # Tokens before the first round.
 _WARMUP = 3
+# How a token is compiled: on a GPU recorded once and played back.
+_COMPILED = {"cuda": "reduce-overhead"}
 
 
 def room_for(context: int, rounds: int, tokens: int) -> int:
@@ -56,6 +59,7 @@ def measure(
     """Time single tokens of every arm after `context` random ones, `rounds` times `tokens` each, interleaved."""
     for name, config in arms.items():
         _check(name, config)
+    torch._dynamo.config.recompile_limit = 64  # every arm is one more variant of the same code
     writers = {name: _Writer(config, context, seed) for name, config in arms.items()}
     for writer in writers.values():
         list(writer.write(_WARMUP))
@@ -65,7 +69,7 @@ def measure(
             list(writer.write(1))  # the caches belong to the arm before it
             times[name].append(list(writer.write(tokens)))
     return [
-        Decoding(name, times[name], writer.cache_bytes, arms[name].train.batch_size, context)
+        Decoding(name, times[name], writer.cache_bytes, arms[name].train.batch_size, context, writer.compiled)
         for name, writer in writers.items()
     ]
 
@@ -87,6 +91,7 @@ def summarise(arms: list[Decoding], against: str) -> list[dict[str, Any]]:
                 "cache_ratio": arm.cache_bytes / reference.cache_bytes,
                 "context": arm.context,
                 "batch_size": arm.batch_size,
+                "compiled": arm.compiled,
                 "rounds": len(arm.rounds),
             }
         )
@@ -98,12 +103,14 @@ def _check(name: str, config: RunConfig) -> None:
         raise ConfigError(f"model.name {config.model.name}: only a decoder writes token by token")
     if "@" in name:
         raise ConfigError(f"arm {name!r}: tokens are written for all arms in batches of one size")
-    if config.train.compile is True:
-        raise ConfigError("tokens are written without the compiler: leave --compile and train.compile out")
 
 
 class _Writer:
-    """A model with a context in its cache, which writes on greedily."""
+    """A model with a context in its cache, which writes on greedily.
+
+    Compiled, which has to be asked for, a GPU takes all kernels of a token at once: what launching them one by one
+    takes hides in small batches what the arms differ in.
+    """
 
     def __init__(self, config: RunConfig, context: int, seed: int) -> None:
         device = device_for(config.train.device)
@@ -119,13 +126,19 @@ class _Writer:
         out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.last: Tensor = out.logits[:, -1:].argmax(-1)
         held = [part for layer in self.cache.layers for part in (layer.keys, layer.values)]
+        self.compiled = config.train.compile is True
+        self.step: Any = self.model
+        if self.compiled:
+            self.step = torch.compile(self.model, dynamic=False, mode=_COMPILED.get(device.type))
         self.cache_bytes = sum(part[0].numel() * part.element_size() / part.shape[-2] for part in held)
 
     def write(self, tokens: int) -> Iterator[float]:
         """Write tokens; the seconds of each. A token is there when the next could be asked for."""
         for _ in range(tokens):
             started = time.perf_counter()
-            out = self.model(input_ids=self.last, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            # What the token before has left in a recorded graph may be written over.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            out = self.step(input_ids=self.last, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
             self.last = out.logits[:, -1:].argmax(-1)
             self.last[0, 0].item()  # waits for the device
             yield time.perf_counter() - started

@@ -110,6 +110,7 @@ def decoding_table(rows: list[dict[str, Any]]) -> Table:
     first = rows[0]
     title = (
         f"one token after {first['context']:,}, batches of {first['batch_size']}, {first['rounds']} interleaved rounds"
+        + (", compiled" if first["compiled"] else "")
     )
     table = Table(title=title, title_justify="left")
     for name in ("arm", "token, ms", "tokens/s", "ratio", "cache, bytes a token", "cache ratio"):

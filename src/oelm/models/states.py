@@ -54,8 +54,14 @@ def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
 
 
-@cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_room(device: int, heads: int, d_head: int) -> bool:
+    """Asked once; the compiler asks while it compiles and does not look inside."""
+    return _find_room(device, heads, d_head)
+
+
+@cache
+def _find_room(device: int, heads: int, d_head: int) -> bool:
     if find_spec("triton") is None:
         return False
     from .states_triton import shared_bytes

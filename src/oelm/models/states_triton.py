@@ -24,8 +24,8 @@ _PARTS = 512
 def mix_on_gpu(query: Tensor, states: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     batch, heads, tokens, d_head = states.shape
     width = heads * d_head
-    parts = max(1, min(triton.cdiv(_PARTS, batch), triton.cdiv(tokens, _TILE * _TILES)))
-    each = triton.cdiv(triton.cdiv(tokens, parts), _TILE) * _TILE
+    parts = max(1, min(_PARTS // batch, tokens // (_TILE * _TILES)))
+    each = -(-tokens // (parts * _TILE)) * _TILE
     sums = torch.empty(batch, parts, heads, width, dtype=torch.float32, device=query.device)
     tops = torch.empty(batch, parts, heads, 2, dtype=torch.float32, device=query.device)
     if mask is not None:
@@ -51,7 +51,7 @@ def shared_bytes(heads: int, d_head: int) -> int:
 
 def _padded(heads: int, d_head: int) -> tuple[int, int]:
     """Heads and width as Triton wants them: powers of two, and 16 rows at least for a matrix product."""
-    return max(16, triton.next_power_of_2(heads)), triton.next_power_of_2(heads * d_head)
+    return max(16, 1 << (heads - 1).bit_length()), 1 << (heads * d_head - 1).bit_length()
 
 
 def _kind(mask: Tensor | None) -> str:

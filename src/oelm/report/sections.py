@@ -171,7 +171,9 @@ def _decoding_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
         ]
         for row in bench.rows
     ]
-    told = {"context": f"{bench.rows[0]['context']:,}", "batch": bench.rows[0]["batch_size"]}
+    first = bench.rows[0]
+    how = say("time_compiled") if first.get("compiled") else ""
+    told = {"context": f"{first['context']:,}", "batch": first["batch_size"], "how": how}
     return [
         Paragraph(say("time_decoding", file=relative(bench.path, out), **told)),
         Table(f"bench-{bench.path.stem}", [say(name) for name in columns], rows, tuple(range(1, len(columns)))),

@@ -452,9 +452,10 @@ STRINGS: dict[str, tuple[str, str]] = {
     ),
     "time_decoding": (
         "Generation, measured with oelm bench --decode, arms interleaved: one token after {context} others in "
-        "batches of {batch} ({file}):",
-        "用 oelm bench --decode 交错实测的生成：批大小 {batch}，在 {context} 个词元之后生成一个词元（{file}）：",
+        "batches of {batch}{how} ({file}):",
+        "用 oelm bench --decode 交错实测的生成：批大小 {batch}，在 {context} 个词元之后生成一个词元{how}（{file}）：",
     ),
+    "time_compiled": (", compiled", "，经编译"),
     "time_bench_unequal": (
         "Steps of {arm} have batches of {batch}, unlike those it is measured by: its ratio compares steps of different "
         "size and says nothing about speed. Per example its ratio is {ratio}.",
