@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oelm.data import DataError, readers
+from oelm.data import DataError, readers, rows
 from oelm.data.encode import cut
 from oelm.data.readers import Meter, Reading, read_units, text_units
 from oelm.data.sources import resolve
@@ -121,7 +121,7 @@ def test_the_text_column_is_found_or_asked_for(tmp_path):
     ("line", "message"),
     [
         ("{", r"a.jsonl, line 2: not JSON"),
-        ("[1]", r"a.jsonl, line 2: one JSON object per line is expected, not list"),
+        ("[1]", r"a.jsonl, line 2: a JSON object is expected, not list"),
         ('{"other": "x"}', r"a.jsonl, line 2: no 'text'; it has 'other'"),
         ('{"text": 5}', r"a.jsonl, line 2: 'text' holds int, not text"),
         ('{"text": "a \\ud800 b"}', r"a.jsonl, line 2: 'text' holds half a surrogate pair"),
@@ -131,6 +131,33 @@ def test_a_bad_json_line_is_named(tmp_path, line, message):
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\n' + line + "\n")
     with pytest.raises(DataError, match=message):
         texts(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_array_of_json_objects_is_read_object_by_object(tmp_path, monkeypatch, indent):
+    monkeypatch.setattr(rows, "_HEAD", 64)
+    stories = [f"story {n}: [ {{ , ]" * (1 + n % 50) for n in range(300)]
+    content = json.dumps([{"text": story, "n": n} for n, story in enumerate(stories)], indent=indent)
+    (tmp_path / "a.json").write_text("\n " + content + "\n")
+    assert texts(tmp_path / "a.json") == stories
+    (tmp_path / "empty.json").write_text("[ ]")
+    assert texts(tmp_path / "empty.json") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"text": "a"}, {"text": "b"', r"a.json, object 2: not JSON"),
+        ('[{"text": "a"} {"text": "b"}]', r"a.json, object 1: not JSON \(a comma or the closing bracket is missing"),
+        ('[{"text": "a"}, 5]', r"a.json, object 2: a JSON object is expected, not int"),
+        ('[{"text": "a"}] []', r"a.json: something follows the array's closing bracket"),
+        ('[{"text": "a"},', r"a.json, object 2: not JSON"),
+    ],
+)
+def test_a_damaged_array_is_named(tmp_path, content, message):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        texts(tmp_path / "a.json")
 
 
 def test_rows_without_text_are_left_out(tmp_path):

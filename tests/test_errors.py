@@ -371,7 +371,7 @@ def test_an_unknown_model_type_is_refused_with_the_way_to_teach_it(own_type):
     bert.config.model_type = "brt"
     assert_refused(bert, FREEZE, FamilyError, "unknown model_type 'brt'", "Did you mean 'bert'?")
     bert.config.model_type = "mamba"  # no attention, and no llama
-    assert_refused(bert, FREEZE, FamilyError, "unknown model_type 'mamba'. Known: ", "If it has attention, say where")
+    assert_refused(bert, FREEZE, FamilyError, "unknown model_type 'mamba'. Known: ", "if it has attention, say where")
 
 
 @pytest.mark.parametrize("method", [FREEZE, "oelm-exact", "identity-query", "oelm-qk-ffn"])

@@ -447,18 +447,19 @@ def test_the_command_trains_and_answers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "rate"),
+    ("arguments", "rate"),
     [
-        ([], 1e-4),
+        (["--method", "oelm-freeze"], 1e-4),
+        (["method=oelm-freeze"], 1e-4),
         (["method=baseline"], 2e-5),
-        (["optimizer.learning_rate=3e-3"], 3e-3),
-        (["optimizer={learning_rate: 3.0e-3}"], 3e-3),
+        (["method=oelm-freeze", "optimizer.learning_rate=3e-3"], 3e-3),
+        (["method=oelm-freeze", "optimizer={learning_rate: 3.0e-3}"], 3e-3),
     ],
 )
-def test_the_reference_rate_is_that_of_the_method_unless_one_is_given(overrides, rate, monkeypatch):
+def test_the_reference_rate_is_that_of_the_method_unless_one_is_given(arguments, rate, monkeypatch):
     chosen = []
     monkeypatch.setattr(commands, "_train", lambda config, quiet: chosen.append(config.optimizer.learning_rate))
-    command = ["finetune", "sst2", "--method", "oelm-freeze", "--recipe", "reference", "--out", "there", *overrides]
+    command = ["finetune", "sst2", "--recipe", "reference", "--out", "there", *arguments]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert chosen == [rate]
 

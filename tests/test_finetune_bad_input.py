@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
 import oelm
+from oelm.cli import app
 from oelm.config import ModelConfig
 from oelm.data.judgements import judgement_tokenizer
 from oelm.errors import ConfigError
@@ -152,3 +154,18 @@ def test_texts_beyond_the_models_positions_are_cut_counted_and_said(tmp_path):
     assert open_task(oelm.RunConfig.load(roberta)).reader.longest == 63, (
         "RoBERTa counts positions from after its padding id"
     )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--method", "oelm-freeze", "method=baseline"],
+        ["--seed", "3", "seed=4"],
+        ["--model", "random:bert", "model.name=random:gpt2"],
+        ["--out", "here", "output=there"],
+    ],
+)
+def test_the_command_is_not_told_a_thing_twice(arguments):
+    refused = CliRunner().invoke(app, ["finetune", "builtin:sentiment", *arguments])
+    assert refused.exit_code == 2
+    assert f"{arguments[-1]}: an option gives that too; keep one of the two" in refused.output

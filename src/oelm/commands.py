@@ -75,6 +75,16 @@ def finetune(
         from .errors import ConfigError
         from .recipes import reference_rate
 
+        options = {
+            "method": method != "baseline",
+            "model.name": model != _BERT,
+            "data.path": data is not None,
+            "seed": seed != 0,
+            "output": output != Path("runs"),
+        }
+        for one in overrides or []:
+            if options.get(one.split("=")[0]):
+                raise ConfigError(f"{one}: an option gives that too; keep one of the two")
         fields: dict[str, Any] = {
             "experiment": task.replace(":", "-"),
             "task": {"name": task},

@@ -76,7 +76,8 @@ def family_of(model_type: str) -> Family:
     if model_type not in _FAMILIES:
         raise FamilyError(
             f"unknown model_type {model_type!r}.{nearest(model_type, _FAMILIES)} Known: {', '.join(known_types())}. "
-            "If it has attention, say where its projections live, for instance:\n"
+            "If it is built like one of these, register it with family=family_of('t5'), from oelm.families, or that "
+            "one's name. Else, if it has attention, say where its projections live, for instance:\n"
             f"  oelm.register_family({model_type!r}, block='encoder.layer.*', q='attention.self.query', "
             "k='attention.self.key', v='attention.self.value', o='attention.output.dense', "
             "ffn_in='intermediate.dense', ffn_out='output.dense')"

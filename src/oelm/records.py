@@ -108,8 +108,8 @@ class RunFolder:
         if self._trained():
             fields = ", ".join(differing(old, self.config.to_dict())) or "the version of oelm"
             raise ConfigError(
-                f"{self.path}: holds another run; it differs in {fields}. Give this one another experiment's name "
-                "or output folder"
+                f"{self.path}: holds another run; it differs in {fields}. Give this one another name "
+                "(experiment=NAME) or output folder"
             )
         for name in _BEFORE_A_STEP:
             (self / name).unlink(missing_ok=True)

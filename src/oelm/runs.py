@@ -38,7 +38,8 @@ _TOKENS = 100
 def is_run(path: Path) -> bool:
     """Whether a folder is a run's: it has a config of ours, not a model's."""
     config = path / "config.json"
-    return config.is_file() and "experiment" in read_json(config)
+    content = read_json(config) if config.is_file() else None
+    return isinstance(content, dict) and "experiment" in content
 
 
 def config_of(run: Path) -> RunConfig:

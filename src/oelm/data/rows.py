@@ -1,4 +1,4 @@
-"""Tables to rows: JSON lines, CSV, TSV and Parquet, compressed or not, each row with its place in the file.
+"""Tables to rows: JSON, CSV, TSV and Parquet, compressed or not, each row with its place in the file.
 
 Nothing is read whole: rows come one by one, so that memory does not grow with the file.
 """
@@ -11,11 +11,13 @@ import gzip
 import io
 import json
 import lzma
+import re
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -24,6 +26,11 @@ from .errors import DataError, optional
 Row = Mapping[str, Any]
 # Is shown the first row and names the columns that are wanted; the others need not be read.
 Choose = Callable[[Row], Sequence[str]]
+
+
+_SPACE = re.compile(r"\s*")
+# Characters of a JSON file that are read to see whether it is an array, and of an array at once.
+_HEAD = 1 << 16
 
 
 class Meter:
@@ -180,19 +187,60 @@ def _undecodable_line(path: Path, compression: str) -> int:
 
 
 def _json_rows(stream: io.TextIOWrapper, path: Path) -> Iterator[tuple[str, Row]]:
-    for number, line in enumerate(stream, start=1):
+    """Objects on lines of their own, or of one array."""
+    head = stream.read(_HEAD)
+    if head.lstrip().startswith("["):
+        yield from _array_rows(head.lstrip().removeprefix("["), stream, path)
+        return
+    for number, line in enumerate(chain(io.StringIO(head + stream.readline()), stream), start=1):
         if not line.strip():
             continue
         place = f"{path}, line {number}"
         try:
             row = json.loads(line, object_pairs_hook=_Pairs)
         except ValueError as error:
-            raise DataError(f"{place}: not JSON ({error}); one object per line is expected") from None
-        if not isinstance(row, _Pairs):
-            raise DataError(f"{place}: one JSON object per line is expected, not {type(row).__name__}")
-        if len(row) != row.pairs:
-            raise DataError(f"{place}: a key stands there twice; it has {', '.join(map(repr, row))}")
-        yield place, row
+            raise DataError(f"{place}: not JSON ({error}); one object per line is expected, or an array") from None
+        yield place, _checked(row, place)
+
+
+def _array_rows(text: str, stream: io.TextIOWrapper, path: Path) -> Iterator[tuple[str, Row]]:
+    """The objects of an array whose bracket was read, each as soon as all of it is there."""
+    decoder = json.JSONDecoder(object_pairs_hook=_Pairs)
+    number, at, step = 1, 0, _HEAD
+    while True:
+        place = f"{path}, object {number}"
+        at = _skip_space(text, at)
+        if text[at : at + 1] == "]":
+            break
+        try:
+            row, end = decoder.raw_decode(text, at)
+            end = _skip_space(text, end)
+            if text[end : end + 1] not in (",", "]"):  # it is not there yet, or something else is
+                raise ValueError("a comma or the closing bracket is missing")
+        except ValueError as error:
+            more = stream.read(step)
+            if not more:
+                raise DataError(f"{place}: not JSON ({error})") from None
+            # Twice as much the next time: a long object is not to be tried anew for every little part of it.
+            text, at, step = text[at:] + more, 0, 2 * step
+            continue
+        yield place, _checked(row, place)
+        number, at, step = number + 1, end + (text[end] == ","), _HEAD
+    if (text[at + 1 :] + stream.read(_HEAD)).strip():
+        raise DataError(f"{path}: something follows the array's closing bracket")
+
+
+def _skip_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _checked(row: Any, place: str) -> Row:
+    if not isinstance(row, _Pairs):
+        raise DataError(f"{place}: a JSON object is expected, not {type(row).__name__}")
+    if len(row) != row.pairs:
+        raise DataError(f"{place}: a key stands there twice; it has {', '.join(map(repr, row))}")
+    return row
 
 
 class _Pairs(dict[str, Any]):
