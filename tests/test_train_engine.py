@@ -349,6 +349,15 @@ def test_learning_rates_at_exact_steps(tmp_path):
     assert shape(tmp_path, 2, warmup_steps=10) == pytest.approx([0.1, 0.2])
 
 
+@pytest.mark.parametrize(
+    ("epochs", "samples", "steps"),
+    [(1.1, 400, 55), (2.2, 200, 55), (0.1, 560, 7), (3.0, 399, 150), (1.1, 401, 56), (1e-5, 400, 1)],
+)
+def test_a_share_of_an_epoch_is_no_step_too_many(epochs, samples, steps, tmp_path):
+    run = config(tmp_path, train={"max_steps": None, "epochs": epochs, "batch_size": 8})
+    assert Pace.of(run, samples).steps == steps
+
+
 def test_a_warm_up_that_the_run_does_not_outlast_is_told(tmp_path):
     result = run_here(tmp_path, optimizer={"warmup_steps": 1000}, train={"max_steps": 3})
     told = "the warm-up of 1,000 steps is longer than the run of 3: the learning rate ends at 0.003 of what was set"
