@@ -33,7 +33,7 @@ from .progress import Display, perplexity
 from .result import ending, result_of
 from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening
-from .state import TrainState, load_checkpoint, mark_best, read_state, restore_record, save_checkpoint, stale_best
+from .state import TrainState, load_checkpoint, mark_best, read_state, restore_record, save_checkpoint, stale_best, tidy
 from .step import Stepper, share_of
 from .task import Figures, Task, open_task
 from .timing import StepTimer
@@ -186,6 +186,8 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
     if checkpoint is not None:
         load_checkpoint(checkpoint, model, stepper.optimizer)
         display.say(f"resumed from step {state.step}")
+        if world.main:  # one that was killed after its last step saves no more, and would leave them for ever
+            tidy(folder.checkpoints, config.checkpoint.keep)
     report = _audit_of(model, world)
     if world.main:
         folder.start_metrics(state.step)
@@ -195,7 +197,8 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
         for note in task.warnings() + pace.warnings() + (state.notes if checkpoint is not None else []):
             display.say(note)
     if config.task.kind == "text2text" and config.train.parallel == "fsdp" and world.size > 1:
-        state.notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
+        told = "a sharded model writes no answers during training: exact match, chrF and BLEU are missing"
+        state.notes += [told] if told not in state.notes else []
     display.start(pace.steps)
     timer = StepTimer(world.device, times)
     trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say)
