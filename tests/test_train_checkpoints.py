@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import types
 from contextlib import suppress
 from pathlib import Path
@@ -675,6 +676,35 @@ def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     run_here(tmp_path, log={"trackers": ["tensorboard"]})
     assert list((config(tmp_path).folder / "tensorboard").glob("events*"))
+
+
+def test_a_tracker_is_told_which_steps_are_taken_again(tmp_path, monkeypatch):
+    """Steps 6 to 8 were sent by a part that was cut after its checkpoint of step 5."""
+    purged = []
+    writer = types.SimpleNamespace(add_scalar=lambda *values: None, close=lambda: None)
+    fake(
+        monkeypatch,
+        "torch.utils.tensorboard",
+        SummaryWriter=lambda folder, purge_step: purged.append(purge_step) or writer,
+    )
+    with monkeypatch.context() as part, pytest.raises(Stop):
+        cut_at(part, 8)
+        run_here(tmp_path, log={"trackers": ["tensorboard"]})
+    run_here(tmp_path, log={"trackers": ["tensorboard"]})
+    assert purged == [1, 6]
+
+
+def test_tensorboard_shows_a_step_that_was_taken_twice_once(tmp_path, monkeypatch):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    changes = {"log": {"trackers": ["tensorboard"], "every": 1}}
+    with monkeypatch.context() as part, pytest.raises(Stop):
+        cut_at(part, 8)
+        run_here(tmp_path, **changes)
+    time.sleep(1.1)  # files are told apart, and read in order, by the second of their making
+    run_here(tmp_path, **changes)
+    shown = events.EventAccumulator(str(config(tmp_path).folder / "tensorboard")).Reload()
+    assert [event.step for event in shown.Scalars("train/loss")] == list(range(1, 13))
+    assert [event.step for event in shown.Scalars("val/loss")] == [4, 8, 12]
 
 
 def test_an_unknown_tracker_is_refused(tmp_path):

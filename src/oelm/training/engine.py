@@ -201,7 +201,7 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
         state.notes += [told] if told not in state.notes else []
     display.start(pace.steps)
     timer = StepTimer(world.device, times)
-    trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say)
+    trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say, state.step)
     return Run(config, world, folder, task, pace, model, stepper, state, timer, display, trackers, stop)
 
 
