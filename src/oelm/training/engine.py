@@ -181,7 +181,7 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
             state.notes.append(f"step {state.step}: went on inexactly: {differs}; {UNCOMPARABLE_TIMES}")
     found = checkpoint.name if checkpoint else "none"
     require_the_same(world, config=config.id, torch=torch.__version__, data=task.sha256, checkpoint=found)
-    model.to(world.device)
+    model.to(world.device).train()  # one that was loaded comes as for evaluation: without dropout
     stepper = _stepper(config, world, task, model, state)
     if checkpoint is not None:
         load_checkpoint(checkpoint, model, stepper.optimizer)
