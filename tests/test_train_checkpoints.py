@@ -215,6 +215,21 @@ def test_the_times_of_a_run_that_was_cut_are_those_of_all_its_parts(old, tmp_pat
     assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "log"}
 
 
+def test_a_validation_before_the_cut_is_in_the_seconds_of_a_run(tmp_path, monkeypatch):
+    validate = engine.validate
+
+    def slow(*args):
+        time.sleep(0.5)
+        return validate(*args)
+
+    monkeypatch.setattr(engine, "validate", slow)
+    cut_at(monkeypatch, 5)
+    with pytest.raises(Stop):
+        run_here(tmp_path, checkpoint={"every": 4})
+    counters, _, _ = state.read_state(config(tmp_path).folder / "checkpoints/step-00000004")
+    assert counters.seconds > 0.5
+
+
 def test_a_cut_tensor_file_is_a_clear_error(cut, tmp_path):
     file = cut / "checkpoints/step-00000005/tensors.safetensors"
     os.truncate(file, file.stat().st_size // 2)

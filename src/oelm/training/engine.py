@@ -146,6 +146,8 @@ def _train(run: Run) -> bool:
         # All agree: a signal may reach one process a step before the others, or only one.
         stopping = run.world.any(bool(run.stop))
         if state.step % pace.save_every == 0 or last or stopping:
+            # Of a run that is cut here the validation is past too; its time to a target must not leave that out.
+            state.seconds = before + time.perf_counter() - started
             with run.timer.apart_from_steps("checkpoint"):
                 _save(run)
         if stopping and not last:
