@@ -230,6 +230,7 @@ def _follow_schedule(run: Run) -> None:
         # Without a new wrapper the ranks would go on exchanging the old set of gradients, and silently part ways.
         run.stepper = _stepper(run.config, run.world, run.task, run.model, run.state)
         run.stepper.window = window
+        run.timer.warm_up_again()
         for group in run.stepper.optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter in old.state:
