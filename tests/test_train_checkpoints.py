@@ -702,9 +702,10 @@ def test_a_tracker_is_told_which_steps_are_taken_again(tmp_path, monkeypatch):
         "torch.utils.tensorboard",
         SummaryWriter=lambda folder, purge_step: purged.append(purge_step) or writer,
     )
-    with monkeypatch.context() as part, pytest.raises(Stop):
+    with monkeypatch.context() as part:
         cut_at(part, 8)
-        run_here(tmp_path, log={"trackers": ["tensorboard"]})
+        with pytest.raises(Stop):
+            run_here(tmp_path, log={"trackers": ["tensorboard"]})
     run_here(tmp_path, log={"trackers": ["tensorboard"]})
     assert purged == [1, 6]
 
@@ -712,9 +713,10 @@ def test_a_tracker_is_told_which_steps_are_taken_again(tmp_path, monkeypatch):
 def test_tensorboard_shows_a_step_that_was_taken_twice_once(tmp_path, monkeypatch):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     changes = {"log": {"trackers": ["tensorboard"], "every": 1}}
-    with monkeypatch.context() as part, pytest.raises(Stop):
+    with monkeypatch.context() as part:
         cut_at(part, 8)
-        run_here(tmp_path, **changes)
+        with pytest.raises(Stop):
+            run_here(tmp_path, **changes)
     time.sleep(1.1)  # files are told apart, and read in order, by the second of their making
     run_here(tmp_path, **changes)
     shown = events.EventAccumulator(str(config(tmp_path).folder / "tensorboard")).Reload()
