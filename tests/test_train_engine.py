@@ -323,6 +323,16 @@ def test_a_multiplier_for_part_of_a_fused_projection_is_refused():
     assert found["transformer.h.0.ln_1.weight"] == 1.0
 
 
+def test_a_multiplier_that_changes_nothing_is_told(tmp_path):
+    """The head is the embedding here, and there is no core. A role that is frozen is there."""
+    idle = {"multipliers": {"head": 2.0, "v": 2.0, "core": 2.0, "q": 2.0}}
+    result = run_here(tmp_path, method="oelm-freeze", optimizer=idle, train={"max_steps": 1})
+    (note,) = result["notes"]
+    assert note == "optimizer.multipliers: nothing in this model has the role head, core"
+    run = config(tmp_path, method="oelm-freeze").folder
+    assert note in (run / "train.log").read_text()
+
+
 def test_an_unknown_role_is_refused():
     with pytest.raises(ConfigError, match=r"unknown role 'embeding'\. Did you mean 'embedding'"):
         OptimizerConfig(multipliers={"embeding": 2.0})

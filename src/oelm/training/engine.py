@@ -25,7 +25,7 @@ from ..proof import audit, verify
 from ..records import UNCOMPARABLE_TIMES, RunFolder, environment
 from ..schedule import advance, due, events
 from ..sites import find_sites
-from .optim import build_optimizer, learning_rate, set_learning_rate
+from .optim import build_optimizer, idle_multipliers, learning_rate, set_learning_rate
 from .pace import Pace
 from .parallel import World, joined, reshard, wrap
 from .probe import attention_figures
@@ -190,17 +190,18 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
         display.say(f"resumed from step {state.step}")
         if world.main:  # one that was killed after its last step saves no more, and would leave them for ever
             tidy(folder.checkpoints, config.checkpoint.keep)
+    told = idle_multipliers(model, config.optimizer)
+    if config.task.kind == "text2text" and config.train.parallel == "fsdp" and world.size > 1:
+        told.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
+    state.notes += [note for note in told if note not in state.notes]
     report = _audit_of(model, world)
     if world.main:
         folder.start_metrics(state.step)
         write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))
         write_json(folder / "audit.json", report)
         folder.status("running", step=state.step, max_steps=pace.steps)
-        for note in task.warnings() + pace.warnings() + (state.notes if checkpoint is not None else []):
+        for note in task.warnings() + pace.warnings() + state.notes:
             display.say(note)
-    if config.task.kind == "text2text" and config.train.parallel == "fsdp" and world.size > 1:
-        told = "a sharded model writes no answers during training: exact match, chrF and BLEU are missing"
-        state.notes += [told] if told not in state.notes else []
     display.start(pace.steps)
     timer = StepTimer(world.device, times)
     trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say, state.step)
