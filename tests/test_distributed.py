@@ -399,6 +399,22 @@ def test_two_processes_fine_tune_as_one_does(form: str, parallel: str, tmp_path:
     assert_close(finish(config("two")), alone(config("one")))
 
 
+def test_that_a_sharded_run_writes_no_answers_is_noted_once(tmp_path: Path) -> None:
+    config = judge.fields(
+        tmp_path,
+        experiment="run",
+        method="oelm-freeze",
+        task={"name": "builtin:inference", "form": "text"},
+        data={"fraction": 0.02},
+        train={"parallel": "fsdp", "max_steps": 4},
+        eval={"every": 4, "sequences": 8, "generations": 3},
+        checkpoint={"every": 2},
+    ) | {"model": {"name": "random:bart"}}
+    cut(config, 3, 2)
+    (note,) = read(finish(config) / "result.json")["notes"]
+    assert note.startswith("a sharded model writes no answers during training")
+
+
 # By torchrun, whose own exit code is 1 whatever those of its processes were
 
 

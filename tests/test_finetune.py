@@ -24,7 +24,7 @@ from oelm.training.state import list_checkpoints, named_tensors
 from oelm.training.task import open_task
 
 from .finetune_helpers import config, fields, run_here
-from .train_helpers import Death, assert_same_run, finished, read, start, written
+from .train_helpers import Death, assert_same_run, final_tensors, finished, read, start, written
 
 METHODS = [
     "baseline",
@@ -261,6 +261,25 @@ def pretrained(folder, tokenizer=True):
     if tokenizer:
         reader.save_pretrained(folder)
     return folder
+
+
+def test_a_loaded_model_trains_with_its_dropout_from_every_first_step(tmp_path):
+    """transformers loads a model for evaluation. Whether a run measures attention, or was cut, must not show."""
+    name = str(pretrained(tmp_path / "bert"))
+    common = {"checkpoint": {"every": 10}, "train": {"max_steps": 20}}
+
+    def run(place, **changes):
+        given = fields(tmp_path / place, **common, **changes) | {"model": {"name": name}}
+        return written(tmp_path / place / "run.yaml", given), config(tmp_path / place).folder
+
+    whole, unmeasured, cut = run("whole"), run("unmeasured", eval={"probe": 0}), run("cut")
+    for file, _ in (whole, unmeasured):
+        finished("train", file, "-q")
+    assert final_tensors(unmeasured[1]) == final_tensors(whole[1])
+    assert start("train", cut[0], "-q", sabotage=Death(60)).wait() == -9
+    assert [path.name for path in list_checkpoints(cut[1] / "checkpoints")] == ["step-00000010"]
+    finished("train", cut[0], "-q")
+    assert_same_run(cut[1], whole[1])
 
 
 @pytest.mark.parametrize("classes", [("bad", "good"), ("negative", "positive"), ("one", "two", "three")])

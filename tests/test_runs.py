@@ -103,6 +103,15 @@ def test_text_that_cannot_be(prompt, tokens, says, trained):
         generate_text(trained[0], prompt, tokens, 0.0, 0, seed=0)
 
 
+def test_a_temperature_or_a_seed_that_cannot_be_is_one_clear_line(trained):
+    done = command("generate", trained[0], "--temperature", "1e-40")
+    assert (done.exit_code, "too low to sample with; 0 takes the likeliest" in done.output) == (2, True), done.output
+    assert command("generate", trained[0], "--tokens", 3, "--temperature", "1e-30").exit_code == 0
+    for seed in (-1, 2**64):
+        assert command("generate", trained[0], "--seed", seed).exit_code == 2
+    assert command("generate", trained[0], "--tokens", 3, "--seed", 2**64 - 1).exit_code == 0
+
+
 def test_what_a_run_leaves_stops_where_a_text_ends(trained, tmp_path):
     """The data says which token ends a text: pipelines learn it from the model's folder."""
     run, _ = trained

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import types
 from contextlib import suppress
 from pathlib import Path
@@ -212,6 +213,21 @@ def test_the_times_of_a_run_that_was_cut_are_those_of_all_its_parts(old, tmp_pat
     assert (timing["warmup_steps"], timing["steps"]) == (10 if old else 20, 4), "each process warms up"
     assert timing["seconds_apart"]["validation"] > (0 if old else validated)
     assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "log"}
+
+
+def test_a_validation_before_the_cut_is_in_the_seconds_of_a_run(tmp_path, monkeypatch):
+    validate = engine.validate
+
+    def slow(*args):
+        time.sleep(0.5)
+        return validate(*args)
+
+    monkeypatch.setattr(engine, "validate", slow)
+    cut_at(monkeypatch, 5)
+    with pytest.raises(Stop):
+        run_here(tmp_path, checkpoint={"every": 4})
+    counters, _, _ = state.read_state(config(tmp_path).folder / "checkpoints/step-00000004")
+    assert counters.seconds > 0.5
 
 
 def test_a_cut_tensor_file_is_a_clear_error(cut, tmp_path):
@@ -675,6 +691,37 @@ def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     run_here(tmp_path, log={"trackers": ["tensorboard"]})
     assert list((config(tmp_path).folder / "tensorboard").glob("events*"))
+
+
+def test_a_tracker_is_told_which_steps_are_taken_again(tmp_path, monkeypatch):
+    """Steps 6 to 8 were sent by a part that was cut after its checkpoint of step 5."""
+    purged = []
+    writer = types.SimpleNamespace(add_scalar=lambda *values: None, close=lambda: None)
+    fake(
+        monkeypatch,
+        "torch.utils.tensorboard",
+        SummaryWriter=lambda folder, purge_step: purged.append(purge_step) or writer,
+    )
+    with monkeypatch.context() as part:
+        cut_at(part, 8)
+        with pytest.raises(Stop):
+            run_here(tmp_path, log={"trackers": ["tensorboard"]})
+    run_here(tmp_path, log={"trackers": ["tensorboard"]})
+    assert purged == [1, 6]
+
+
+def test_tensorboard_shows_a_step_that_was_taken_twice_once(tmp_path, monkeypatch):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    changes = {"log": {"trackers": ["tensorboard"], "every": 1}}
+    with monkeypatch.context() as part:
+        cut_at(part, 8)
+        with pytest.raises(Stop):
+            run_here(tmp_path, **changes)
+    time.sleep(1.1)  # files are told apart, and read in order, by the second of their making
+    run_here(tmp_path, **changes)
+    shown = events.EventAccumulator(str(config(tmp_path).folder / "tensorboard")).Reload()
+    assert [event.step for event in shown.Scalars("train/loss")] == list(range(1, 13))
+    assert [event.step for event in shown.Scalars("val/loss")] == [4, 8, 12]
 
 
 def test_an_unknown_tracker_is_refused(tmp_path):

@@ -323,6 +323,16 @@ def test_a_multiplier_for_part_of_a_fused_projection_is_refused():
     assert found["transformer.h.0.ln_1.weight"] == 1.0
 
 
+def test_a_multiplier_that_changes_nothing_is_told(tmp_path):
+    """The head is the embedding here, and there is no core. A role that is frozen is there."""
+    idle = {"multipliers": {"head": 2.0, "v": 2.0, "core": 2.0, "q": 2.0}}
+    result = run_here(tmp_path, method="oelm-freeze", optimizer=idle, train={"max_steps": 1})
+    (note,) = result["notes"]
+    assert note == "optimizer.multipliers: nothing in this model has the role head, core"
+    run = config(tmp_path, method="oelm-freeze").folder
+    assert note in (run / "train.log").read_text()
+
+
 def test_an_unknown_role_is_refused():
     with pytest.raises(ConfigError, match=r"unknown role 'embeding'\. Did you mean 'embedding'"):
         OptimizerConfig(multipliers={"embeding": 2.0})
@@ -347,6 +357,15 @@ def test_learning_rates_at_exact_steps(tmp_path):
     assert shape(tmp_path, 3, warmup_steps=0, schedule="linear", floor=0.5) == [1.0, 0.75, 0.5]
     assert shape(tmp_path, 1, warmup_steps=0) == [1.0]
     assert shape(tmp_path, 2, warmup_steps=10) == pytest.approx([0.1, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("epochs", "samples", "steps"),
+    [(1.1, 400, 55), (2.2, 200, 55), (0.1, 560, 7), (3.0, 399, 150), (1.1, 401, 56), (1e-5, 400, 1)],
+)
+def test_a_share_of_an_epoch_is_no_step_too_many(epochs, samples, steps, tmp_path):
+    run = config(tmp_path, train={"max_steps": None, "epochs": epochs, "batch_size": 8})
+    assert Pace.of(run, samples).steps == steps
 
 
 def test_a_warm_up_that_the_run_does_not_outlast_is_told(tmp_path):
@@ -570,8 +589,8 @@ def test_timing_keeps_steps_apart_from_the_rest(tmp_path):
     changes = {"method": FREEZE, "train": {"max_steps": 24}}
     result = run_here(tmp_path, **changes)
     timing = read(config(tmp_path, **changes).folder / "timing.json")
-    assert timing["warmup_steps"] == 10
-    assert timing["steps"] == 14
+    assert timing["warmup_steps"] == 15, "five, and ten after the freeze"
+    assert timing["steps"] == 9
     assert {"median", "mean", "p90"} <= timing["step_seconds"].keys()
     assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "schedule", "log"}
     assert timing["step_seconds"] == result["step_seconds"]
@@ -601,6 +620,14 @@ def test_only_steps_are_in_the_step_times(tmp_path, monkeypatch):
     assert found["step_seconds"] == {"median": 1.0, "mean": 1.0, "p90": 1.0, "p10": 1.0, "std": 0.0}
     assert found["seconds_apart"] == {"validation": 4 * 100.0, "checkpoint": 5 * 1000.0, "log": 8 * 10.0}
     assert (found["warmup_seconds"], found["train_seconds"]) == (10.0, 24.0)
+
+
+def test_steps_after_a_change_of_what_is_frozen_warm_up_again(tmp_path):
+    """The code is compiled anew there: one such step would weigh more in the mean than all the others."""
+    unfreeze = {"preset": "oelm-freeze", "schedule": {"kind": "unfreeze", "steps": [13, 26]}}
+    run_here(tmp_path, method=unfreeze, train={"max_steps": 40})
+    timing = read(config(tmp_path, method=unfreeze).folder / "timing.json")
+    assert (timing["warmup_steps"], timing["steps"]) == (30, 3 + 3 + 4)
 
 
 def test_a_short_run_says_that_it_only_warmed_up(tmp_path):

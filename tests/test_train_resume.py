@@ -179,6 +179,8 @@ class AfterAnEvent:
         (DieAround("step-00000006", 1, after=False), "baseline"),
         (DieAround("step-00000006", 1, after=True), "baseline"),  # two checkpoints are there
         (DieAround(".step-00000003.tmp", 1, after=True), "baseline"),  # the old one half removed
+        (DieAround("step-00000012", 1, after=True), "baseline"),  # the same with the last one: none is saved after it
+        (DieAround(".step-00000009.tmp", 1, after=True), "baseline"),
         (DieAround(".best.old", 1, after=True), "baseline"),  # the best model between its two names
         (DieAround("best", 2, after=True), "baseline"),
         (DieAround("result.json", 1, after=False), "baseline"),
@@ -200,6 +202,8 @@ def test_killed_at_the_worst_moment(moment, name, tmp_path, uncut):
     assert len(reached) == 1, done.output
     assert_same_run(run, uncut(name))
     assert_only_whole_checkpoints(run)
+    left, wanted = (sorted(path.name for path in (one / "checkpoints").iterdir()) for one in (run, uncut(name)))
+    assert left == wanted
 
 
 def test_no_step_is_taken_twice_or_left_out(tmp_path, uncut):

@@ -33,6 +33,8 @@ _TOKENIZER_FILES = (
 )
 # How many a model adds to a prompt unless told otherwise.
 _TOKENS = 100
+# Below this, scores divided by a temperature overflow.
+_COLDEST = 1e-30
 
 
 def is_run(path: Path) -> bool:
@@ -144,6 +146,8 @@ def generate_text(run: Path, prompt: str, tokens: int | None, temperature: float
     config = config_of(run)
     if config.task.kind != "language":
         raise ConfigError(f"{run}: learned {config.task.name}, not to go on from a prompt; `oelm predict` asks it")
+    if 0 < temperature < _COLDEST:
+        raise ConfigError(f"--temperature {temperature}: too low to sample with; 0 takes the likeliest token each time")
     model: Any = load_run(run)
     tokenizer = LanguageModelling.open(config).data.load_tokenizer()
     device = device_for("auto")

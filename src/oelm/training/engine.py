@@ -25,7 +25,7 @@ from ..proof import audit, verify
 from ..records import UNCOMPARABLE_TIMES, RunFolder, environment
 from ..schedule import advance, due, events
 from ..sites import find_sites
-from .optim import build_optimizer, learning_rate, set_learning_rate
+from .optim import build_optimizer, idle_multipliers, learning_rate, set_learning_rate
 from .pace import Pace
 from .parallel import World, joined, reshard, wrap
 from .probe import attention_figures
@@ -33,7 +33,7 @@ from .progress import Display, perplexity
 from .result import ending, result_of
 from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening
-from .state import TrainState, load_checkpoint, mark_best, read_state, restore_record, save_checkpoint, stale_best
+from .state import TrainState, load_checkpoint, mark_best, read_state, restore_record, save_checkpoint, stale_best, tidy
 from .step import Stepper, share_of
 from .task import Figures, Task, open_task
 from .timing import StepTimer
@@ -146,6 +146,8 @@ def _train(run: Run) -> bool:
         # All agree: a signal may reach one process a step before the others, or only one.
         stopping = run.world.any(bool(run.stop))
         if state.step % pace.save_every == 0 or last or stopping:
+            # Of a run that is cut here the validation is past too; its time to a target must not leave that out.
+            state.seconds = before + time.perf_counter() - started
             with run.timer.apart_from_steps("checkpoint"):
                 _save(run)
         if stopping and not last:
@@ -181,24 +183,28 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
             state.notes.append(f"step {state.step}: went on inexactly: {differs}; {UNCOMPARABLE_TIMES}")
     found = checkpoint.name if checkpoint else "none"
     require_the_same(world, config=config.id, torch=torch.__version__, data=task.sha256, checkpoint=found)
-    model.to(world.device)
+    model.to(world.device).train()  # one that was loaded comes as for evaluation: without dropout
     stepper = _stepper(config, world, task, model, state)
     if checkpoint is not None:
         load_checkpoint(checkpoint, model, stepper.optimizer)
         display.say(f"resumed from step {state.step}")
+        if world.main:  # one that was killed after its last step saves no more, and would leave them for ever
+            tidy(folder.checkpoints, config.checkpoint.keep)
+    told = idle_multipliers(model, config.optimizer)
+    if config.task.kind == "text2text" and config.train.parallel == "fsdp" and world.size > 1:
+        told.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
+    state.notes += [note for note in told if note not in state.notes]
     report = _audit_of(model, world)
     if world.main:
         folder.start_metrics(state.step)
         write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))
         write_json(folder / "audit.json", report)
         folder.status("running", step=state.step, max_steps=pace.steps)
-        for note in task.warnings() + pace.warnings() + (state.notes if checkpoint is not None else []):
+        for note in task.warnings() + pace.warnings() + state.notes:
             display.say(note)
-    if config.task.kind == "text2text" and config.train.parallel == "fsdp" and world.size > 1:
-        state.notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
     display.start(pace.steps)
     timer = StepTimer(world.device, times)
-    trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say)
+    trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say, state.step)
     return Run(config, world, folder, task, pace, model, stepper, state, timer, display, trackers, stop)
 
 
@@ -225,6 +231,7 @@ def _follow_schedule(run: Run) -> None:
         # Without a new wrapper the ranks would go on exchanging the old set of gradients, and silently part ways.
         run.stepper = _stepper(run.config, run.world, run.task, run.model, run.state)
         run.stepper.window = window
+        run.timer.warm_up_again()
         for group in run.stepper.optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter in old.state:

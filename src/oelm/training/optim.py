@@ -95,6 +95,15 @@ def _multiplier(name: str, role: str, multipliers: dict[str, float]) -> float:
     return found.pop()
 
 
+def idle_multipliers(model: nn.Module, config: OptimizerConfig) -> list[str]:
+    """What is to be said of multipliers that change nothing, since no parameter of the model has their role."""
+    if not config.multipliers:
+        return []
+    there = {part for place in placements(model).values() for part in place.role.split("+")}
+    idle = ", ".join(role for role in config.multipliers if role not in there)
+    return [f"optimizer.multipliers: nothing in this model has the role {idle}"] if idle else []
+
+
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
     """AdamW over the trainable parameters alone: a frozen one has no gradient, no state and no decay."""
     return torch.optim.AdamW(

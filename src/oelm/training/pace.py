@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from ..config import RunConfig
@@ -25,7 +26,9 @@ class Pace:
         steps = config.train.max_steps
         if steps is None:
             assert config.train.epochs is not None, "a config has one of the two"
-            steps = max(1, math.ceil(config.train.epochs * per_epoch))
+            # Exactly: in floating point 1.1 epochs of 50 steps are a little more than 55, and would be 56 steps.
+            epochs = Fraction(str(config.train.epochs))
+            steps = max(1, math.ceil(epochs * samples_per_epoch / config.train.batch_size))
         warmup = config.optimizer.warmup_steps
         return cls(
             steps=steps,

@@ -101,8 +101,7 @@ def save_checkpoint(
     path = folder / f"step-{state.step:08d}"
     temporary = folder / f".step-{state.step:08d}.tmp"
     if world.main:
-        for stale in folder.glob(".step-*.tmp"):
-            shutil.rmtree(stale, ignore_errors=True)
+        _sweep(folder)
         require_space(folder, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
         _guard(lambda: temporary.mkdir(parents=True), path)
     world.barrier()
@@ -126,10 +125,16 @@ def save_checkpoint(
         }
         _guard(lambda: write_json(temporary / "state.json", content), path)
         _guard(lambda: put_in_place(temporary, path), path)
-        for old in list_checkpoints(folder)[:-keep]:
-            _remove(old)
+        tidy(folder, keep)
     world.barrier()
     return path
+
+
+def tidy(folder: Path, keep: int) -> None:
+    """Remove all but the last `keep` checkpoints, and what a process that was killed left half written or removed."""
+    for old in list_checkpoints(folder)[:-keep]:
+        _remove(old)
+    _sweep(folder)
 
 
 def read_state(path: Path) -> tuple[TrainState, dict[str, Any], Times]:
@@ -316,6 +321,11 @@ def _unwritten(path: Path, why: str) -> CheckpointError:
     there = list_checkpoints(path.parent)
     kept = f"{there[-1].name} is intact" if there else "there is none before it"
     return CheckpointError(f"{path}: cannot be written ({why}); {kept}")
+
+
+def _sweep(folder: Path) -> None:
+    for stale in folder.glob(".step-*.tmp"):
+        shutil.rmtree(stale, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-# Steps that are timed but kept out of the statistics, in each process: compilation, allocation, first touches.
+# Steps that are timed but kept out of the statistics, in each process and after each change of what is frozen:
+# compilation, allocation, first touches.
 WARMUP_STEPS = 10
 
 
@@ -33,7 +34,7 @@ class StepTimer:
 
     def __init__(self, device: torch.device, earlier: Times | None = None, warmup_steps: int = WARMUP_STEPS) -> None:
         """`earlier` are the times of the processes before this one, which has a warm-up of its own."""
-        self._warmup_left = warmup_steps
+        self._warmup = self._warmup_left = warmup_steps
         self._cuda = device.type == "cuda"
         self._open: Any = None
         self._pending: list[tuple[Any, Any]] = []
@@ -42,6 +43,11 @@ class StepTimer:
     def begin(self) -> None:
         """Mark the start of a run of steps."""
         self._open = self._mark()
+
+    def warm_up_again(self) -> None:
+        """The code of the steps to come is another: it may be compiled first."""
+        self.collect()
+        self._warmup_left = self._warmup
 
     def step(self) -> None:
         """Mark the end of an optimiser step."""

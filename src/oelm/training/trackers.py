@@ -12,15 +12,15 @@ Send = Callable[[dict[str, float], int], None]
 
 
 class Trackers:
-    """The trackers of a run. `warn` is told, once for each, when one cannot be used or stops working."""
+    """The trackers of a run that has `done` steps. `warn` is told, once for each, when one cannot be used or stops."""
 
-    def __init__(self, config: RunConfig, folder: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, config: RunConfig, folder: Path, warn: Callable[[str], None], done: int = 0) -> None:
         self._warn = warn
         self._off: set[str] = set()
         self._senders: dict[str, Send] = {}
         self._closers: dict[str, Callable[[], None]] = {}
         for name in config.log.trackers:
-            self._guard(name, lambda name=name: self._start(name, config, folder))  # type: ignore[misc]
+            self._guard(name, lambda name=name: self._start(name, config, folder, done))  # type: ignore[misc]
 
     def send(self, values: dict[str, float], step: int) -> None:
         for name, sender in list(self._senders.items()):
@@ -32,8 +32,8 @@ class Trackers:
         self._senders.clear()
         self._closers.clear()
 
-    def _start(self, name: str, config: RunConfig, folder: Path) -> None:
-        self._senders[name], self._closers[name] = _STARTERS[name](config, folder)
+    def _start(self, name: str, config: RunConfig, folder: Path, done: int) -> None:
+        self._senders[name], self._closers[name] = _STARTERS[name](config, folder, done)
 
     def _guard(self, name: str, action: Callable[[], None]) -> None:
         try:
@@ -45,10 +45,11 @@ class Trackers:
             self._off.add(name)
 
 
-def _tensorboard(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], None]]:
+def _tensorboard(config: RunConfig, folder: Path, done: int) -> tuple[Send, Callable[[], None]]:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = SummaryWriter(str(folder / "tensorboard"))
+    # What a process before this one sent of steps that are taken again now is hidden: each would be there twice.
+    writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
 
     def send(values: dict[str, float], step: int) -> None:
         for key, value in values.items():
@@ -57,7 +58,7 @@ def _tensorboard(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], No
     return send, writer.close
 
 
-def _wandb(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], None]]:
+def _wandb(config: RunConfig, folder: Path, done: int) -> tuple[Send, Callable[[], None]]:
     import wandb
 
     run: Any = wandb.init(
@@ -67,7 +68,7 @@ def _wandb(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], None]]:
     return lambda values, step: run.log(values, step=step), run.finish
 
 
-def _mlflow(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], None]]:
+def _mlflow(config: RunConfig, folder: Path, done: int) -> tuple[Send, Callable[[], None]]:
     import mlflow
 
     mlflow.set_experiment(config.experiment)
@@ -76,7 +77,7 @@ def _mlflow(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], None]]:
     return lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run
 
 
-def _trackio(config: RunConfig, folder: Path) -> tuple[Send, Callable[[], None]]:
+def _trackio(config: RunConfig, folder: Path, done: int) -> tuple[Send, Callable[[], None]]:
     import trackio
 
     run: Any = trackio.init(project="oelm", name=f"{config.experiment}-{config.id}", config=config.to_dict())
