@@ -34,6 +34,8 @@ UNCOMPARABLE_TIMES = "step times are not comparable"
 # A file of this name in a run's folder asks the run to stop: it looks for one whenever it logs.
 STOP = "stop"
 # What a run may have written before its first step, beside its config and its log.
+# In the folder of a run or a matrix: the process that was asked to stop. Its number may be another's the next time.
+ASKED = "stopping"
 _BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl")
 # How long a run on another machine may be silent before it counts as dead, where no lock is seen: some shared file
 # systems keep locks to one machine.
@@ -69,7 +71,8 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = hold(self.path)
-            (self / STOP).unlink(missing_ok=True)  # it was meant for whoever had the folder before
+            for meant_for_another in (STOP, ASKED):  # for whoever had the folder before
+                (self / meant_for_another).unlink(missing_ok=True)
             recover_folder(self.path / "best")
             remove_leftovers(self.path)
             self._make_room()

@@ -16,13 +16,11 @@ from typing import Literal
 
 from ..errors import TrainingError
 from ..locks import hold, holder
-from ..records import STOP
+from ..records import ASKED, STOP
 from .errors import LabError
 from .launch import CONSOLE, launch_of
 from .survey import RunState, live_matrices, look
 
-# In the folder of a run or a matrix: the process that was asked to stop.
-_ASKED = "stopping"
 _HOLDER = re.compile(r"process (\d+) on (.+)")
 
 
@@ -70,7 +68,7 @@ def matrix_of(run: RunState) -> str | None:
 
 def _ask(folder: Path, who: str, name: str) -> Literal["before", "signal", "file"]:
     """Ask the process that holds a folder's lock to stop, once: a second signal would end it at once, unsaved."""
-    asked = folder / _ASKED
+    asked = folder / ASKED
     if who and asked.is_file() and asked.read_text(encoding="utf-8") == who:
         return "before"
     asked.write_text(who, encoding="utf-8")
