@@ -128,7 +128,7 @@ def matrix(
 ) -> None:
     """Run a matrix: experiments x methods x rates x seeds. What is done is skipped, what was cut goes on.
 
-    Exits with 1 if a run failed, and with 75 if some were stopped: the same command goes on with those.
+    Exits with 1 if a run failed or diverged, and with 75 if some were stopped: the same command goes on with those.
     """
     with errors():
         from .expand import LEARNING_RATE, Request, parse_values
@@ -330,7 +330,7 @@ def _run_matrix(planned: list[Planned], launcher: Launcher, retries: int, yes: b
         work = Matrix(planned, launcher, retries, view.say)
         counts = work.run(view)
     typer.echo(", ".join(f"{count} {state}" for state, count in counts.items()))
-    if counts.get("failed") or counts.get("blocked"):
+    if any(counts.get(state) for state in ("failed", "diverged", "blocked")):
         return 1
     return 0 if set(counts) <= {"finished"} else EXIT_REQUEUE
 

@@ -63,7 +63,10 @@ def stop_matrices(root: Path) -> dict[str, str]:
 
 def matrix_of(run: RunState) -> str | None:
     """The name of the place of the matrix that started a run last: it stops the run itself, and once is enough."""
-    return launch_of(run.path).get("matrix")
+    try:
+        return launch_of(run.path).get("matrix")
+    except TrainingError:  # damaged: nobody stops it but us
+        return None
 
 
 def _ask(folder: Path, who: str, name: str) -> Literal["before", "signal", "file"]:
@@ -120,7 +123,7 @@ def freeable(runs: list[RunState], best: bool = False) -> list[Freeable]:
     """The checkpoints of finished runs, and with `best` their best models too. Records are never among them."""
     found = []
     for run in runs:
-        if run.state != "finished" or holder(run.path) is not None:
+        if run.state not in ("finished", "diverged") or holder(run.path) is not None:
             continue
         for name in ("checkpoints", "best") if best else ("checkpoints",):
             size = _size(run.path / name)

@@ -26,6 +26,7 @@ STYLES = {
     "finished": "green",
     "stopped": "yellow",
     "failed": "bold red",
+    "diverged": "bold red",
     "died": "bold red",
     "unreadable": "bold red",
     "blocked": "red",
