@@ -94,6 +94,23 @@ def test_the_status_table_names_what_went_wrong(tmp_path):
     assert "x: TrainingError: loss is [nan]" in console.file.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("width", "spared"), [(130, []), (80, ["GPU memory", "host"]), (60, ["tokens/s", "train loss"])]
+)
+def test_a_narrow_terminal_does_without_columns_and_keeps_words_whole(width, spared, tmp_path):
+    figures = {"step": 100000, "max_steps": 100000, "loss": 6.2354, "val_loss": 6.2573, "perplexity": 521.79}
+    run = RunState(
+        "GPT-02-lr-1e-3/oelm-random-matched/seed-10", tmp_path, "finished", **figures, tokens_per_second=20521
+    )
+    console = terminal()
+    console.width = width
+    console.print(status_table([run], width))
+    shown = console.file.getvalue()
+    for word in ("finished", "100000/100000", "521.79"):
+        assert word in shown
+    assert all(name not in shown for name in spared)
+
+
 def test_watching_ends_when_nothing_goes_on(tmp_path):
     states = ["waiting", "running", "finished"]
     readings = [[RunState("study/x", tmp_path, state)] for state in states]
