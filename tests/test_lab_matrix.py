@@ -455,6 +455,15 @@ def test_an_export_that_was_cut_is_made_again_and_a_whole_one_is_not(tmp_path):
     assert (plain / "model.safetensors").stat().st_mtime_ns == written
 
 
+def test_an_export_is_out_of_the_terminals_reach(tmp_path, monkeypatch):
+    """Ctrl-C is for the runner alone: an export that it ended was told as a failure."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\ncut -d' ' -f6 /proc/$$/stat >&2\nexit 1\n")  # the session that it is in
+    python.chmod(0o755)
+    monkeypatch.setattr(matrix_module.sys, "executable", str(python))
+    assert int(matrix_module.export_plain(tmp_path)) != os.getsid(0)
+
+
 def test_a_matrix_is_seen_while_it_runs_and_leaves_nothing_of_itself(tmp_path):
     from oelm.lab.survey import survey
 

@@ -163,9 +163,9 @@ class Matrix:
         for entry in self.entries:
             if entry.state == "elsewhere":
                 self._look_elsewhere(entry)
-        if self._leaving:
-            return
         for entry in self.entries:
+            if self._leaving:  # perhaps since the last one was started, which may take an export
+                return
             if entry.state == "waiting" and self._ready(entry):
                 if not self.launcher.ready(self._orphans()):
                     break
@@ -353,7 +353,8 @@ def export_plain(run: Path) -> str:
         shutil.rmtree(run / PLAIN, ignore_errors=True)  # left by an export that was cut
         remove_leftovers(run)
         command = [sys.executable, "-m", "oelm", "export", str(run), str(run / PLAIN)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # In a session of its own: what the terminal sends reaches the runner alone.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
     return (done.stderr.strip().splitlines() or ["no reason given"])[-1] if done.returncode else ""
 
 
