@@ -15,7 +15,7 @@ from oelm.lab.show import MatrixView, status_table, watch
 from oelm.lab.survey import RunState, look, survey
 from oelm.schema import merge
 
-from .lab_helpers import experiment_file, lab, started
+from .lab_helpers import experiment_file, lab, refusal, started
 from .test_import import _loaded
 from .test_lab_matrix import ForkLauncher, plan
 from .train_helpers import read, tiny
@@ -82,6 +82,13 @@ def test_a_terminal_shows_what_goes_on(tmp_path):
     shown = console.file.getvalue()
     for text in ("started  study/baseline/seed-0", "tokens/s", "2 finished", "so far"):
         assert text in shown
+
+
+def test_the_cursor_stays_where_a_second_ctrl_c_ends_a_matrix_at_once():
+    console = terminal()
+    with MatrixView(console):
+        shown = console.file.getvalue()
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l") >= 0
 
 
 def test_the_status_table_names_what_went_wrong(tmp_path):
@@ -164,6 +171,11 @@ def test_the_demo_keeps_to_its_budget(small_demo, tmp_path, monkeypatch):
     states = [run.state for run in survey(tmp_path / "demo" / "runs")]
     assert states == ["finished"] * 2, "the first seed of both arms"
     assert "left     4 runs: too late to be done in time" in result.stderr
+
+
+def test_a_demo_whose_folder_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    assert f"{tmp_path / 'file'}: cannot be written (File exists)" in refusal("demo", "--out", tmp_path / "file")
 
 
 def test_a_slow_machine_takes_fewer_steps(tmp_path, monkeypatch):

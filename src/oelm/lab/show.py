@@ -168,6 +168,7 @@ class MatrixView:
     def __enter__(self) -> MatrixView:
         if self._live is not None:
             self._live.start()
+            self._console.show_cursor(True)  # a second Ctrl-C ends us at once: nobody would show it again
         return self
 
     def __exit__(self, *_: object) -> None:
