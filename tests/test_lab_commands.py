@@ -15,7 +15,7 @@ from oelm.lab.show import MatrixView, status_table, watch
 from oelm.lab.survey import RunState, look, survey
 from oelm.schema import merge
 
-from .lab_helpers import experiment_file, lab, started
+from .lab_helpers import experiment_file, lab, refusal, started
 from .test_import import _loaded
 from .test_lab_matrix import ForkLauncher, plan
 from .train_helpers import read, tiny
@@ -84,6 +84,13 @@ def test_a_terminal_shows_what_goes_on(tmp_path):
         assert text in shown
 
 
+def test_the_cursor_stays_where_a_second_ctrl_c_ends_a_matrix_at_once():
+    console = terminal()
+    with MatrixView(console):
+        shown = console.file.getvalue()
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l") >= 0
+
+
 def test_the_status_table_names_what_went_wrong(tmp_path):
     folder = tmp_path / "x" / "baseline" / "seed-0"
     folder.mkdir(parents=True)
@@ -92,6 +99,23 @@ def test_the_status_table_names_what_went_wrong(tmp_path):
     console = terminal()
     console.print(status_table([look(folder, "x")]))
     assert "x: TrainingError: loss is [nan]" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "spared"), [(130, []), (80, ["GPU memory", "host"]), (60, ["tokens/s", "train loss"])]
+)
+def test_a_narrow_terminal_does_without_columns_and_keeps_words_whole(width, spared, tmp_path):
+    figures = {"step": 100000, "max_steps": 100000, "loss": 6.2354, "val_loss": 6.2573, "perplexity": 521.79}
+    run = RunState(
+        "GPT-02-lr-1e-3/oelm-random-matched/seed-10", tmp_path, "finished", **figures, tokens_per_second=20521
+    )
+    console = terminal()
+    console.width = width
+    console.print(status_table([run], width))
+    shown = console.file.getvalue()
+    for word in ("finished", "100000/100000", "521.79"):
+        assert word in shown
+    assert all(name not in shown for name in spared)
 
 
 def test_watching_ends_when_nothing_goes_on(tmp_path):
@@ -147,6 +171,11 @@ def test_the_demo_keeps_to_its_budget(small_demo, tmp_path, monkeypatch):
     states = [run.state for run in survey(tmp_path / "demo" / "runs")]
     assert states == ["finished"] * 2, "the first seed of both arms"
     assert "left     4 runs: too late to be done in time" in result.stderr
+
+
+def test_a_demo_whose_folder_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    assert f"{tmp_path / 'file'}: cannot be written (File exists)" in refusal("demo", "--out", tmp_path / "file")
 
 
 def test_a_slow_machine_takes_fewer_steps(tmp_path, monkeypatch):

@@ -260,6 +260,21 @@ def test_another_users_or_a_reused_process_is_never_signalled(tmp_path, monkeypa
     assert sent == []
 
 
+def test_a_request_to_an_earlier_process_of_the_same_number_is_not_taken_for_one_to_this(tmp_path, monkeypatch):
+    """In a container every start may have the same number."""
+    _, config = folder_of(tmp_path)
+    sent: list[int] = []
+    monkeypatch.setattr(control.os, "kill", lambda pid, number: sent.append(pid))
+    for _ in range(2):
+        folder = RunFolder(config)
+        folder.claim()
+        folder.status("running", step=1)
+        assert "asked to stop" in control.stop(look(config.folder))
+        assert "was asked before" in control.stop(look(config.folder))
+        folder.close()
+    assert sent == [os.getpid()] * 2
+
+
 def test_a_request_that_could_not_be_sent_is_not_taken_for_one_that_was(tmp_path, monkeypatch):
     _, config = folder_of(tmp_path)
     folder = RunFolder(config)

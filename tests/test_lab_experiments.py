@@ -300,12 +300,32 @@ def test_a_dry_run_counts_what_the_method_leaves(method, tmp_path):
         (["matrix", "GPT-01", "--slurm", "account"], "--slurm account: write it as key=value, such as account=lab"),
         (["matrix", "GPT-01", "--axis", "seed=1,2", "--seeds", "2"], "both choose the seeds"),
         (["matrix", "GPT-01", "--axis", "a.b=1", "--axis", "a.b=2"], "given twice"),
+        (["matrix", "GPT-01", "--axis", "experiment=a,b"], "experiment=a,b: the lab names the runs"),
         (["matrix", "GPT-01", "--scale", "smoke", "--gpus", "7"], "torch sees no GPU"),
     ],
 )
 def test_bad_requests_are_refused(arguments, says, tmp_path):
     assert says in refusal(*arguments, *(["--out", tmp_path] if "output=x" not in arguments else []))
     assert list(tmp_path.iterdir()) == [], "nothing was written"
+
+
+def test_two_experiments_that_give_one_folder_different_runs_are_refused(tmp_path):
+    """One of the two would be dropped, and nobody would know."""
+    one, other = tmp_path / "mine.yaml", tmp_path / "other.yaml"
+    one.write_text(yaml.safe_dump({"extends": "GPT-02", "axes": {"optimizer.learning_rate": [1e-3]}}))
+    rest = {"id": "mine-lr-1e-3", "extends": "GPT-02"}
+    other.write_text(yaml.safe_dump({**rest, "config": {"optimizer": {"learning_rate": 5e-4}}}))
+    says = "mine and mine-lr-1e-3: both have a run mine-lr-1e-3/oelm-freeze/seed-0, and the two differ"
+    assert says in refusal("matrix", one, other, "--dry-run")
+    other.write_text(yaml.safe_dump({**rest, "config": {"optimizer": {"learning_rate": 1e-3}}}))
+    assert "1 run, all in order" in lab("matrix", one, other, "--dry-run").stdout
+
+
+def test_a_file_whose_path_has_an_equals_sign_is_no_override(tmp_path):
+    place = tmp_path / "rate=3"
+    place.mkdir()
+    file = experiment_file(place)
+    assert "1 run, all in order" in lab("matrix", file, "seed=4", "--dry-run").stdout
 
 
 # What is not here

@@ -2,23 +2,27 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
 from oelm.config import RunConfig
 from oelm.lab import matrix as matrix_module
+from oelm.lab.estimate import estimate
 from oelm.lab.expand import Request, expand
 from oelm.lab.experiment import from_file
-from oelm.lab.launch import LAUNCH, LocalLauncher, Slot, command, local_launcher
+from oelm.lab.launch import LAUNCH, LocalLauncher, Slot, command, local_launcher, status_stamp, was_stopped
 from oelm.lab.matrix import TAKEN, Matrix
 from oelm.lab.survey import look
 from oelm.lab.warm import WarmLauncher
 from oelm.locks import hold, holder
 from oelm.machine import threads_each
+from oelm.schema import merge
 from oelm.training.engine import train
 
 from .lab_helpers import experiment_file, lab, started, wait_for
@@ -201,6 +205,129 @@ def test_a_folder_that_holds_another_run_is_left_alone(tmp_path):
     assert (run.folder / "result.json").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "finished"),
+    [
+        ("result.json", "[", True),
+        ("result.json", "[1]", True),
+        ("config.json", "{", True),
+        ("config.json", "[]", True),
+        ("launch.json", "[]", False),
+    ],
+)
+def test_a_damaged_record_holds_up_its_own_run_alone(name, content, finished, tmp_path):
+    planned = plan(tmp_path, axes={"seed": [0, 1]})
+    Matrix(planned[:1], ForkLauncher(), tell=lambda _: None).run()
+    if not finished:
+        (planned[0].folder / "result.json").unlink()
+    (planned[0].folder / name).write_text(content)
+    size = estimate(planned, 1)
+    assert (size.runs, size.done) == (2, 0)
+    said: list[str] = []
+    assert Matrix(planned, ForkLauncher(), tell=said.append).run() == {"failed": 1, "finished": 1}
+    assert any(line.startswith("failed") and str(planned[0].folder / name) in line for line in said)
+    assert (planned[0].folder / name).read_text() == content
+
+
+def test_another_runs_result_is_not_taken_for_this_ones_where_its_config_is_gone(tmp_path):
+    one, other = plan(tmp_path, axes={"seed": [0, 1]})
+    Matrix([one], ForkLauncher(), tell=lambda _: None).run()
+    other.folder.mkdir(parents=True)
+    (one.folder / "result.json").rename(other.folder / "result.json")
+    assert estimate([other], 1).done == 0
+    said: list[str] = []
+    assert Matrix([other], ForkLauncher(), tell=said.append).run() == {"failed": 1}
+    assert "holds another run" in said[0]
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "a full disk"])
+def test_a_run_that_cannot_be_started_leaves_the_others_going(obstacle, tmp_path):
+    planned = plan(tmp_path, axes={"seed": [0, 1]})
+    folder = planned[1].folder
+    folder.parent.mkdir(parents=True)
+    if obstacle == "a file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        (folder / TAKEN).symlink_to("/dev/full")
+    said: list[str] = []
+    assert Matrix(planned, ForkLauncher(2), tell=said.append).run() == {"finished": 1, "failed": 1}
+    assert any(f"it could not be started: {folder}" in line for line in said)
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path):
+    file = experiment_file(tmp_path)
+    refused = lab("matrix", file, "--out", file)
+    assert refused.exit_code == 2
+    assert f"oelm: {file}/.lab: cannot be written (Not a directory)" in refused.stderr
+
+
+def test_a_run_that_diverged_is_not_told_as_done(tmp_path):
+    wild = {"optimizer": {"learning_rate": 1e30, "warmup_steps": 0}, "train": {"skip_nonfinite": 1000}}
+    file = experiment_file(tmp_path, axes={"seed": [0]})
+    content = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**content, "config": merge(content["config"], wild)}))
+    planned = expand([from_file(file)], Request(output=str(tmp_path / "runs")))
+    said: list[str] = []
+    assert Matrix(planned, ForkLauncher(), tell=said.append).run() == {"diverged": 1}
+    assert "its last validation loss is not a number" in said[-1]
+    assert look(planned[0].folder).state == "diverged"
+    again = lab("matrix", file, "--out", tmp_path / "runs")
+    assert again.exit_code == 1
+    assert again.stdout == "1 diverged\n"
+
+
+def test_a_run_whose_folder_is_removed_is_made_again(tmp_path):
+    (run,) = plan(tmp_path, axes={"seed": [0]}, config=_longer(tmp_path, 400, checkpoint=1000))
+    said: list[str] = []
+    launcher = ForkLauncher()
+
+    def remove(_: Matrix) -> None:
+        if len(launcher.jobs) == 1 and (look(run.folder).step or 0) >= 3:
+            shutil.rmtree(run.folder)
+
+    assert Matrix([run], launcher, tell=said.append).run(remove) == {"finished": 1}, said
+    assert "its folder was removed while it ran; it is tried again" in said[1]
+
+
+def test_a_run_of_several_processes_that_is_stopped_before_it_begins_is_left(tmp_path):
+    """torchrun ends with 1 whatever ended its processes."""
+
+    class Torchrun:
+        slots, about, code = 1, {"launcher": "test", "processes": 2}, None
+
+        def ready(self, busy):
+            return True
+
+        def start(self, *_):
+            return self
+
+        def attach(self, about):
+            return None
+
+        def poll(self):
+            return self.code
+
+        def stop(self):
+            self.code = 1
+
+    (run,) = plan(tmp_path, axes={"seed": [0]})
+    launcher, said = Torchrun(), []
+    work = Matrix([run], launcher, tell=said.append)
+    assert work.run(lambda _: launcher.code or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}, said
+
+
+def test_a_clock_that_is_set_back_hides_no_end(tmp_path):
+    """Nor does that of another machine: the status of this start is the one that is not the last start's."""
+    (tmp_path / "status.json").write_text(json.dumps({"state": "stopped", "updated": 1000.0}))
+    before = status_stamp(tmp_path)
+    assert not was_stopped(tmp_path, 1, before)
+    (tmp_path / "status.json").write_text(json.dumps({"state": "stopped", "updated": 400.0}))
+    assert was_stopped(tmp_path, 1, before)
+    (tmp_path / "status.json").write_text("[")
+    assert not was_stopped(tmp_path, 1, before)
+
+
 def test_a_run_that_another_process_has_is_waited_for(tmp_path):
     """Two matrices in one folder: the second leaves alone what the first has, and takes it over if it dies."""
     planned = plan(tmp_path, axes={"seed": [0, 1]})
@@ -326,6 +453,15 @@ def test_an_export_that_was_cut_is_made_again_and_a_whole_one_is_not(tmp_path):
     written = (plain / "model.safetensors").stat().st_mtime_ns
     assert matrix_module.export_plain(planned.folder) == ""
     assert (plain / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_an_export_is_out_of_the_terminals_reach(tmp_path, monkeypatch):
+    """Ctrl-C is for the runner alone: an export that it ended was told as a failure."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\ncut -d' ' -f6 /proc/$$/stat >&2\nexit 1\n")  # the session that it is in
+    python.chmod(0o755)
+    monkeypatch.setattr(matrix_module.sys, "executable", str(python))
+    assert int(matrix_module.export_plain(tmp_path)) != os.getsid(0)
 
 
 def test_a_matrix_is_seen_while_it_runs_and_leaves_nothing_of_itself(tmp_path):

@@ -2,12 +2,13 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from oelm.lab.errors import LabError
 from oelm.lab.matrix import Matrix
-from oelm.lab.slurm import TrainJob, slurm_launcher
+from oelm.lab.slurm import SlurmJob, TrainJob, slurm_launcher
 from oelm.lab.survey import look
 
 from .lab_helpers import refusal
@@ -122,3 +123,84 @@ def test_a_job_of_a_dead_runner_is_found_again(tmp_path, monkeypatch):
     assert launcher.attach(about).about == about
     assert launcher.attach(about) is None
     assert launcher.attach({"launcher": "local", "pid": 3}) is None
+
+
+class Queued:
+    """A job as submitit shows it, which leaves no result: asking for one would wait."""
+
+    job_id = "17"
+
+    def __init__(self, state: str, place: Path) -> None:
+        self.state, self.paths = state, submitit.core.utils.JobPaths(place, self.job_id)
+
+    def done(self, force_check: bool = False) -> bool:
+        return self.state.startswith("CANCELLED")
+
+    def result(self) -> None:
+        raise AssertionError("waited for a result that a cancelled job does not leave")
+
+
+class Queue:
+    """A launcher whose only job waits in a queue until it is cancelled."""
+
+    slots = 1
+
+    def __init__(self, job: Queued) -> None:
+        self.job, self.starts = job, 0
+
+    def ready(self, busy) -> bool:
+        return self.starts == 0
+
+    def start(self, config, folder, lock, busy) -> SlurmJob:
+        self.starts += 1
+        return SlurmJob(self.job, {"launcher": "slurm", "job": self.job.job_id, "run": str(folder)})
+
+    def attach(self, about) -> None:
+        return None
+
+
+def test_a_job_that_is_cancelled_in_the_queue_is_not_submitted_again(tmp_path):
+    (run,) = plan(tmp_path, axes={"seed": [0]})
+    queue = Queue(Queued("PENDING", tmp_path))
+    said: list[str] = []
+
+    def cancel(_: Matrix) -> None:
+        queue.job.state = "CANCELLED by 1000"
+
+    assert Matrix([run], queue, retries=5, tell=said.append).run(cancel) == {"stopped": 1}
+    assert queue.starts == 1
+    assert "its job was cancelled" in said[-1]
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_a_matrix_that_stops_leaves_the_jobs_that_have_not_begun(state, tmp_path, monkeypatch):
+    """One whose imports are not done yet is cancelled as well: it would not see a signal."""
+    (run,) = plan(tmp_path, axes={"seed": [0]})
+    queue = Queue(Queued(state, tmp_path))
+    cancelled: list[list[str]] = []
+
+    def scancel(words, **_) -> None:
+        cancelled.append(words)
+        queue.job.state = "CANCELLED"
+
+    monkeypatch.setattr("subprocess.run", scancel)
+    work = Matrix([run], queue, tell=lambda _: None)
+    assert work.run(lambda _: cancelled or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}
+    assert cancelled == [["scancel", "17"]]
+
+
+def test_a_run_that_sbatch_refuses_does_not_end_the_matrix(tmp_path, monkeypatch):
+    launcher = slurm_launcher(tmp_path / "runs", cluster="local", gpus=0)
+
+    def refuse(*_):
+        raise submitit.core.utils.FailedJobError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+
+    monkeypatch.setattr(launcher.executor, "submit", refuse)
+    said: list[str] = []
+    assert Matrix(plan(tmp_path), launcher, tell=said.append).run() == {"failed": 4}
+    assert "sbatch refused it: sbatch: error: QOSMaxSubmitJobPerUserLimit" in said[0]
+
+
+def test_a_job_needs_more_time_than_its_warning(tmp_path):
+    with pytest.raises(LabError, match="--time 5: a job is told to save 5 minutes before its time is up"):
+        slurm_launcher(tmp_path, minutes=5)

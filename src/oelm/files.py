@@ -77,6 +77,14 @@ def read_json(path: Path) -> Any:
         raise TrainingError(f"{path}: cannot be read as JSON ({error})") from None
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file; an error that names the file if it holds anything else."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise TrainingError(f"{path}: is not a record")
+    return content
+
+
 def parse_yaml(text: str) -> Any:
     """The content of YAML or JSON text; a ValueError of one line where it is neither."""
     import yaml

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -37,9 +38,14 @@ def hold(folder: Path, name: str = "lock", patience: float = _PATIENCE) -> TextI
         except OSError:
             lock.close()
             raise
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    lock.flush()
+    try:
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+    except OSError as error:  # a full disk, which does not name what it could not hold
+        with suppress(OSError):
+            lock.close()
+        raise OSError(error.errno, error.strerror, str(folder / name)) from None
     return lock
 
 

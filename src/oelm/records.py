@@ -9,6 +9,7 @@ result.json       the figures, at the end     train.log     the same lines that 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -33,6 +34,8 @@ STATES = ("running", "finished", "stopped", "failed")
 UNCOMPARABLE_TIMES = "step times are not comparable"
 # A file of this name in a run's folder asks the run to stop: it looks for one whenever it logs.
 STOP = "stop"
+# In the folder of a run or a matrix: the process that was asked to stop. Its number may be another's the next time.
+ASKED = "stopping"
 # What a run may have written before its first step, beside its config and its log.
 _BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl")
 # How long a run on another machine may be silent before it counts as dead, where no lock is seen: some shared file
@@ -69,7 +72,8 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = hold(self.path)
-            (self / STOP).unlink(missing_ok=True)  # it was meant for whoever had the folder before
+            for meant_for_another in (STOP, ASKED):  # for whoever had the folder before
+                (self / meant_for_another).unlink(missing_ok=True)
             recover_folder(self.path / "best")
             remove_leftovers(self.path)
             self._make_room()
@@ -161,6 +165,11 @@ class RunFolder:
                 with suppress(OSError):  # a line that a full disk refused is tried once more; it was told already
                     file.close()
         self._metrics = self._log = self._lock = None
+
+
+def ending(loss: float | None) -> str:
+    """What became of a run that took all its steps, by its last validation loss, a number or null."""
+    return "finished" if loss is not None and math.isfinite(loss) else "diverged"
 
 
 def is_alive(folder: Path, status: dict[str, Any]) -> bool:

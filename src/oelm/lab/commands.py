@@ -128,7 +128,7 @@ def matrix(
 ) -> None:
     """Run a matrix: experiments x methods x rates x seeds. What is done is skipped, what was cut goes on.
 
-    Exits with 1 if a run failed, and with 75 if some were stopped: the same command goes on with those.
+    Exits with 1 if a run failed or diverged, and with 75 if some were stopped: the same command goes on with those.
     """
     with errors():
         from .expand import LEARNING_RATE, Request, parse_values
@@ -142,9 +142,9 @@ def matrix(
                 raise LabError(f"--lr-grid and --axis {LEARNING_RATE}=... both list learning rates: give one of them")
             axes[LEARNING_RATE] = parse_values(lr_grid)
         counted = None if seeds is None else tuple(range(seeds))
-        overrides = tuple(word for word in names if "=" in word)
+        overrides = tuple(word for word in names if "=" in word and not _is_file(word))
         request = Request(scale.value, counted, axes, overrides, data, str(out))
-        planned = _plan([word for word in names if "=" not in word], request)
+        planned = _plan([word for word in names if word not in overrides], request)
         if dry_run:
             _dry_run(planned)
             return
@@ -330,9 +330,14 @@ def _run_matrix(planned: list[Planned], launcher: Launcher, retries: int, yes: b
         work = Matrix(planned, launcher, retries, view.say)
         counts = work.run(view)
     typer.echo(", ".join(f"{count} {state}" for state, count in counts.items()))
-    if counts.get("failed") or counts.get("blocked"):
+    if any(counts.get(state) for state in ("failed", "diverged", "blocked")):
         return 1
     return 0 if set(counts) <= {"finished"} else EXIT_REQUEUE
+
+
+def _is_file(word: str) -> bool:
+    """Whether a word is an experiment's file: its path may have an equals sign, as an override has."""
+    return word.endswith((".yaml", ".yml", ".json")) and Path(word).is_file()
 
 
 def _axes(written: list[str]) -> dict[str, tuple[Any, ...]]:

@@ -16,13 +16,11 @@ from typing import Literal
 
 from ..errors import TrainingError
 from ..locks import hold, holder
-from ..records import STOP
+from ..records import ASKED, STOP
 from .errors import LabError
 from .launch import CONSOLE, launch_of
 from .survey import RunState, live_matrices, look
 
-# In the folder of a run or a matrix: the process that was asked to stop.
-_ASKED = "stopping"
 _HOLDER = re.compile(r"process (\d+) on (.+)")
 
 
@@ -65,12 +63,15 @@ def stop_matrices(root: Path) -> dict[str, str]:
 
 def matrix_of(run: RunState) -> str | None:
     """The name of the place of the matrix that started a run last: it stops the run itself, and once is enough."""
-    return launch_of(run.path).get("matrix")
+    try:
+        return launch_of(run.path).get("matrix")
+    except TrainingError:  # damaged: nobody stops it but us
+        return None
 
 
 def _ask(folder: Path, who: str, name: str) -> Literal["before", "signal", "file"]:
     """Ask the process that holds a folder's lock to stop, once: a second signal would end it at once, unsaved."""
-    asked = folder / _ASKED
+    asked = folder / ASKED
     if who and asked.is_file() and asked.read_text(encoding="utf-8") == who:
         return "before"
     asked.write_text(who, encoding="utf-8")
@@ -122,7 +123,7 @@ def freeable(runs: list[RunState], best: bool = False) -> list[Freeable]:
     """The checkpoints of finished runs, and with `best` their best models too. Records are never among them."""
     found = []
     for run in runs:
-        if run.state != "finished" or holder(run.path) is not None:
+        if run.state not in ("finished", "diverged") or holder(run.path) is not None:
             continue
         for name in ("checkpoints", "best") if best else ("checkpoints",):
             size = _size(run.path / name)

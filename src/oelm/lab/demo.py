@@ -13,7 +13,7 @@ from statistics import fmean
 import typer
 
 from ..errors import OelmError
-from ..files import read_json, write_json
+from ..files import read_json, write_json, writing
 from ..machine import cores
 from ..schema import merge
 from ..training.signals import EXIT_REQUEUE
@@ -43,7 +43,8 @@ def run_demo(out: Path, budget: float) -> int:
     began = time.monotonic()
     deadline = began + budget - REPORT
     jobs = min(_JOBS, cores())
-    out.mkdir(parents=True, exist_ok=True)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     steps = _steps(out, budget - REPORT, jobs)
     _say(f"Seven ways to set and freeze a tiny GPT's attention, {steps} steps each on built-in stories (synthetic).")
     _say(f"{jobs} at a time on the CPU, at most {spell(budget)} in all. Runs go to {out / 'runs'}.\n")

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
-from ..files import read_json
+from ..errors import TrainingError
+from ..files import read_record
 from .dryrun import dry_run
 from .expand import Planned
 from .needs import tokens_of
-from .survey import so_many
+from .survey import is_done, so_many
 
 # The share of a plain matrix product's speed that whole training steps reach, roughly, on a CPU and on a GPU.
 _EFFICIENCY = {"cpu": 0.6, "cuda": 0.3}
@@ -40,8 +41,9 @@ class Estimate:
 
 def estimate(runs: list[Planned], slots: int) -> Estimate:
     """The time that the runs which are not done will take on so many slots."""
-    left = [run for run in runs if not (run.folder / "result.json").is_file()]
-    known = _measured(runs)
+    done = {run.folder for run in runs if _is_done(run)}
+    left = [run for run in runs if run.folder not in done]
+    known = _measured([run for run in runs if run.folder in done])
     # One model per experiment and size: building it anew for every seed would take longer than it is worth.
     rough: dict[str, float] = {}
     total = 0.0
@@ -66,12 +68,18 @@ def spell(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
+def _is_done(run: Planned) -> bool:
+    try:
+        return is_done(run.folder, run.config.id)
+    except TrainingError:  # the matrix says what is wrong with it
+        return False
+
+
 def _measured(runs: list[Planned]) -> dict[str, float]:
-    """The usual seconds of finished runs in this folder by experiment, whatever their method and seed."""
+    """The usual seconds of these finished runs by experiment, whatever their method and seed."""
     found: dict[str, list[float]] = {}
     for run in runs:
-        file = run.folder / "result.json"
-        seconds = read_json(file).get("seconds") if file.is_file() else None
+        seconds = read_record(run.folder / "result.json").get("seconds")
         if seconds is not None:
             found.setdefault(run.config.experiment, []).append(float(seconds))
     return {name: median(seconds) for name, seconds in found.items()}

@@ -78,8 +78,16 @@ def expand(experiments: Sequence[Experiment], request: Request) -> list[Planned]
     for run in runs:
         if run.after is not None:
             ordered.setdefault(run.after.folder, run.after)
+        _refuse_another(ordered.get(run.folder), run)
         ordered[run.folder] = run
     return list(ordered.values())
+
+
+def _refuse_another(there: Planned | None, run: Planned) -> None:
+    """Raise if another run has the same folder: one of the two would be lost."""
+    if there is not None and there.config.id != run.config.id:
+        ids = " and ".join(dict.fromkeys((there.experiment.id, run.experiment.id)))
+        raise LabError(f"{ids}: both have a run {run.name}, and the two differ; give one of them another id")
 
 
 def run_name(experiment: str, scale: Scale, values: dict[str, Any]) -> str:
@@ -179,8 +187,10 @@ def _refuse_contradictions(experiments: Sequence[Experiment], request: Request) 
     for name in fixed:
         if name in request.axes or (name == "seed" and request.seeds is not None):
             raise LabError(f"{name} is set to {fixed[name]} and is an axis of this matrix too: give one of the two")
+    for name in (*fixed, *request.axes):
         if name in ("experiment", "output"):
-            raise LabError(f"{name}={fixed[name]}: the lab names the runs; choose the folder with --out")
+            value = fixed[name] if name in fixed else ",".join(map(str, request.axes[name]))
+            raise LabError(f"{name}={value}: the lab names the runs; choose the folder with --out")
     if "seed" in request.axes and request.seeds is not None:
         raise LabError("--seeds and --axis seed=... both choose the seeds: give one of the two")
     names = [experiment.id for experiment in experiments]

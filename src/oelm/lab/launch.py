@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from ..files import read_json
+from ..errors import TrainingError
+from ..files import read_record
 from ..machine import threads_each
 from ..training.signals import EXIT_REQUEUE
 from .errors import LabError
@@ -174,25 +175,35 @@ def local_launcher(gpus: str | None = None, jobs: int | None = None, processes: 
     return LocalLauncher([Slot(names, threads) for names in sets] * (jobs or 1), processes)
 
 
-def was_stopped(folder: Path, code: int, since: float) -> bool:
+def was_stopped(folder: Path, code: int, before: Any) -> bool:
     """Whether a run that is not finished stopped when asked.
 
     The record is asked too: torchrun turns every exit code but 0 into 1, and a job of submitit's ends with 0.
     """
-    return code == EXIT_REQUEUE or fresh_status(folder, since).get("state") == "stopped"
+    return code == EXIT_REQUEUE or fresh_status(folder, before).get("state") == "stopped"
 
 
-def fresh_status(folder: Path, since: float) -> dict[str, Any]:
-    """A run's status if it was written after a time; an older one tells of another attempt."""
+def status_stamp(folder: Path) -> Any:
+    """When a run's status was written, by the clock of whoever wrote it; none where there is no status."""
     file = folder / "status.json"
-    status = read_json(file) if file.is_file() else {}
-    return dict(status) if status.get("updated", 0.0) >= since else {}
+    with suppress(TrainingError):  # a damaged status is of no attempt
+        return read_record(file).get("updated") if file.is_file() else None
+    return None
+
+
+def fresh_status(folder: Path, before: Any) -> dict[str, Any]:
+    """A run's status if it has another stamp than `before` its start; the same one tells of another attempt.
+
+    No two clocks are compared: a run may be on another machine, and any clock may be set back.
+    """
+    stamp = status_stamp(folder)
+    return {} if stamp is None or stamp == before else read_record(folder / "status.json")
 
 
 def launch_of(folder: Path) -> dict[str, Any]:
     """How a run was started last; empty where no runner has started it."""
     file = folder / LAUNCH
-    return dict(read_json(file)) if file.is_file() else {}
+    return read_record(file) if file.is_file() else {}
 
 
 def _threads_before(folder: Path) -> int | None:

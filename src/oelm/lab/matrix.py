@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..errors import TrainingError
-from ..files import read_json, remove_leftovers, write_json
+from ..errors import OelmError, TrainingError
+from ..files import remove_leftovers, write_json, writing
 from ..locks import hold, holder
 from ..records import STOP
 from ..training.signals import StopRequest, listening
 from .expand import PLAIN, Planned
-from .launch import CONSOLE, LAUNCH, Job, Launcher, fresh_status, launch_of, was_stopped
-from .survey import LAB, RunState, look, so_many
+from .launch import CONSOLE, LAUNCH, Job, Launcher, fresh_status, launch_of, status_stamp, was_stopped
+from .survey import LAB, RunState, is_done, look, so_many
 
 # The lock of a run that a runner has taken; the run's own lock is held by the process that trains it.
 TAKEN = "runner.lock"
@@ -50,7 +50,8 @@ class Entry:
     state: str = "waiting"
     attempts: int = 0
     message: str = ""
-    started: float = 0.0
+    started: float = 0.0  # by time.monotonic()
+    status_before: Any = None
     seconds: float = 0.0
     job: Job | None = field(default=None, repr=False)
     lock: TextIO | None = field(default=None, repr=False)
@@ -112,8 +113,9 @@ class Matrix:
     @contextmanager
     def _announced(self) -> Iterator[None]:
         """Write down what is planned, for `oelm status` and other matrices, and hold it as long as we live."""
-        (self._root / LAB).mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=f"{socket.gethostname()}-{os.getpid()}-", dir=self._root / LAB))
+        with writing(self._root / LAB):
+            (self._root / LAB).mkdir(parents=True, exist_ok=True)
+            place = Path(tempfile.mkdtemp(prefix=f"{socket.gethostname()}-{os.getpid()}-", dir=self._root / LAB))
         with hold(place):
             for other in place.parent.iterdir():  # left by runners that were killed
                 with suppress(FileNotFoundError):  # by one that ends just now, and takes it away itself
@@ -130,13 +132,23 @@ class Matrix:
     def _look_for_work_done(self) -> None:
         """Tell at once what is done already; a folder with another run's result is refused before anything starts."""
         for entry in self.entries:
-            there = entry.planned.folder / "config.json"
-            if (entry.planned.folder / "result.json").is_file() and there.is_file():
-                found = read_json(there).get("id")
-                if found != entry.planned.config.id:
-                    self._end(entry, "failed", f"its folder holds another run ({found}); use another --out")
-                    continue
-                self._end(entry, "finished", "done before")
+            self._is_done(entry, "done before")
+
+    def _is_done(self, entry: Entry, message: str = "") -> bool:
+        """Whether a run's folder holds a result, which ends it here: its own, or one that nobody may write over."""
+        folder = entry.planned.folder
+        try:
+            if not is_done(folder, entry.planned.config.id):
+                return False
+        except TrainingError as error:
+            self._end(entry, "failed", str(error))
+            return True
+        run = look(folder)
+        if run.state == "diverged":
+            self._end(entry, "diverged", "its last validation loss is not a number; lower the learning rate")
+        else:
+            self._end(entry, "finished", message or _figures(run))
+        return True
 
     def _step(self) -> None:
         """One look around: what ended, what can start."""
@@ -151,9 +163,9 @@ class Matrix:
         for entry in self.entries:
             if entry.state == "elsewhere":
                 self._look_elsewhere(entry)
-        if self._leaving:
-            return
         for entry in self.entries:
+            if self._leaving:  # perhaps since the last one was started, which may take an export
+                return
             if entry.state == "waiting" and self._ready(entry):
                 if not self.launcher.ready(self._orphans()):
                     break
@@ -185,25 +197,38 @@ class Matrix:
         return first.state == "finished"
 
     def _start(self, entry: Entry) -> None:
+        """Start a run; one that cannot be started is told, and the others go on."""
+        try:
+            self._take_and_start(entry)
+        except (OelmError, OSError) as error:
+            why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+            if entry.job is not None:
+                self._tell(f"started  {entry.planned.name}, but {why}")
+                return
+            self._release(entry)
+            self._end(entry, "failed", f"it could not be started: {why}")
+
+    def _take_and_start(self, entry: Entry) -> None:
         """Take a run and start it, or go on with the job that an earlier runner left in a queue."""
         folder = entry.planned.folder
         folder.mkdir(parents=True, exist_ok=True)
-        lock = self._take(entry)
+        entry.lock = lock = self._take(entry)
         if lock is None:
             return
+        entry.status_before = status_stamp(folder)
         job = self._attach(folder)
         if job is None:
             first = entry.planned.after
             refusal = export_plain(first.folder) if first is not None else ""
             if refusal:
-                lock.close()
+                self._release(entry)
                 self._end(entry, "failed", f"its start could not be exported: {refusal}")
                 return
             write_json(folder / PLAN, entry.planned.config.to_dict())
             job = self.launcher.start(folder / PLAN, folder, lock, self._orphans())
             entry.attempts += 1
+        entry.job, entry.state, entry.started = job, "running", time.monotonic()
         write_json(folder / LAUNCH, {**job.about, "matrix": self._place})
-        entry.job, entry.lock, entry.state, entry.started = job, lock, "running", time.time()
         again = f", attempt {entry.attempts}" if entry.attempts > 1 else ""
         self._tell(f"started  {entry.planned.name} ({_where(job.about)}{again})")
 
@@ -215,9 +240,8 @@ class Matrix:
         except TrainingError:
             who = holder(folder) or holder(folder, TAKEN) or "another process"
         else:
-            if (folder / "result.json").is_file():
+            if self._is_done(entry, "done by another matrix"):
                 lock.close()
-                self._end(entry, "finished", "done by another matrix")
                 return None
             by = holder(folder)  # a process that no runner started
             if by is None:
@@ -230,8 +254,14 @@ class Matrix:
 
     def _orphans(self) -> list[dict[str, Any]]:
         """How runs that go on here were started whose runner is gone: nobody else counts their slots."""
-        elsewhere = [launch_of(entry.planned.folder) for entry in self.entries if entry.state == "elsewhere"]
-        return [launch for launch in elsewhere if holder(self._root / LAB / str(launch.get("matrix"))) is None]
+        orphans = []
+        for entry in self.entries:
+            if entry.state == "elsewhere":
+                with suppress(TrainingError):  # damaged: it says of no slot
+                    launch = launch_of(entry.planned.folder)
+                    if holder(self._root / LAB / str(launch.get("matrix"))) is None:
+                        orphans.append(launch)
+        return orphans
 
     def _attach(self, folder: Path) -> Job | None:
         about = launch_of(folder)
@@ -240,9 +270,9 @@ class Matrix:
     def _look_elsewhere(self, entry: Entry) -> None:
         """A run that another process has: done, gone, or still at it."""
         folder = entry.planned.folder
-        if (folder / "result.json").is_file():
-            self._end(entry, "finished", "by another process")
-        elif holder(folder, TAKEN) is None and holder(folder) is None:
+        if self._is_done(entry, "by another process"):
+            return
+        if holder(folder, TAKEN) is None and holder(folder) is None:
             state = look(folder).state
             if state == "stopped":
                 self._end(entry, "stopped", "it was asked to stop; the same command goes on with it")
@@ -254,22 +284,30 @@ class Matrix:
 
     def _ended(self, entry: Entry, code: int) -> None:
         """A job of ours is over: what its record says is what it came to."""
-        folder, entry.seconds = entry.planned.folder, time.time() - entry.started
+        folder, entry.seconds = entry.planned.folder, time.monotonic() - entry.started
         self._took.append(entry.seconds)
+        about = entry.job.about if entry.job is not None else {}
         self._release(entry)
-        if (folder / "result.json").is_file():  # written last: whatever came after it changes no number
-            self._end(entry, "finished", _figures(look(folder)))
-        elif was_stopped(folder, code, entry.started):
+        if self._is_done(entry):  # its result is written last: whatever came after it changes no number
+            return
+        # torchrun has one code for every end but a good one; a run that has no status of this start had not begun.
+        unbegun = about.get("processes", 1) > 1 and not fresh_status(folder, entry.status_before)
+        if was_stopped(folder, code, entry.status_before):
             self._end(entry, "stopped", "saved; the same command goes on with it")
-        elif self._asked and code == -signal.SIGTERM:
+        elif self._asked and (code == -signal.SIGTERM or unbegun):
             self._end(entry, "left", "it was stopped before its first step")
+        elif about.get("job") and code == -signal.SIGTERM:
+            self._end(entry, "stopped", "its job was cancelled; the same command submits it again")
         elif holder(folder) is not None:
             entry.state = "elsewhere"  # it lost the race for the folder to a process that no runner started
         else:
             self._failed(entry, code)
 
     def _failed(self, entry: Entry, code: int) -> None:
-        reason, refused = why(entry.planned.folder, code, entry.started)
+        folder = entry.planned.folder
+        reason, refused = why(folder, code, entry.status_before)
+        if not folder.is_dir():
+            reason, refused = "its folder was removed while it ran", False
         if entry.attempts <= self.retries and not refused and not self._leaving:
             entry.state = "waiting"
             self._tell(f"failed   {entry.planned.name}: {reason}; it is tried again")
@@ -277,7 +315,8 @@ class Matrix:
             self.entries.append(entry)
         else:
             tries = "" if entry.attempts == 1 else f", after {entry.attempts} attempts"
-            self._end(entry, "failed", f"{reason}{tries}; see {entry.planned.folder / CONSOLE}")
+            see = f"; see {folder / CONSOLE}" if (folder / CONSOLE).is_file() else ""
+            self._end(entry, "failed", f"{reason}{tries}{see}")
 
     def _release(self, entry: Entry) -> None:
         if entry.lock is not None:
@@ -314,15 +353,16 @@ def export_plain(run: Path) -> str:
         shutil.rmtree(run / PLAIN, ignore_errors=True)  # left by an export that was cut
         remove_leftovers(run)
         command = [sys.executable, "-m", "oelm", "export", str(run), str(run / PLAIN)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # In a session of its own: what the terminal sends reaches the runner alone.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
     return (done.stderr.strip().splitlines() or ["no reason given"])[-1] if done.returncode else ""
 
 
-def why(folder: Path, code: int, since: float) -> tuple[str, bool]:
+def why(folder: Path, code: int, before: Any) -> tuple[str, bool]:
     """Why a run failed, and whether it would again: from its record, else from what it printed, else from its end."""
     if code < 0:
         return f"its process was killed by signal {-code}", False
-    recorded = fresh_status(folder, since)
+    recorded = fresh_status(folder, before)
     if recorded.get("state") == "failed":
         message = str(recorded.get("message"))
         return message, message.startswith(_REFUSALS)

@@ -26,6 +26,7 @@ STYLES = {
     "finished": "green",
     "stopped": "yellow",
     "failed": "bold red",
+    "diverged": "bold red",
     "died": "bold red",
     "unreadable": "bold red",
     "blocked": "red",
@@ -94,16 +95,36 @@ def cells(run: RunState) -> list[str]:
 COLUMNS = ("run", "state", "step", "train loss", "val loss", "val ppl / acc", "tokens/s", "left", "host", "GPU memory")
 
 
-def status_table(runs: Sequence[RunState]) -> Group:
-    """Runs as a table, and below it what went wrong."""
+# What a narrow terminal does without, the first of these first; and the room for a run's name, which can be folded.
+_SPARED = ("GPU memory", "host", "tokens/s", "train loss", "val loss", "left", "val ppl / acc")
+_NAME = 20
+
+
+def status_table(runs: Sequence[RunState], width: int | None = None) -> Group:
+    """Runs as a table, of as many columns as a terminal of this width has room for; below it what went wrong."""
+    rows = [cells(run) for run in runs]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, name in enumerate(COLUMNS):
-        table.add_column(name, justify="left" if number < 2 or name == "host" else "right", overflow="fold")
-    for run in runs:
-        first, state, *rest = cells(run)
+    shown = _that_fit(rows, width)
+    for at in shown:
+        name = COLUMNS[at]
+        table.add_column(name, justify="left" if at < 2 or name == "host" else "right", overflow="fold", no_wrap=at > 0)
+    for row in rows:
+        first, state, *rest = (row[at] for at in shown)
         table.add_row(first, Text(state, style=STYLES.get(state, "")), *rest)
     trouble = [Text(f"{run.name}: {run.message}", style="red") for run in runs if run.message]
     return Group(table, *trouble)
+
+
+def _that_fit(rows: list[list[str]], width: int | None) -> list[int]:
+    """The places of the columns that fit."""
+    widest = [max(len(row[at]) for row in (COLUMNS, *rows)) for at in range(len(COLUMNS))]
+    widest[0] = min(widest[0], _NAME)
+    shown = list(range(len(COLUMNS)))
+    for name in _SPARED:
+        if width is None or sum(widest[at] + 2 for at in shown) - 2 <= width:
+            break
+        shown.remove(COLUMNS.index(name))
+    return shown
 
 
 def status_lines(runs: Sequence[RunState]) -> list[str]:
@@ -126,7 +147,8 @@ def watch(read: Callable[[], list[RunState]], seconds: float = 2.0) -> None:
     with Live(console=Console(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
             runs = read()
-            live.update(Group(status_table(runs), Text(summary_line(runs))), refresh=True)
+            table = status_table(runs, live.console.width)
+            live.update(Group(table, Text(summary_line(runs))), refresh=True)
             if not any(run.state in ("running", "waiting") for run in runs):
                 return
             time.sleep(seconds)
@@ -146,6 +168,7 @@ class MatrixView:
     def __enter__(self) -> MatrixView:
         if self._live is not None:
             self._live.start()
+            self._console.show_cursor(True)  # a second Ctrl-C ends us at once: nobody would show it again
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,7 +188,8 @@ class MatrixView:
         runs = [look(entry.planned.folder, entry.planned.name) for entry in going]
         counts = ", ".join(f"{count} {state}" for state, count in matrix.counts().items())
         passed = spell(time.monotonic() - self._began)
-        self._live.update(Group(status_table(runs), Text(f"{counts}; {passed} so far", style="bold")), refresh=True)
+        table = status_table(runs, self._console.width)
+        self._live.update(Group(table, Text(f"{counts}; {passed} so far", style="bold")), refresh=True)
 
 
 def interactive() -> bool:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from ..errors import first_line
 from .errors import LabError
+from .survey import look
 
 # How often a job may be put back into the queue because its time was up.
 _TIMEOUTS = 1000
@@ -64,6 +65,8 @@ class SlurmJob:
     def poll(self) -> int | None:
         if not self.job.done(force_check=False):
             return None
+        if self.job.state.startswith("CANCELLED") and not self.job.paths.result_pickle.exists():
+            return -signal.SIGTERM  # it left no result, for which submitit would wait
         try:
             self.job.result()
         except Exception:  # noqa: BLE001 - whatever a job raised comes back here; its run's record says what it was
@@ -71,12 +74,16 @@ class SlurmJob:
         return 0
 
     def stop(self) -> None:
-        """A job that waits is cancelled; one that trains gets SIGTERM through its scheduler, saves and ends."""
+        """A job that waits is cancelled; one that trains gets SIGTERM through its scheduler, saves and ends.
+
+        One that has not begun to train is cancelled too: submitit, which has the signals until then, ignores SIGTERM.
+        """
         if self.about["launcher"] == "slurm":
             import subprocess
 
-            waiting = self.job.state == "PENDING"
-            how = [] if waiting else ["--signal=TERM"]
+            run = self.about.get("run")
+            unbegun = self.job.state == "PENDING" or (run is not None and not look(Path(run)).live)
+            how = [] if unbegun else ["--signal=TERM"]
             subprocess.run(["scancel", *how, str(self.job.job_id)], check=False)
         elif self.job._process is not None:
             self.job._process.send_signal(signal.SIGTERM)
@@ -99,8 +106,13 @@ class SlurmLauncher:
 
     def start(self, config: Path, folder: Path, lock: TextIO, busy: Sequence[dict[str, Any]]) -> SlurmJob:
         # A job may run on another machine: that no other runner takes this run is up to the job's id in its folder.
-        job = self.executor.submit(TrainJob(str(config), self.tasks))
-        about = {"launcher": self.cluster, "job": str(job.job_id), "folder": str(self.folder)}
+        import submitit
+
+        try:
+            job = self.executor.submit(TrainJob(str(config), self.tasks))
+        except submitit.core.utils.FailedJobError as error:
+            raise LabError(f"sbatch refused it: {' '.join(str(error).split())}") from None
+        about = {"launcher": self.cluster, "job": str(job.job_id), "folder": str(self.folder), "run": str(folder)}
         self._jobs.append(SlurmJob(job, about))
         return self._jobs[-1]
 
@@ -133,6 +145,11 @@ def slurm_launcher(
         import submitit
     except ImportError:
         raise LabError("the Slurm launcher needs submitit: pip install 'oelm[slurm]'") from None
+    if cluster == "slurm" and minutes * 60 <= warning:
+        raise LabError(
+            f"--time {minutes}: a job is told to save {warning // 60} minutes before its time is up, and this one "
+            "would be at its start; give it more time"
+        )
     place = folder / "submitit"
     try:
         executor = submitit.AutoExecutor(

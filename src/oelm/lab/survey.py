@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainingError
-from ..files import read_json
+from ..files import read_record
 from ..locks import holder
-from ..records import is_alive
+from ..records import ending, is_alive
 from .errors import LabError, near
 
 # Where matrices that run now say what they have planned, below the output folder.
@@ -27,8 +27,9 @@ _NUMBER = re.compile(r"\d+")
 class RunState:
     """One run as its records show it.
 
-    state: running, finished, stopped, failed; died (it says running, but no process has it); new (nothing begun);
-    waiting (a matrix has planned it); unreadable (a damaged record, named in the message).
+    state: running, finished, diverged (all its steps, and a validation loss that is no number), stopped, failed; died
+    (it says running, but no process has it); new (nothing begun); waiting (a matrix has planned it); unreadable (a
+    damaged record, named in the message).
     """
 
     name: str
@@ -77,7 +78,7 @@ def look(path: Path, name: str | None = None) -> RunState:
     return RunState(
         label,
         path,
-        _state(path, status, bool(result)),
+        _state(path, status, result),
         experiment=config.get("experiment"),
         method=_method_of(path),
         seed=config.get("seed"),
@@ -121,7 +122,7 @@ def planned_by_live_matrices(root: Path) -> list[Path]:
     planned = []
     for place in live_matrices(root):
         with suppress(TrainingError):  # one that ends just now takes away what it has said
-            planned += [place.parent.parent / name for name in read_json(place / "matrix.json")["runs"]]
+            planned += [place.parent.parent / name for name in read_record(place / "matrix.json")["runs"]]
     return planned
 
 
@@ -162,9 +163,20 @@ def find_run(name: str, root: Path) -> RunState:
     raise LabError(f"no run {name!r} below {root}.{near(name, [run.name for run in runs])}")
 
 
-def _state(path: Path, status: dict[str, Any], finished: bool) -> str:
-    if finished:
-        return "finished"
+def is_done(folder: Path, id: str) -> bool:
+    """Whether a folder holds the result of the run with this id; raises where it is another's, or damaged."""
+    if not (folder / "result.json").is_file():
+        return False
+    config, result = _read(folder / "config.json"), _read(folder / "result.json")
+    found = config.get("id") or result.get("id")
+    if found != id:
+        raise TrainingError(f"its folder holds another run ({found}); use another --out")
+    return True
+
+
+def _state(path: Path, status: dict[str, Any], result: dict[str, Any]) -> str:
+    if result:
+        return ending(result["val_loss"]) if "val_loss" in result else "finished"
     if is_alive(path, status):
         return "running"
     state = status.get("state") or "new"
@@ -172,10 +184,7 @@ def _state(path: Path, status: dict[str, Any], finished: bool) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    content = read_json(path) if path.is_file() else {}
-    if not isinstance(content, dict):
-        raise TrainingError(f"{path}: is not a record")
-    return content
+    return read_record(path) if path.is_file() else {}
 
 
 def _method_of(path: Path) -> str:

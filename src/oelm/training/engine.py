@@ -22,7 +22,7 @@ from ..evaluate import validate, written_figures
 from ..files import new_folder, read_json, require_space, write_json
 from ..operate import apply
 from ..proof import audit, verify
-from ..records import UNCOMPARABLE_TIMES, RunFolder, environment
+from ..records import UNCOMPARABLE_TIMES, RunFolder, ending, environment
 from ..schedule import advance, due, events
 from ..sites import find_sites
 from .optim import build_optimizer, idle_multipliers, learning_rate, set_learning_rate
@@ -30,7 +30,7 @@ from .pace import Pace
 from .parallel import World, joined, reshard, wrap
 from .probe import attention_figures
 from .progress import Display, perplexity
-from .result import ending, result_of
+from .result import result_of
 from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening
 from .state import TrainState, load_checkpoint, mark_best, read_state, restore_record, save_checkpoint, stale_best, tidy

@@ -30,6 +30,7 @@ class Display:
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task(str(self._folder.path), total=total, figures="")
             self._bar.start()
+            self._console.show_cursor(True)  # a second Ctrl-C ends us at once: nobody would show it again
 
     def say(self, text: str) -> None:
         """Something worth a line of its own."""

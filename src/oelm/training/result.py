@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ..config import RunConfig
+from ..records import ending
 from .pace import Pace
 from .state import TrainState
 from .task import Figures, Task
@@ -48,11 +48,6 @@ def result_of(
         "notes": state.notes + ([config.log.note] if config.log.note else []),
         "data": {"description": about["description"], "synthetic": about["synthetic"]},
     }
-
-
-def ending(loss: float | None) -> str:
-    """What became of a run that took all its steps, by its last validation loss, a number or null."""
-    return "finished" if loss is not None and math.isfinite(loss) else "diverged"
 
 
 def exit_code(result: dict[str, Any]) -> int:
