@@ -173,6 +173,11 @@ def test_the_demo_keeps_to_its_budget(small_demo, tmp_path, monkeypatch):
     assert "left     4 runs: too late to be done in time" in result.stderr
 
 
+def test_a_demo_whose_settings_are_damaged_is_refused(tmp_path):
+    (tmp_path / "demo.json").write_text("{}")
+    assert "demo.json: holds no number of steps; remove" in refusal("demo", "--out", tmp_path)
+
+
 def test_a_demo_whose_folder_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     assert f"{tmp_path / 'file'}: cannot be written (File exists)" in refusal("demo", "--out", tmp_path / "file")

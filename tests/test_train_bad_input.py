@@ -64,6 +64,8 @@ def test_as_a_user_sees_it(tmp_path):
         (["optimizer.learning_rate=fast"], "optimizer.learning_rate"),
         (["train.max_steps=0"], "train.max_steps: Input should be greater than 0 (got 0)"),
         (["train.max_steps=1.5"], "train.max_steps"),
+        (["train.max_steps=true"], "train.max_steps: should be a number (got True)"),
+        (["optimizer.learning_rate=false"], "optimizer.learning_rate: should be a number (got False)"),
         (["train.precision=float16"], "train.precision: Input should be 'auto', 'float32' or 'bfloat16'"),
         (["train.batch_size=16", "train.micro_batch_size=5"], "train.batch_size 16 is not a multiple of"),
         (["experiment=../escape"], "experiment"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from .errors import OelmError, nearest
 
@@ -29,6 +29,16 @@ class Strict(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             raise self.refusal(f"{type(self).__name__}: {explain(error, type(self))}") from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """`max_steps: true` would be one step: Python takes true and false for numbers."""
+        if isinstance(value, bool) and info.field_name is not None:
+            kinds = _members(cls.model_fields[info.field_name].annotation)
+            if kinds & {int, float} and not kinds & {bool, Any, True, False}:
+                raise ValueError(f"should be a number (got {value!r})")
+        return value
 
     # Keeps this constructor out of the validation of nested fields, whose errors then still name the whole path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -62,6 +72,12 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
+
+
+def _members(annotation: Any) -> set[Any]:
+    """The types and literals that a union or an annotated type is made of."""
+    inner = get_args(annotation)
+    return {annotation}.union(*map(_members, inner)) if inner else {annotation}
 
 
 def _fields_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:

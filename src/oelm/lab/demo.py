@@ -17,6 +17,7 @@ from ..files import read_json, write_json, writing
 from ..machine import cores
 from ..schema import merge
 from ..training.signals import EXIT_REQUEUE
+from .errors import LabError
 from .estimate import seconds_per_step, spell
 from .expand import Planned, Request, expand
 from .experiment import find
@@ -65,7 +66,11 @@ def _steps(out: Path, budget: float, jobs: int) -> int:
     More steps come before more seeds: after too few the methods are alike, and any number of seeds says so.
     """
     if (out / _SETTINGS).is_file():
-        return int(read_json(out / _SETTINGS)["steps"])
+        recorded = read_json(out / _SETTINGS)
+        steps = recorded.get("steps") if isinstance(recorded, dict) else None
+        if not isinstance(steps, int):
+            raise LabError(f"{out / _SETTINGS}: holds no number of steps; remove {out} to start anew")
+        return steps
     runs = _runs(out, STEPS[0], (0,))
     rounds, per_step = math.ceil(len(runs) / jobs), seconds_per_step(runs[0])
     fits = [steps for steps in STEPS if rounds * (_START + steps * per_step) <= budget]
