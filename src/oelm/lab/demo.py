@@ -52,7 +52,7 @@ def run_demo(out: Path, budget: float) -> int:
         work.deadline = deadline
         counts = work.run(view)
     if work.stopped:
-        _say("stopped; the same command goes on")
+        _say("stopped; the same command resumes it")
         return EXIT_REQUEUE
     _report(out, began)
     return 1 if counts.get("failed") else 0

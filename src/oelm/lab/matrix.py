@@ -245,7 +245,7 @@ class Matrix:
         elif holder(folder, TAKEN) is None and holder(folder) is None:
             state = look(folder).state
             if state == "stopped":
-                self._end(entry, "stopped", "it was asked to stop; the same command goes on with it")
+                self._end(entry, "stopped", "it was asked to stop; the same command resumes it")
             else:
                 entry.state = "waiting"
                 self._tell(f"taking over {entry.planned.name}: its process is gone")
@@ -260,7 +260,7 @@ class Matrix:
         if (folder / "result.json").is_file():  # written last: whatever came after it changes no number
             self._end(entry, "finished", _figures(look(folder)))
         elif was_stopped(folder, code, entry.started):
-            self._end(entry, "stopped", "saved; the same command goes on with it")
+            self._end(entry, "stopped", "saved; the same command resumes it")
         elif self._asked and code == -signal.SIGTERM:
             self._end(entry, "left", "it was stopped before its first step")
         elif holder(folder) is not None:
@@ -303,7 +303,7 @@ class Matrix:
         for entry in running:
             assert entry.job is not None
             entry.job.stop()
-        self._leave_the_rest("the same command goes on from here")
+        self._leave_the_rest("the same command resumes from here")
 
 
 def export_plain(run: Path) -> str:
