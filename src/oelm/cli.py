@@ -149,12 +149,12 @@ def _print_diagnosis(result: Any, steps: int) -> None:
     typer.echo(str(result.report))
     losses = ", ".join(f"{loss:.4f}" for loss in result.losses)
     typer.echo(f"\n{steps} AdamW steps with weight decay on a built-in batch: loss {losses}")
-    typer.echo(f"tensors that moved: {len(result.moved)}; {result.verification}")
+    typer.echo(f"tensors that changed: {len(result.moved)}; {result.verification}")
     for title, names in (
         ("FROZEN BUT MOVED", result.frozen_but_moved),
         ("TRAINABLE BUT DID NOT MOVE", result.trainable_but_still),
     ):
         for name in names:
             typer.secho(f"{title}: {name}", fg="red")
-    verdict = "every frozen tensor stayed, every trainable one moved" if result.healthy else "not as it should be"
+    verdict = "no frozen tensor changed, every trainable one did" if result.healthy else "not as it should be"
     typer.secho(verdict, fg="green" if result.healthy else "red")
