@@ -151,10 +151,10 @@ def test_settings_of_training_reach_every_arm():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["baseline@0"], "'baseline@0': after @ stands the arm's own batch size, 1 or more"),
-        (["baseline@-2"], "'baseline@-2': after @ stands"),
-        (["baseline@x"], "'baseline@x': after @ stands"),
-        (["baseline@"], "'baseline@': after @ stands"),
+        (["baseline@0"], "'baseline@0': @ must be followed by the arm's batch size, 1 or more"),
+        (["baseline@-2"], "'baseline@-2': @ must be followed"),
+        (["baseline@x"], "'baseline@x': @ must be followed"),
+        (["baseline@"], "'baseline@': @ must be followed"),
         (["oelm-freez@8"], "unknown preset 'oelm-freez'. Did you mean 'oelm-freeze'?"),
         (["baseline", "baseline"], "'baseline' is named twice"),
         (["task.name=sst2"], "a benchmark takes settings of model, optimizer, train"),

@@ -79,8 +79,8 @@ def test_diagnose_shows_the_report_and_what_moved():
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "BertForSequenceClassification: oelm-freeze, seed 0" in done.stdout
-    assert "12 of 12 frozen tensors are bit for bit as sealed" in done.stdout
-    assert done.stdout.endswith("every frozen tensor stayed, every trainable one moved\n")
+    assert "12 of 12 frozen tensors are bit-identical to the sealed ones" in done.stdout
+    assert done.stdout.endswith("no frozen tensor changed, every trainable one did\n")
 
 
 def test_diagnose_takes_a_plain_folder_and_a_method_file(folders, tmp_path):

@@ -383,7 +383,7 @@ def test_text_to_text_of_ones_own(tmp_path):
         ("dev.tsv", b"sentence\tlabel\na\t0\nnaive\t1\nna\xefve\t1\n", r"dev.tsv: not UTF-8 text .*line 4"),
         ("dev.csv", 'sentence,label\na,0\nb,1\n"never closed,1\n', r"dev.csv, line 4: not valid CSV"),
         ("dev.jsonl", '{"sentence": "a", "label": 0}\n{"sentence"', r"dev.jsonl, line 2: not JSON"),
-        ("dev.jsonl", '{"sentence": "a", "label": 0, "label": 1}\n', r"dev.jsonl, line 1: a key stands there twice"),
+        ("dev.jsonl", '{"sentence": "a", "label": 0, "label": 1}\n', r"dev.jsonl, line 1: a key appears twice"),
         ("dev.jsonl", '{"sentence": "a", "label": 0.5}\n', r"dev.jsonl, line 1: 'label' is 0.5, which is no class"),
         ("dev.jsonl", '{"sentence": 3, "label": 0}\n', r"dev.jsonl, line 1: 'sentence' holds int, not text"),
         ("dev.jsonl", '{"sentence": "a", "label": [0]}\n', r"dev.jsonl, line 1: 'label' holds list, not a label"),
@@ -408,13 +408,13 @@ def test_a_compressed_file_that_is_cut_off_says_how_far_it_goes(tmp_path):
 
 
 def test_held_out_rows_that_were_trained_on_are_refused_or_counted(tmp_path):
-    with pytest.raises(DataError, match="every row of validation also stands in train"):
+    with pytest.raises(DataError, match="every row of validation is also in train"):
         open_labelled("sst2", sst2(tmp_path, SENTIMENT, SENTIMENT[3:7]))
     data = open_labelled("sst2", sst2(tmp_path, SENTIMENT, [*HELD_OUT, *SENTIMENT[:3]]))
     assert data.sources["validation"]["also_in_train"] == 3
     write(tmp_path / "test.tsv", HELD_OUT[:4])
     sst2(tmp_path)
-    with pytest.raises(DataError, match="every row of test also stands in validation"):
+    with pytest.raises(DataError, match="every row of test is also in validation"):
         open_labelled("folder", tmp_path)
 
 

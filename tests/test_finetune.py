@@ -462,7 +462,7 @@ def test_the_command_trains_and_answers(tmp_path):
     assert again["examples"] == 400, "all of them"
     refused = start("generate", run)
     assert refused.wait() == 2
-    assert "`oelm predict` asks it" in refused.output
+    assert "use `oelm predict`" in refused.output
 
 
 @pytest.mark.parametrize(

@@ -239,11 +239,11 @@ def test_all_runs_are_stopped_at_once(tmp_path):
 def test_only_what_runs_can_be_stopped(zoo, tmp_path):
     assert "is not running; its state is finished" in refusal("stop", "done", "--out", zoo)
     assert "is not running; its state is died" in refusal("stop", "dead", "--out", zoo)
-    assert "no run is going on" in refusal("stop", "--all", "--out", zoo)
+    assert "no run is in progress" in refusal("stop", "--all", "--out", zoo)
     assert "name one run, or give --all" in refusal("stop", "--out", zoo)
-    assert "--all done: stops all that goes on in a folder" in refusal("stop", "done", "--all", "--out", zoo)
+    assert "--all done: stops everything in a folder" in refusal("stop", "done", "--all", "--out", zoo)
     assert "or give it with --out" in refusal("stop", "--all", "done")
-    assert f"no run is going on below {zoo}" in refusal("stop", "--all", zoo)
+    assert f"no run is in progress below {zoo}" in refusal("stop", "--all", zoo)
 
 
 def test_another_users_or_a_reused_process_is_never_signalled(tmp_path, monkeypatch):

@@ -378,7 +378,7 @@ def test_asked_to_stop_a_matrix_saves_its_runs_and_goes_on_later(tmp_path):
 
     assert work.run(interrupt) == {"stopped": 2, "left": 1}
     assert "asked to stop by SIGTERM: saving and stopping 2 runs" in said
-    assert "left     1 run: the same command goes on from here" in said
+    assert "left     1 run: the same command resumes from here" in said
     assert [line[-14:] for line in said[-2:]] == [" [1/3, 1 left]", " [2/3, 1 left]"], "what is left is not done"
     assert [look(run.folder).state for run in planned] == ["stopped", "stopped", "new"]
     assert Matrix(planned, ForkLauncher(), tell=said.append).run() == {"finished": 3}
@@ -502,7 +502,7 @@ def test_a_large_matrix_shows_its_size_and_asks(tmp_path):
     count, question = result.stderr.splitlines()
     assert count.startswith("2000 runs; about ")
     assert count.endswith("1 at once")
-    assert question == "oelm: Start them? There is no terminal to ask in: give --yes to go on"
+    assert question == "oelm: Start them? There is no terminal to ask in: give --yes to continue"
     assert not (tmp_path / "runs").exists()
 
 

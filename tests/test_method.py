@@ -349,7 +349,7 @@ def test_a_schedule_does_not_change_what_trains_behind_a_wrapper_that_would_not_
     oelm.apply(model, UNFREEZE)
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
     assert advance(wrapped, 4) == []
-    with pytest.raises(oelm.ModelError, match="advance the bare model, then wrap it anew"):
+    with pytest.raises(oelm.ModelError, match="advance the unwrapped model, then wrap it again"):
         advance(wrapped, 5)
     assert not attention(model, 0).query.weight.requires_grad
     advance(model, 5)

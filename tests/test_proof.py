@@ -232,7 +232,7 @@ def test_cast_models_verify_and_say_so(sealed, cast):
     flip_bit(_weight(flipped))
     assert NAME in freeze_error(flipped)
     if sealed == cast:
-        assert str(oelm.verify(model)) == "8 of 8 frozen tensors are bit for bit as sealed"
+        assert str(oelm.verify(model)) == "8 of 8 frozen tensors are bit-identical to the sealed ones"
         return
     said = oelm.verify(model.to(DTYPES[cast]))
     assert (said.exact, said.casts) == (0, {cast: 8})

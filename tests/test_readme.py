@@ -34,7 +34,7 @@ def test_the_readmes_example_runs_with_nothing_downloaded(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "BertForSequenceClassification: oelm-freeze, seed 0" in done.stdout
-    assert "16 of 16 frozen tensors are bit for bit as sealed" in done.stdout
+    assert "16 of 16 frozen tensors are bit-identical to the sealed ones" in done.stdout
     assert (tmp_path / "out" / "model.safetensors").is_file()
     assert (tmp_path / "plain" / "model.safetensors").is_file()
 

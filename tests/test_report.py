@@ -95,7 +95,7 @@ def test_an_interval_that_holds_zero_is_not_said_to_leave_it_out(tmp_path):
         language_run(tmp_path, "oelm-freeze", seed, math.log(base + more))
     (one,) = analyse([tmp_path]).comparisons
     assert one.difference.p < 0.05 < one.ratio.p == one.p == one.adjusted
-    assert "can tell neither a difference nor that there is none" in reading(one, words("en"))
+    assert "show neither a difference nor equivalence" in reading(one, words("en"))
 
 
 def test_every_form_is_written(report):
@@ -165,7 +165,7 @@ def test_the_summary_comes_first_and_says_what_holds_and_what_does_not(report):
     assert lines[0].startswith("28 runs of 4 methods counted; 2 left out")
     assert "oelm-freeze against baseline: perplexity +10.5 %" in text
     assert "95 % interval" in text
-    assert "Worse, and not by chance." in text
+    assert "Significantly worse." in text
     assert "one seed: no interval; both at learning rate 0.001). No verdict from one seed." in text
     places = [text.index(heading) for heading in ("What holds", "What does not hold", "What is undecided")]
     assert places == sorted(places)
@@ -186,7 +186,7 @@ def test_markdown_names_every_run_and_links_to_its_folder(report, runs):
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)
     assert "the disk is full" in text
-    assert "accuracy 51.0%; the commonest class alone gives 51.0%" in text
+    assert "accuracy 51.0%; always answering the most frequent class gives 51.0%" in text
     assert text.index("## Summary") < text.index("## Results")
 
 
@@ -269,7 +269,7 @@ def test_a_report_in_chinese(runs, tmp_path, monkeypatch):
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert "## 摘要" in text
     assert "困惑度 +10.5 %" in text
-    assert "更差，且不是偶然。" in text
+    assert "显著更差。" in text
     english = {STRINGS[key][0] for key in STRINGS if len(STRINGS[key][0]) > 25 and "{" not in STRINGS[key][0]}
     assert [words for words in english if words in text] == []
     assert 'lang="zh-CN"' in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -466,9 +466,9 @@ def test_figures_on_other_splits_say_of_which_step_they_are(tmp_path):
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     section = text.split("### Other labelled splits")[1].split("##")[0]
-    assert "model of step" in section
+    assert "model from step" in section
     assert re.search(r"mismatched .*\| 300 \|", section)
-    assert "best model where that was kept and else of its last one" in section
+    assert "best model if it was kept, otherwise of its last one" in section
     evaluated = json.loads((folder / "result.json").read_text())["evaluations"]["mismatched"]
     change(folder, "result.json", evaluations={"mismatched": {**evaluated, "step": 200}})
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
@@ -581,7 +581,7 @@ def test_compare_prints_the_figures_and_what_differs(tmp_path):
     assert "environment.gpu.name" in done.stdout
     assert "no interval" in done.stdout
     same = oelm_here("compare", language_run(tmp_path, "oelm-freeze", 0, 3.1), other)
-    assert "they differ in the method only" in same.stdout
+    assert "they differ only in the method" in same.stdout
     data = json.loads(oelm_here("compare", one, other, "--json").stdout)
     assert data["ratio"]["mean"] == pytest.approx(1.10517, abs=1e-4)
 

@@ -236,7 +236,7 @@ def test_the_studys_names(names, preset):
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        ({"model_type": "gpt", "freeze_qk": True}, "it goes with neither freeze_qk nor ortho_method"),
+        ({"model_type": "gpt", "freeze_qk": True}, "not allowed with freeze_qk or ortho_method"),
         ({"model_type": "bert"}, "model_type 'bert': use 'gpt' or 'oelm'"),
         ({"ortho_method": "polar"}, "ortho_method 'polar': use one of qr"),
         ({"ortho_method": ["qr"]}, "ortho_method ['qr']: use one of qr"),

@@ -152,7 +152,7 @@ def test_times_of_two_gpus_are_not_compared(tmp_path, monkeypatch):
             with pytest.raises(Stop):
                 run_here(folder, **changes)
     on("B")
-    with pytest.raises(ConfigError, match=r"cannot go on exactly: gpu A then, B now"):
+    with pytest.raises(ConfigError, match=r"cannot resume exactly: gpu A then, B now"):
         run_here(tmp_path / "exact")
     run_here(tmp_path / "loose", **loose)
     doubt = analysis.load_run(config(tmp_path / "loose", **loose).folder).times_doubt
@@ -252,7 +252,7 @@ def test_a_damaged_state_file_is_a_clear_error(content, says, cut, tmp_path):
 
 
 @pytest.mark.parametrize("file", ["state.json", "tensors.safetensors"])
-@pytest.mark.parametrize(("keep", "then"), [(1, "starts anew"), (2, "goes on from step-00000002")])
+@pytest.mark.parametrize(("keep", "then"), [(1, "starts from the beginning"), (2, "resumes from step-00000002")])
 def test_the_way_on_from_a_damaged_checkpoint(file, keep, then, tmp_path, monkeypatch):
     changes = {"checkpoint": {"every": 2, "keep": keep}}
     with monkeypatch.context() as patched:

@@ -247,7 +247,7 @@ def _split_arm(name: str) -> tuple[str, int | None]:
     if not mark:
         return name, None
     if not (size.isascii() and size.isdigit() and int(size) > 0):
-        raise ConfigError(f"arm {name!r}: after @ stands the arm's own batch size, 1 or more, as in oelm-freeze@8")
+        raise ConfigError(f"arm {name!r}: @ must be followed by the arm's batch size, 1 or more, as in oelm-freeze@8")
     return method, int(size)
 
 

@@ -15,7 +15,7 @@ from .terminal import errors, quiet_libraries
 
 app = typer.Typer(
     name="oelm",
-    help="Frozen and orthogonal attention for Transformers: apply it, prove it, train with it, measure it.",
+    help="Frozen and orthogonal attention for Transformers: apply methods, verify them, train, and measure.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -67,15 +67,15 @@ def diagnose(
     ],
     method: Annotated[
         str | None,
-        typer.Option("--method", "-m", help="A preset or a method file; without it the model is taken as it is."),
+        typer.Option("--method", "-m", help="A preset or a method file; without it the model is tested as it is."),
     ] = None,
     seed: SeedOption = 0,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps to take.")] = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply a method, take real optimiser steps, and show which tensors moved.
+    """Apply a method, take real optimiser steps, and show which tensors changed.
 
-    Exits with 1 when a frozen tensor moved or a trainable one did not.
+    Exits with 1 if a frozen tensor changed or a trainable one did not.
     """
     with errors():
         from .method import Method
@@ -114,7 +114,7 @@ def methods(as_json: JsonOption = False) -> None:
 
 @app.command()
 def families() -> None:
-    """List the model types that oelm knows."""
+    """List the supported model types."""
     from .families import known_types
 
     typer.echo("\n".join(known_types()))
@@ -149,12 +149,12 @@ def _print_diagnosis(result: Any, steps: int) -> None:
     typer.echo(str(result.report))
     losses = ", ".join(f"{loss:.4f}" for loss in result.losses)
     typer.echo(f"\n{steps} AdamW steps with weight decay on a built-in batch: loss {losses}")
-    typer.echo(f"tensors that moved: {len(result.moved)}; {result.verification}")
+    typer.echo(f"tensors that changed: {len(result.moved)}; {result.verification}")
     for title, names in (
         ("FROZEN BUT MOVED", result.frozen_but_moved),
         ("TRAINABLE BUT DID NOT MOVE", result.trainable_but_still),
     ):
         for name in names:
             typer.secho(f"{title}: {name}", fg="red")
-    verdict = "every frozen tensor stayed, every trainable one moved" if result.healthy else "not as it should be"
+    verdict = "no frozen tensor changed, every trainable one did" if result.healthy else "not as it should be"
     typer.secho(verdict, fg="green" if result.healthy else "red")

@@ -41,9 +41,9 @@ def train(
     overrides: Overrides = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors and the result.")] = False,
 ) -> None:
-    """Train a run, or go on with one that was cut. Under torchrun: on many GPUs.
+    """Train a run, or resume one that was interrupted. Under torchrun: on several GPUs.
 
-    Exits with 75 when a signal stopped it after saving: the same command goes on from there; with 1 when it diverged.
+    Exits with 75 if a signal stopped it after saving (the same command resumes it), and with 1 if it diverged.
     """
     with errors():
         from .config import RunConfig
@@ -60,7 +60,7 @@ def finetune(
     method: Annotated[str, typer.Option("--method", "-m", help="A preset or a method file.")] = "baseline",
     data: Annotated[Path | None, typer.Option("--data", help="A folder of local files, instead of the Hub.")] = None,
     recipe: Annotated[
-        Recipe, typer.Option(help="equal: one learning rate for every method; reference: the study's rate for each.")
+        Recipe, typer.Option(help="equal: one learning rate for all methods; reference: the original study's rates.")
     ] = Recipe.equal,
     seed: Annotated[int, typer.Option(help="Seed of the head, the method and the order of the data.")] = 0,
     output: Annotated[Path, typer.Option("--out", "-o", "--output", help="Where runs are kept.")] = Path("runs"),
@@ -68,7 +68,7 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a labelled task: 3 epochs of batches of 16, linear decay after 10 % warm-up.
 
-    Anything else is a key=value, such as optimizer.learning_rate=5e-5 train.epochs=1 or task.text=review.
+    Give other settings as key=value, such as optimizer.learning_rate=5e-5 train.epochs=1 or task.text=review.
     """
     with errors():
         from .config import RunConfig
@@ -138,10 +138,10 @@ def _train(config: Any, quiet: bool) -> None:
 
 def predict(
     run: RunArgument,
-    text: Annotated[str, typer.Argument(help="The text to judge, or the source to answer.")],
-    pair: Annotated[str | None, typer.Argument(help="The second text, where the task has two.")] = None,
+    text: Annotated[str, typer.Argument(help="The text to classify, or the source text to answer.")],
+    pair: Annotated[str | None, typer.Argument(help="The second text, if the task has two.")] = None,
 ) -> None:
-    """Ask a fine-tuned model about one text, or one pair of texts; the answer as JSON."""
+    """Run a fine-tuned model on one text, or one pair of texts; prints the answer as JSON."""
     with errors():
         from .runs import predict_one
 
@@ -152,9 +152,9 @@ def predict(
 def evaluate(
     run: RunArgument,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
-    last: Annotated[bool, typer.Option("--last", help="Take the last checkpoint, not the best model.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Use the last checkpoint, not the best model.")] = False,
 ) -> None:
-    """Validate a run's model again, on every labelled split that is not for training; as JSON."""
+    """Evaluate a run's model again, on every labelled split except the training one; prints JSON."""
     with errors():
         from .runs import evaluate_run
 
@@ -164,15 +164,15 @@ def evaluate(
 
 def generate(
     run: RunArgument,
-    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "Once upon a time",
+    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "Once upon a time",
     tokens: Annotated[
         int | None, typer.Option(min=1, help="How many tokens to add. Default: 100, or what fits.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k likeliest tokens; 0 from all.")] = 50,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most likely tokens; 0: from all.")] = 50,
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of the sampling.")] = 0,
 ) -> None:
-    """Let a trained model go on from a prompt."""
+    """Generate text from a prompt with a trained model."""
     with errors():
         from .runs import generate_text
 
@@ -184,7 +184,7 @@ def bench(
     arms: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Presets to compare; PRESET@N has batches of N. Among them key=value settings of model, optimizer and "
+            help="Presets to compare; PRESET@N uses batches of N. Also key=value settings of model, optimizer and "
             "train, such as train.precision=bfloat16 or model.fields.num_hidden_layers=12."
         ),
     ] = None,
@@ -200,14 +200,14 @@ def bench(
         typer.Option(min=2, help="Default: 8192 for gpt:SIZE, else the model's own."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, with the arms interleaved in each.")] = 5,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each arm in a round.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each arm per round.")] = 10,
     compile_model: Annotated[
         bool | None,
-        typer.Option("--compile/--no-compile", help="Default: as in training, language on a GPU; not with --decode."),
+        typer.Option("--compile/--no-compile", help="Default: as in training (language on a GPU); off with --decode."),
     ] = None,
     decode: Annotated[
         bool,
-        typer.Option("--decode", help="Time --steps single tokens after --sequence-length others, and show the cache."),
+        typer.Option("--decode", help="Time generation: --steps tokens after --sequence-length others; show cache."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -245,16 +245,16 @@ def _data() -> None:
 
 @data_app.command("prepare")
 def prepare_data(
-    source: Annotated[str, typer.Argument(help="A file, a folder, or tinystories, openwebtext, wikitext-103-raw.")],
+    source: Annotated[str, typer.Argument(help="A file, folder or Hub dataset, such as tinystories or openwebtext.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     tokenizer: Annotated[str | None, typer.Option(help="A Hugging Face tokenizer's name or folder.")] = None,
     train_bpe: Annotated[int | None, typer.Option(min=257, help="Train a BPE of this size instead.")] = None,
     val: Annotated[str | None, typer.Option(help="A separate validation file.")] = None,
     val_fraction: Annotated[float, typer.Option(help="Share of the documents to hold out without --val.")] = 0.01,
-    text_field: Annotated[str | None, typer.Option(help="The column or key of the text, if it is not found.")] = None,
-    description: Annotated[str | None, typer.Option(help="What this text is, for every record made from it.")] = None,
+    text_field: Annotated[str | None, typer.Option(help="The column or key of the text, if not detected.")] = None,
+    description: Annotated[str | None, typer.Option(help="What this text is; stored in all records from it.")] = None,
 ) -> None:
-    """Turn text into token files: text, JSONL, CSV, Parquet, compressed or not, or a dataset of the Hub."""
+    """Turn text into token files, from text, JSONL, CSV or Parquet (also compressed) or a Hub dataset."""
     with errors():
         from .data.prepare import prepare
         from .data.tokens import HEADER

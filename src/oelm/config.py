@@ -399,7 +399,7 @@ def _study_method(model_type: Any = "oelm", freeze_qk: Any = None, ortho_method:
         raise ValueError(f"freeze_qk {freeze_qk!r}: use true or false")
     if model_type == "gpt":
         if freeze_qk or ortho_method is not None:
-            raise ValueError("model_type 'gpt' is the plain model: it goes with neither freeze_qk nor ortho_method")
+            raise ValueError("model_type 'gpt' is the plain model: not allowed with freeze_qk or ortho_method")
         return PRESETS["baseline"]
     if ortho_method is not None and ortho_method not in list(_ORTHO_METHODS):
         raise ValueError(f"ortho_method {ortho_method!r}: use one of {', '.join(_ORTHO_METHODS)}")

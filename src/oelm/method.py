@@ -219,7 +219,7 @@ class Method(Strict, refusal=MethodError):
             if not (self.q.frozen and self.k.frozen):
                 raise ValueError("freeze_ratio freezes Q and K first: set frozen to true for both")
             if not (self.ffn.frozen or self.freeze_ratio == "qk"):
-                raise ValueError("freeze_ratio goes on to the feed-forward matrices: set ffn.frozen to true")
+                raise ValueError("freeze_ratio also freezes feed-forward matrices: set ffn.frozen to true")
             if self.core != "none" or "identity" in (self.q.init, self.k.init):
                 raise ValueError("freeze_ratio counts frozen weights; it does not go with a core or an identity")
         return self
@@ -243,7 +243,7 @@ class Method(Strict, refusal=MethodError):
         if not (self.q.untouched and self.k.untouched and self.ffn.untouched):
             raise ValueError(f"{said} trains parts of the model as it is: leave q, k and ffn as they are")
         if self.freeze_ratio is not None or self.schedule.kind != "static":
-            raise ValueError(f"{said} says itself what is frozen: it goes with neither freeze_ratio nor a schedule")
+            raise ValueError(f"{said} says itself what is frozen: not allowed with freeze_ratio or a schedule")
         if self.biases != "frozen":
             raise ValueError(f"biases 'trained' is about frozen q and k; beside {said} use rest 'biases'")
 
@@ -252,7 +252,7 @@ class Method(Strict, refusal=MethodError):
         said = f"adapter {self.adapter.kind!r}"
         if self.freeze_ratio is not None or self.schedule.kind != "static":
             raise ValueError(
-                f"{said} sits beside matrices that stay frozen: it goes with neither freeze_ratio nor a schedule"
+                f"{said} sits beside matrices that stay frozen: not allowed with freeze_ratio or a schedule"
             )
         for role in self.adapter.targets:
             if role in ("q", "k") and self.core != "none":

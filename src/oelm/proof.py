@@ -121,7 +121,7 @@ class Verification:
     def __str__(self) -> str:
         if not self.tensors:
             return "no tensor is frozen"
-        said = f"{self.exact} of {self.tensors} frozen tensors are bit for bit as sealed"
+        said = f"{self.exact} of {self.tensors} frozen tensors are bit-identical to the sealed ones"
         for dtype, count in self.casts.items():
             said += f"; {count} are exactly what casting to {dtype} makes of them"
         return said

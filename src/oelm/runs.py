@@ -145,9 +145,9 @@ def generate_text(run: Path, prompt: str, tokens: int | None, temperature: float
     """
     config = config_of(run)
     if config.task.kind != "language":
-        raise ConfigError(f"{run}: learned {config.task.name}, not to go on from a prompt; `oelm predict` asks it")
+        raise ConfigError(f"{run}: trained on {config.task.name}, not to continue a prompt; use `oelm predict`")
     if 0 < temperature < _COLDEST:
-        raise ConfigError(f"--temperature {temperature}: too low to sample with; 0 takes the likeliest token each time")
+        raise ConfigError(f"--temperature {temperature}: too low to sample with; 0 always takes the most likely token")
     model: Any = load_run(run)
     tokenizer = LanguageModelling.open(config).data.load_tokenizer()
     device = device_for("auto")
@@ -184,7 +184,7 @@ def predict_one(run: Path, text: str, pair: str | None = None) -> dict[str, Any]
     """
     config = config_of(run)
     if config.task.kind == "language":
-        raise ConfigError(f"{run}: a language model; `oelm generate` lets it go on from a prompt")
+        raise ConfigError(f"{run}: a language model; use `oelm generate` to continue a prompt")
     from .data.labelled import posed
     from .models.reader import Reader
     from .training.classification import classify

@@ -65,7 +65,7 @@ def advance(model: nn.Module, step: int) -> list[Event]:
     if any(isinstance(module, DistributedDataParallel) for module in wrapped.modules()):
         raise ModelError(
             "the schedule changes what trains, and DistributedDataParallel sums the gradients of what trained when it "
-            "was made: advance the bare model, then wrap it anew"
+            "was made: advance the unwrapped model, then wrap it again"
         )
     fresh = events(model, Method.load(record["method"]))[record["events"] :][:count]
     for event in fresh:

@@ -235,7 +235,7 @@ def _module(model: nn.Module, path: str) -> nn.Module:
     except AttributeError:
         raise FamilyError(
             f"{type(model).__name__}: there is no module {path!r}, where its family puts one. "
-            "Register the family anew with oelm.register_family(..., replace_existing=True)"
+            "Register the family again with oelm.register_family(..., replace_existing=True)"
         ) from None
 
 

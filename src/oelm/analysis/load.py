@@ -173,7 +173,7 @@ def _read(path: Path) -> Run | LeftOut | None:
         return LeftOut(path, "unfinished", "it has no result.json: it never finished", **about)
     steps = (config.get("train") or {}).get("max_steps") or run.status.get("max_steps") or "?"
     how = "stopped" if state == "stopped" else "its process is gone"
-    reason = f"{how} at step {step} of {steps}: the same command goes on with it"
+    reason = f"{how} at step {step} of {steps}: the same command resumes it"
     return LeftOut(path, "cut", reason, **about, values=(("step", str(step)), ("steps", str(steps))))
 
 
@@ -217,7 +217,7 @@ def _check(run: Run) -> None:
             f"{run.path / 'result.json'}: is of run {run.result['id']}, the config beside it of run {run.id}"
         )
     if "val_loss" not in run.result:
-        raise AnalysisError(f"{run.path / 'result.json'}: has no val_loss: an older format, or cut while written")
+        raise AnalysisError(f"{run.path / 'result.json'}: has no val_loss: an older format, or incompletely written")
     # What is read later, for the whole report: a damaged record must fail here, alone.
     check_shapes(run)
     flops_per_token(run)

@@ -269,7 +269,7 @@ def _check(draft: _Draft) -> None:
                 shared = sum(content in seen[earlier] for content in contents)
                 if shared == len(contents):
                     raise DataError(
-                        f"{draft.name}: every row of {split} also stands in {earlier}: they must be different data"
+                        f"{draft.name}: every row of {split} is also in {earlier}: they must be different data"
                     )
                 if shared:
                     draft.sources[split][f"also_in_{earlier}"] = shared

@@ -239,7 +239,7 @@ def _checked(row: Any, place: str) -> Row:
     if not isinstance(row, _Pairs):
         raise DataError(f"{place}: a JSON object is expected, not {type(row).__name__}")
     if len(row) != row.pairs:
-        raise DataError(f"{place}: a key stands there twice; it has {', '.join(map(repr, row))}")
+        raise DataError(f"{place}: a key appears twice; it has {', '.join(map(repr, row))}")
     return row
 
 

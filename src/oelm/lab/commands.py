@@ -38,10 +38,10 @@ OutOption = Annotated[Path, typer.Option("--out", "-o", help="The folder that ho
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 ScaleOption = Annotated[Scale, typer.Option(help="full, or smoke: a tiny model on built-in data, in seconds.")]
 DataOption = Annotated[str | None, typer.Option(help="Your own copy of the data: a folder.")]
-GpusOption = Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1; '' for none. Default: those free.")]
+GpusOption = Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1; '' for none. Default: all free ones.")]
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Runs at once: on the CPU, or on each GPU or set of GPUs.")]
-ProcessesOption = Annotated[int, typer.Option("--gpus-per-run", min=1, help="Processes, so GPUs, of each run.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ProcessesOption = Annotated[int, typer.Option("--gpus-per-run", min=1, help="Processes (and so GPUs) per run.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 _RUNS = Path("runs")
 RunName = Annotated[str, typer.Argument(help="A run's folder, or a part of its name.")]
 
@@ -53,10 +53,10 @@ def register(app: typer.Typer) -> None:
 
 
 def experiments(
-    name: Annotated[str | None, typer.Argument(help="One experiment, to see all of it.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this experiment in full.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the named experiments: what each asks, and what was published for it."""
+    """List the named experiments: the question of each, and what was published for it."""
     with errors():
         from .experiment import find, listed
         from .show import details, experiment_lines
@@ -76,7 +76,7 @@ def experiments(
 
 def run(
     name: Annotated[str, typer.Argument(help="An experiment's name, or a YAML file of your own.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value for anything else.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value for other settings.")] = None,
     scale: ScaleOption = Scale.full,
     data: DataOption = None,
     seed: Annotated[int, typer.Option(help="The run's seed.")] = 0,
@@ -87,7 +87,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check it without data, and train nothing.")] = False,
     yes: YesOption = False,
 ) -> None:
-    """Run one experiment with one seed: all its arms, or its only run. The same command goes on with what was cut."""
+    """Run one experiment with one seed (all its arms). The same command resumes runs that were interrupted."""
     with errors():
         from .expand import Request
 
@@ -114,21 +114,21 @@ def matrix(
     scale: ScaleOption = Scale.full,
     data: DataOption = None,
     out: OutOption = _RUNS,
-    retries: Annotated[int, typer.Option(min=0, help="How often a run that failed is tried again.")] = 1,
+    retries: Annotated[int, typer.Option(min=0, help="How often a failed run is retried.")] = 1,
     launcher: Annotated[Where, typer.Option(help="local, or slurm (needs submitit).")] = Where.local,
     gpus: GpusOption = None,
     jobs: JobsOption = None,
     gpus_per_run: ProcessesOption = 1,
     partition: Annotated[str | None, typer.Option(help="Slurm: the partition.")] = None,
     minutes: Annotated[int, typer.Option("--time", min=1, help="Slurm: minutes until a job is requeued.")] = 480,
-    cpus: Annotated[int, typer.Option(min=1, help="Slurm: cores of each process.")] = 4,
-    slurm: Annotated[list[str] | None, typer.Option(help="Slurm: more of sbatch's options, as key=value.")] = None,
+    cpus: Annotated[int, typer.Option(min=1, help="Slurm: cores per process.")] = 4,
+    slurm: Annotated[list[str] | None, typer.Option(help="Slurm: more sbatch options, as key=value.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every run without data; train nothing.")] = False,
     yes: YesOption = False,
 ) -> None:
-    """Run a matrix: experiments x methods x rates x seeds. What is done is skipped, what was cut goes on.
+    """Run a matrix: experiments x methods x learning rates x seeds. Skips finished runs, resumes interrupted ones.
 
-    Exits with 1 if a run failed or diverged, and with 75 if some were stopped: the same command goes on with those.
+    Exits with 1 if a run failed or diverged, and with 75 if some were stopped: the same command resumes those.
     """
     with errors():
         from .expand import LEARNING_RATE, Request, parse_values
@@ -169,7 +169,7 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Show it once, even in a terminal.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every run: its state, step, loss, speed, time left, host and memory. Live in a terminal while runs go on."""
+    """Show every run: its state, step, loss, speed, time left, host and memory. Updates live in a terminal."""
     with errors():
         from .show import status_lines, watch
         from .survey import survey
@@ -186,8 +186,8 @@ def status(
 
 def logs(
     name: RunName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing until the run ends.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many lines to print.")] = 40,
     out: OutOption = _RUNS,
 ) -> None:
     """Print the end of a run's log."""
@@ -204,10 +204,10 @@ def stop(
     name: Annotated[
         str | None, typer.Argument(help="A run's folder, or a part of its name; with --all, the folder of the runs.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every run and matrix that goes on in the folder.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every run and matrix in progress in the folder.")] = False,
     out: OutOption = _RUNS,
 ) -> None:
-    """Ask a run to save a checkpoint and stop. The command that started it goes on with it later."""
+    """Ask a run to save a checkpoint and stop. The command that started it can resume it later."""
     with errors():
         from . import control
         from .errors import LabError
@@ -220,13 +220,13 @@ def stop(
             typer.echo(f"{state.name}: {control.stop(state)}")
             return
         if name is not None and (out != _RUNS or not Path(name).is_dir()):
-            raise LabError(f"--all {name}: stops all that goes on in a folder: name that alone, or give it with --out")
+            raise LabError(f"--all {name}: stops everything in a folder: name only the folder, or give it with --out")
         out = out if name is None else Path(name)
         _require_folder(out)
         matrices = control.stop_matrices(out)  # before its runs: a matrix would start the next one at once
         wanted = [state for state in survey(out) if state.live]
         if not wanted and not matrices:
-            raise LabError(f"no run is going on below {out}")
+            raise LabError(f"no run is in progress below {out}")
         for line in matrices.values():
             typer.echo(line)
         for state in wanted:
@@ -240,7 +240,7 @@ def clean(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove the checkpoints of finished runs. Shows what that would free, and asks. Records are never removed."""
+    """Remove the checkpoints of finished runs. Shows what this frees, and asks first. Records are never removed."""
     with errors():
         from .control import free, freeable
         from .survey import so_many, survey
@@ -262,9 +262,9 @@ def clean(
 
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the runs and the report go.")] = Path("demo"),
-    minutes: Annotated[float, typer.Option(min=0.5, help="The most it may take, report included.")] = 4.0,
+    minutes: Annotated[float, typer.Option(min=0.5, help="Time limit, including the report.")] = 4.0,
 ) -> None:
-    """Seven methods on a tiny GPT and built-in stories, in at most four minutes on two cores, and what they show."""
+    """Train a tiny GPT with seven methods on built-in stories and report what that shows: four minutes, two cores."""
     with errors():
         from .demo import run_demo
 
@@ -371,7 +371,7 @@ def _ask(question: str, yes: bool) -> None:
     from .show import interactive
 
     if not interactive():
-        raise LabError(f"{question} There is no terminal to ask in: give --yes to go on")
+        raise LabError(f"{question} There is no terminal to ask in: give --yes to continue")
     if not typer.confirm(question):
         raise typer.Exit(1)
 

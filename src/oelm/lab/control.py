@@ -57,7 +57,7 @@ def stop_matrices(root: Path) -> dict[str, str]:
             continue  # it has ended meanwhile
         how = _ask(place, who, f"the matrix of {who}")
         told = "was asked to stop before" if how == "before" else "asked to stop"
-        done[place.name] = f"the matrix of {who}: {told}; it starts no more runs, and those that go on save first"
+        done[place.name] = f"the matrix of {who}: {told}; it starts no more runs, and running ones save first"
     return done
 
 

@@ -54,7 +54,7 @@ def run_demo(out: Path, budget: float) -> int:
         work.deadline = deadline
         counts = work.run(view)
     if work.stopped:
-        _say("stopped; the same command goes on")
+        _say("stopped; the same command resumes it")
         return EXIT_REQUEUE
     _report(out, began)
     return 1 if counts.get("failed") else 0
@@ -92,19 +92,19 @@ def _report(out: Path, began: float) -> None:
     try:
         from ..report import summary, write_report
     except ImportError as error:
-        _say(f"\nNo report was written ({error}). Perplexity by method, mean over the seeds that are done:")
+        _say(f"\nNo report was written ({error}). Perplexity by method, mean over the finished seeds:")
         _say("\n".join(_plain_table(out / "runs")))
         return
     try:
         report = write_report([out / "runs"], out / "report", title="oelm demo")
     except OelmError as error:
-        _say(f"\nNo report was written: {error}\nPerplexity by method, mean over the seeds that are done:")
+        _say(f"\nNo report was written: {error}\nPerplexity by method, mean over the finished seeds:")
         _say("\n".join(_plain_table(out / "runs")))
         return
-    _say("\nWhat these small runs show (synthetic text and a tiny model: it says nothing of real text):")
+    _say("\nWhat these small runs show (synthetic text and a tiny model: they say nothing about real text):")
     for line in summary(report.analysis):
         _say(f"  {line}")
-    _say(f"\nThe report: {out / 'report' / 'report.html'}. All of it took {spell(time.monotonic() - began)}.")
+    _say(f"\nThe report: {out / 'report' / 'report.html'}. Total time: {spell(time.monotonic() - began)}.")
 
 
 def _plain_table(root: Path) -> list[str]:

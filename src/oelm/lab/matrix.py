@@ -275,7 +275,7 @@ class Matrix:
         if holder(folder, TAKEN) is None and holder(folder) is None:
             state = look(folder).state
             if state == "stopped":
-                self._end(entry, "stopped", "it was asked to stop; the same command goes on with it")
+                self._end(entry, "stopped", "it was asked to stop; the same command resumes it")
             else:
                 entry.state = "waiting"
                 self._tell(f"taking over {entry.planned.name}: its process is gone")
@@ -293,7 +293,7 @@ class Matrix:
         # torchrun has one code for every end but a good one; a run that has no status of this start had not begun.
         unbegun = about.get("processes", 1) > 1 and not fresh_status(folder, entry.status_before)
         if was_stopped(folder, code, entry.status_before):
-            self._end(entry, "stopped", "saved; the same command goes on with it")
+            self._end(entry, "stopped", "saved; the same command resumes it")
         elif self._asked and (code == -signal.SIGTERM or unbegun):
             self._end(entry, "left", "it was stopped before its first step")
         elif about.get("job") and code == -signal.SIGTERM:
@@ -342,7 +342,7 @@ class Matrix:
         for entry in running:
             assert entry.job is not None
             entry.job.stop()
-        self._leave_the_rest("the same command goes on from here")
+        self._leave_the_rest("the same command resumes from here")
 
 
 def export_plain(run: Path) -> str:

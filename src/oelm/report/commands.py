@@ -16,20 +16,20 @@ Language = Annotated[str, typer.Option("--lang", help="en or zh.")]
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Runs' folders, or folders above them; saved oelm bench --json too.")
+        list[Path], typer.Argument(help="Run folders, or folders above them; also saved oelm bench --json output.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write the report to.")],
     lang: Language = "en",
     title: Annotated[str | None, typer.Option(help="The report's title.")] = None,
     hypotheses: Annotated[
-        Path | None, typer.Option(help="A YAML file with hypotheses of your own, beside the built-in ones.")
+        Path | None, typer.Option(help="A YAML file with your own hypotheses, in addition to the built-in ones.")
     ] = None,
-    formats: Annotated[str, typer.Option(help="Some of md,html,pdf.")] = "md,html,pdf",
-    watch: Annotated[bool, typer.Option("--watch", help="Write it again while runs go on.")] = False,
-    every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between looks.")] = 10.0,
+    formats: Annotated[str, typer.Option(help="One or more of md,html,pdf.")] = "md,html,pdf",
+    watch: Annotated[bool, typer.Option("--watch", help="Rewrite the report while runs are in progress.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between checks.")] = 10.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no summary.")] = False,
 ) -> None:
-    """Say what runs show: summary, comparisons with intervals, hypotheses, figures; Markdown, HTML, PDF, tables."""
+    """Report what runs show: summary, comparisons with intervals, hypotheses, figures; as Markdown, HTML and PDF."""
     with errors():
         from .sentences import summary
         from .strings import words
@@ -70,7 +70,7 @@ def compare(
     lang: Language = "en",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Compare two finished runs: every figure, the change, and the fields in which they differ."""
+    """Compare two finished runs: every figure, its change, and the settings in which they differ."""
     with errors():
         from ..analysis import load_run
         from .strings import words

@@ -152,8 +152,8 @@ def headlines(source: str | PathLike[str], results: str) -> Table:
     if len(references) != 1:
         compared = ", ".join(sorted(references)) or "nothing: it has no headlines"
         raise AnalysisError(f"{source}: headlines share one column, so one reference; here they are against {compared}")
-    columns = ["what", "method", f"against {references.pop()}", say("col_interval"), say("col_reading")]
-    return Table("headlines", [*columns, say("col_seeds"), "on"], rows, numeric=(2, 3, 5))
+    columns = ["setting", "method", f"against {references.pop()}", say("col_interval"), say("col_reading")]
+    return Table("headlines", [*columns, say("col_seeds"), "data"], rows, numeric=(2, 3, 5))
 
 
 def evidence_document(source: str | PathLike[str], out: Path) -> Document:
@@ -169,7 +169,9 @@ def evidence_document(source: str | PathLike[str], out: Path) -> Document:
             links |= {analysis.handle(run): relative(run.path, out) for run in analysis.runs}
             blocks += _answer(question, analysis, out, say)
         blocks += [Paragraph(f"Open: {question.open}")]
-    footer = f"Written by oelm {__version__} from {len(set(links.values()))} records; `make results` writes it again."
+    footer = (
+        f"Written by oelm {__version__} from {len(set(links.values()))} records; regenerate it with `make results`."
+    )
     return Document(asked.title, "en", blocks, footer, links)
 
 
@@ -203,7 +205,7 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
     kinds = Counter(one.kind for one in analysis.left_out)
     if kinds:
         listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        blocks.append(Paragraph(f"Recorded and not counted: {listed}.", tone="muted"))
+        blocks.append(Paragraph(f"Recorded but not counted: {listed}.", tone="muted"))
     return blocks
 
 
@@ -215,7 +217,7 @@ def _at_a_glance(question: Question, analysis: Analysis, say: Words) -> Table:
         told = [numbers.change(one, say), numbers.change_range(one, say), str(one.n)]
         where, what = Cell(setup_name(one.setup)), Cell(one.arm, code=True)
         rows.append([where, what, *map(Cell, told), Cell(word, tone=tone)])
-    columns = ["on", say("col_method"), say("col_change"), say("col_interval"), say("col_seeds"), say("col_reading")]
+    columns = ["data", say("col_method"), say("col_change"), say("col_interval"), say("col_seeds"), say("col_reading")]
     return Table(f"{question.id}-glance", columns, rows, numeric=(2, 3, 4))
 
 

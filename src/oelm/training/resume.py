@@ -48,14 +48,14 @@ def find_checkpoint(config: RunConfig, folder: RunFolder, now: dict[str, Any]) -
         raise CheckpointError(f"{there[-1]}: is of another config ({was['id']}, this run's is {now['id']})")
     if was["data"] != now["data"]:
         raise CheckpointError(
-            f"{there[-1]}: the content of data.path {config.data.path} has changed since; give it back, or start anew "
+            f"{there[-1]}: the content of data.path {config.data.path} has changed since; restore it, or start again "
             "under another experiment's name"
         )
     was = {"gpu": now["gpu"], **was}  # an older checkpoint does not say
     differs = "; ".join(f"{key} {was.get(key)} then, {now[key]} now" for key in now if was.get(key) != now[key])
     if differs and config.checkpoint.resume == "auto" and now["deterministic"]:
         raise ConfigError(
-            f"{there[-1]}: this run cannot go on exactly: {differs}. Use the same, or set "
+            f"{there[-1]}: this run cannot resume exactly: {differs}. Use the same, or set "
             "checkpoint.resume to 'inexact'"
         )
     return there[-1], differs

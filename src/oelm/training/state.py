@@ -186,7 +186,7 @@ def _damaged(path: Path, why: str) -> CheckpointError:
     """The error for a checkpoint with a file that cannot be used, with the way on from there."""
     there = list_checkpoints(path.parent)
     before = there[: there.index(path)] if path in there else []
-    then = f"goes on from {before[-1].name}" if before else "starts anew"
+    then = f"resumes from {before[-1].name}" if before else "starts from the beginning"
     return CheckpointError(f"{why}. Delete the folder {path}, and the run {then}")
 
 
