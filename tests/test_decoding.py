@@ -126,7 +126,7 @@ def test_the_command_prints_a_table_or_json_and_a_report_reads_that(tmp_path):
     pytest.importorskip("scipy")
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md", "html"))
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert "one token after 12 others in batches of 2" in text
+    assert "one token after 12 tokens of context, in batches of 2" in text
     assert "| `identity-key` |" in text
     assert "| 4,096 | 0.500 | 2 |" in text
     assert "compiled" not in text
