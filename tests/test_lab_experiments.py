@@ -290,6 +290,7 @@ def test_a_dry_run_counts_what_the_method_leaves(method, tmp_path):
         (["run", "GPT-01", "output=x"], "choose the folder with --out"),
         (["run", "GPT-01", "train.max_step=3"], "Did you mean 'max_steps'?"),
         (["matrix", "GPT-01", "GPT-01"], "GPT-01: named twice"),
+        (["run", "GPT-02", "--scale", "smoke", "--data", "here"], "--data here: smoke runs use built-in data"),
         (["matrix", "seed=1"], "name at least one experiment"),
         (["matrix", "GPT-01", "--lr-grid", "1e-3", "optimizer.learning_rate=1e-3"], "give one of the two"),
         (["matrix", "GPT-01", "--lr-grid", "1e-3", "--axis", "optimizer.learning_rate=1e-3"], "give one of them"),

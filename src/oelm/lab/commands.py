@@ -37,7 +37,7 @@ class Where(StrEnum):
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="The folder that holds the runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 ScaleOption = Annotated[Scale, typer.Option(help="full, or smoke: a tiny model on built-in data, in seconds.")]
-DataOption = Annotated[str | None, typer.Option(help="Your own copy of the data: a folder.")]
+DataOption = Annotated[str | None, typer.Option(help="Your own copy of the data: a folder. Not at smoke scale.")]
 GpusOption = Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1; '' for none. Default: all free ones.")]
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Runs at once: on the CPU, or on each GPU or set of GPUs.")]
 ProcessesOption = Annotated[int, typer.Option("--gpus-per-run", min=1, help="Processes (and so GPUs) per run.")]

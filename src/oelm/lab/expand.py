@@ -124,7 +124,7 @@ def _multiply(experiment: Experiment, request: Request, number: int) -> list[Pla
     axes = {name: values for name, values in wanted.items() if name not in fixed}
     for name, values in axes.items():
         _check_axis(experiment, name, values)
-    if request.data is not None and request.scale == "full":
+    if request.data is not None:
         fields = set_field(fields, "data.path", request.data)
     others = [name for name in axes if name not in ("seed", "method")]
     combinations = list(itertools.product(*(axes[name] for name in others)))
@@ -193,6 +193,8 @@ def _refuse_contradictions(experiments: Sequence[Experiment], request: Request) 
             raise LabError(f"{name}={value}: the lab names the runs; choose the folder with --out")
     if "seed" in request.axes and request.seeds is not None:
         raise LabError("--seeds and --axis seed=... both choose the seeds: give one of the two")
+    if request.data is not None and request.scale == "smoke":
+        raise LabError(f"--data {request.data}: smoke runs use built-in data; leave --data out, or run at full scale")
     names = [experiment.id for experiment in experiments]
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
