@@ -105,9 +105,8 @@ def test_text_that_cannot_be(prompt, tokens, says, trained):
 
 def test_a_temperature_or_a_seed_that_cannot_be_is_one_clear_line(trained):
     done = command("generate", trained[0], "--temperature", "1e-40")
-    assert (done.exit_code, "too low to sample with; 0 always takes the most likely" in done.output) == (2, True), (
-        done.output
-    )
+    assert done.exit_code == 2
+    assert "too low to sample with; 0 always takes the most likely token" in done.output
     assert command("generate", trained[0], "--tokens", 3, "--temperature", "1e-30").exit_code == 0
     for seed in (-1, 2**64):
         assert command("generate", trained[0], "--seed", seed).exit_code == 2
