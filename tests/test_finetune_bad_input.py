@@ -160,7 +160,7 @@ def test_texts_beyond_the_models_positions_are_cut_counted_and_said(tmp_path):
     "arguments",
     [
         ["--method", "oelm-freeze", "method=baseline"],
-        ["--seed", "3", "seed=4"],
+        ["--seed", "0", "seed=4"],
         ["--model", "random:bert", "model.name=random:gpt2"],
         ["--out", "here", "output=there"],
     ],

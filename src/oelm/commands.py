@@ -52,6 +52,7 @@ def train(
 
 
 def finetune(
+    ctx: typer.Context,
     task: Annotated[
         str, typer.Argument(help="sst2, mnli, xnli, imdb, ag_news, folder, builtin:sentiment or builtin:inference.")
     ],
@@ -75,15 +76,10 @@ def finetune(
         from .errors import ConfigError
         from .recipes import reference_rate
 
-        options = {
-            "method": method != "baseline",
-            "model.name": model != _BERT,
-            "data.path": data is not None,
-            "seed": seed != 0,
-            "output": output != Path("runs"),
-        }
+        fields_of = {"method": "method", "model": "model.name", "data": "data.path", "seed": "seed", "output": "output"}
+        given = {field for option, field in fields_of.items() if _is_given(ctx, option)}
         for one in overrides or []:
-            if options.get(one.split("=")[0]):
+            if one.partition("=")[0] in given:
                 raise ConfigError(f"{one}: an option gives that too; keep one of the two")
         fields: dict[str, Any] = {
             "experiment": task.replace(":", "-"),
@@ -102,6 +98,12 @@ def finetune(
             fields["optimizer"] = {"learning_rate": reference_rate(config.method)}
             config = RunConfig.load(fields, overrides)
         _train(config, quiet)
+
+
+def _is_given(ctx: typer.Context, option: str) -> bool:
+    """Whether an option stands on the command line, and is not its default."""
+    source = ctx.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def written_method(value: str) -> Any:

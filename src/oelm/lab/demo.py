@@ -13,7 +13,7 @@ from statistics import fmean
 import typer
 
 from ..errors import OelmError
-from ..files import read_json, write_json, writing
+from ..files import read_record, write_json, writing
 from ..machine import cores
 from ..schema import merge
 from ..training.signals import EXIT_REQUEUE
@@ -66,8 +66,7 @@ def _steps(out: Path, budget: float, jobs: int) -> int:
     More steps come before more seeds: after too few the methods are alike, and any number of seeds says so.
     """
     if (out / _SETTINGS).is_file():
-        recorded = read_json(out / _SETTINGS)
-        steps = recorded.get("steps") if isinstance(recorded, dict) else None
+        steps = read_record(out / _SETTINGS).get("steps")
         if not isinstance(steps, int):
             raise LabError(f"{out / _SETTINGS}: holds no number of steps; remove {out} to start anew")
         return steps
