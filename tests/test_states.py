@@ -85,6 +85,24 @@ def test_the_compiler_takes_the_kernel_whole(monkeypatch):
     assert graphs[0].count("triton_kernel_wrapper_mutation(") == 2
 
 
+@pytest.mark.parametrize("scaling", ["fp32", "fp64"])
+@pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
+def test_the_kernel_is_built_for_a_gpu_that_is_not_here(scaling, mask):
+    """Launched from Python the scaling is a float, launched from a compiled model it is a double."""
+    pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from oelm.models.states_triton import _LAUNCH, _mix_part
+
+    fixed = {"HEADS": 8, "D_HEAD": 64, "ROWS": 16, "TILE": 32, "MASK": mask, "WIDTH": 512, "WIDE": 512}
+    types = {"query": "*bf16", "states": "*bf16", "mask": "*i1" if mask == "boolean" else "*bf16", "sums": "*fp32"}
+    types |= {"tops": "*fp32", "scaling": scaling} | dict.fromkeys(fixed, "constexpr")
+    source = ASTSource(_mix_part, {name: types.get(name, "i32") for name in _mix_part.arg_names}, constexprs=fixed)
+    built = compile(source, target=GPUTarget("cuda", 90, 32), options=_LAUNCH)
+    assert "mul.f64" not in built.asm["ptx"], "scores in double precision are slow"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_kernel_on_a_gpu(dtype):

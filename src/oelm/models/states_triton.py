@@ -76,6 +76,7 @@ def _mix_part(
     top = tl.full((ROWS,), -1e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mixture = tl.zeros((ROWS, WIDE), tl.float32)
+    factor = tl.cast(scaling, tl.float32)  # a compiled model hands its floats over as doubles
     for start in range(part * each, min((part + 1) * each, tokens), TILE):
         here = start + token
         there = here < tokens
@@ -84,7 +85,7 @@ def _mix_part(
             mask=there[:, None] & real[None, :],
             other=0.0,
         )
-        scores = tl.dot(spread, tl.trans(tile)) * scaling
+        scores = tl.dot(spread, tl.trans(tile)) * factor
         if MASK == "boolean":
             seen = tl.load(mask + text * mask_by_batch + here * mask_by_token, mask=there, other=0) != 0
             scores = tl.where(seen[None, :], scores, -1e30)
