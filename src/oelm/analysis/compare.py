@@ -217,6 +217,16 @@ def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [replace(one, adjusted=p, alike=same) for one, p, same in zip(comparisons, different, alike, strict=True)]
 
 
+def between(setup: Setup, pairs: Iterable[tuple[str, str]]) -> list[Comparison]:
+    """Arms of one setup against each other, as named: those pairs that it has, corrected together."""
+    made = []
+    for name, reference in pairs:
+        arm, other = setup.arm(name), setup.arm(reference)
+        if arm is not None and other is not None:
+            made.append(headline(setup, arm, other, setup.measure))
+    return correct([one for one in made if one is not None])
+
+
 def _corrected(values: Sequence[float | None]) -> list[float | None]:
     adjusted = iter(holm([value for value in values if value is not None]))
     return [None if value is None else next(adjusted) for value in values]

@@ -19,6 +19,8 @@ from pydantic import Field, ValidationError, field_validator
 
 from .. import __version__
 from ..analysis import Analysis, AnalysisError, analyse
+from ..analysis.arms import Setup
+from ..analysis.compare import between
 from ..config import read_mapping
 from ..files import write_text
 from ..schema import Strict, explain
@@ -48,12 +50,20 @@ _SETTINGS = {
 _SHOWN = (("-change", "-accuracy"), ("-accuracy",))
 
 
+class Pair(Strict, refusal=AnalysisError):
+    """Two arms to compare with each other, beside the comparison of each with the baseline."""
+
+    arm: str
+    against: str
+
+
 class Question(Strict, refusal=AnalysisError):
     """One question, the folders of the runs that bear on it (patterns below the file's folder), and what follows."""
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     question: str
     runs: tuple[str, ...] = ()
+    pairs: tuple[Pair, ...] = ()
     setting: str
     conclusion: str
     open: str
@@ -177,14 +187,16 @@ def evidence_document(source: str | PathLike[str], out: Path) -> Document:
 
 def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> list[Block]:
     blocks: list[Block] = [Paragraph(question.conclusion), Paragraph(question.setting, tone="muted")]
-    methods = [arm.method for group in analysis.groups for setup in group.setups for arm in setup.arms]
+    setups = [setup for group in analysis.groups for setup in group.setups]
+    _require_pairs(question, setups)
+    methods = [arm.method for setup in setups for arm in setup.arms]
     styles = Styles(list(dict.fromkeys(sorted(methods, key=lambda name: name != "baseline"))))
-    several = sum(len(group.setups) for group in analysis.groups) > 1
+    several = len(setups) > 1
     if several:
         blocks.append(_at_a_glance(question, analysis, say))
         overview = _overview(question, analysis, styles, say)
         blocks += [overview] if overview is not None else []
-    for index, setup in enumerate((setup for group in analysis.groups for setup in group.setups), start=1):
+    for index, setup in enumerate(setups, start=1):
         name = f"{question.id}-{index}"
         blocks += [
             Heading(setup_name(setup), 3, name),
@@ -200,6 +212,10 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
             noted = {one.arm: comparison_notes(one, say) for one in comparisons}
             told = [Cell(f"{arm}: {'; '.join(notes)}") for arm, notes in noted.items() if notes]
             blocks += [Bullets(told)] if told else []
+        direct = between(setup, [(pair.arm, pair.against) for pair in question.pairs])
+        if direct:
+            blocks.append(Paragraph("Arms against each other, corrected over these pairs:"))
+            blocks.append(comparison_table(analysis, direct, f"{name}-pairs", say))
     for bench in analysis.benches:
         blocks += bench_blocks(bench, out, say)
     kinds = Counter(one.kind for one in analysis.left_out)
@@ -207,6 +223,13 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
         listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         blocks.append(Paragraph(f"Recorded but not counted: {listed}.", tone="muted"))
     return blocks
+
+
+def _require_pairs(question: Question, setups: Sequence[Setup]) -> None:
+    """A pair that no setup has was renamed or not run, and would silently be missing."""
+    for pair in question.pairs:
+        if not any(setup.arm(pair.arm) and setup.arm(pair.against) for setup in setups):
+            raise AnalysisError(f"question {question.id!r}: no setup has both {pair.arm!r} and {pair.against!r}")
 
 
 def _at_a_glance(question: Question, analysis: Analysis, say: Words) -> Table:

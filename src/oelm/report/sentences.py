@@ -115,7 +115,7 @@ def short_reading(one: Comparison, say: Words) -> tuple[str, str]:
             word = say("within", reading=word, margin=numbers.margin(one.measure.name))
         return word, "good" if better else "bad"
     if alike:
-        return say("alike"), "good"
+        return say("within", reading=say("alike"), margin=numbers.margin(one.measure.name)), "good"
     return say("undecided"), "open"
 
 
