@@ -1,4 +1,4 @@
-"""What is seen and done from records alone: status, logs, stop, clean; with runs that live, died, or are elsewhere."""
+"""What is seen and done from records alone: status, logs, stop, clean, archive; with runs alive, dead and elsewhere."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from oelm.lab import control
 from oelm.lab.errors import LabError
 from oelm.lab.survey import find_run, look, survey
 from oelm.locks import hold, holder
-from oelm.records import SILENCE, STOP, RunFolder
+from oelm.records import SILENCE, STOP, RunFolder, read_metrics
 from oelm.training.engine import train
 
 from .lab_helpers import lab, refusal, wait_for
@@ -338,3 +338,60 @@ def test_a_run_that_dies_leaves_its_folder_free(tmp_path):
     process.wait()
     assert holder(config.folder) is None
     finished("train", file)
+
+
+# Archive
+
+
+def test_an_archive_has_what_a_report_needs_and_nothing_large(zoo, tmp_path):
+    out = tmp_path / "kept"
+    said = lab("archive", zoo, "--out", out, "--points", 3).stdout
+    assert said.splitlines()[-1] == f"archived 2 runs in {out}"
+    for name, state in (("dead", "died"), ("halted", "stopped"), ("damaged", "unreadable")):
+        assert f"left out: {zoo / name / 'baseline' / 'seed-0'}, which is {state}\n" in said
+    mine, kept = (root / "done" / "baseline" / "seed-0" for root in (zoo, out))
+    records = {"config.json", "environment.json", "audit.json", "timing.json", "result.json"}
+    assert {path.name for path in kept.iterdir()} == {*records, "metrics.jsonl"}
+    assert all((mine / name).read_bytes() == (kept / name).read_bytes() for name in records)
+    before, after = read_metrics(mine), read_metrics(kept)
+    assert [line for line in after if line["kind"] != "train"] == [line for line in before if line["kind"] != "train"]
+    train = [line["step"] for line in before if line["kind"] == "train"]
+    assert [line["step"] for line in after if line["kind"] == "train"] == [train[0], train[len(train) // 2], train[-1]]
+    failed = json.loads((out / "broken" / "baseline" / "seed-0" / "status.json").read_text())
+    assert failed["state"] == "failed"
+    assert failed["message"]
+    assert not {"host", "pid"} & set(failed)
+    assert [run.state for run in survey(out)] == ["failed", "finished"]
+    again = json.loads(lab("archive", zoo, "--out", out, "--json").stdout)
+    assert sorted(one["outcome"] for one in again) == ["left out"] * 3 + ["there"] * 2
+    assert train_lines(kept) == 3, "what is there stays as it is"
+
+
+def train_lines(folder: Path) -> int:
+    return sum(line["kind"] == "train" for line in read_metrics(folder))
+
+
+def test_an_archive_replaces_a_failure_by_its_success_and_nothing_else(tmp_path):
+    def ended(root: Path, id: str, **result):
+        run = root / "study" / "baseline" / "seed-0"
+        run.mkdir(parents=True, exist_ok=True)
+        (run / "config.json").write_text(json.dumps({"id": id, "experiment": "study"}))
+        (run / "metrics.jsonl").write_text("")
+        (run / "status.json").write_text(json.dumps({"state": "failed", "message": "no memory", "host": HERE}))
+        if result:
+            (run / "result.json").write_text(json.dumps({"id": id, **result}))
+        return run
+
+    out, kept = tmp_path / "kept", tmp_path / "kept" / "study" / "baseline" / "seed-0"
+    ended(tmp_path / "a", "one")
+    assert "archived 1 run " in lab("archive", tmp_path / "a", "-o", out).stdout
+    assert "1 run there already" in lab("archive", tmp_path / "a", "-o", out).stdout
+    run = ended(tmp_path / "a", "one", val_loss=3.0)
+    assert "archived 1 run " in lab("archive", run, "-o", out).stdout, "a run's own folder will do"
+    assert sorted(path.name for path in kept.iterdir()) == ["config.json", "metrics.jsonl", "result.json"]
+    ended(tmp_path / "b", "two", val_loss=3.0)
+    assert "holds the record of another run" in refusal("archive", tmp_path / "b", "-o", out)
+    assert "two runs would go there" in refusal("archive", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    assert json.loads((kept / "result.json").read_text()) == {"id": "one", "val_loss": 3.0}
+    assert "no such folder" in refusal("archive", tmp_path / "c", "-o", out)

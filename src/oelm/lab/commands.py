@@ -1,4 +1,4 @@
-"""The lab's commands: experiments, run, matrix, status, logs, stop, clean, demo. Thin, and gathered by `oelm.cli`."""
+"""The lab's commands, from experiments to demo. Thin, and gathered by `oelm.cli`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RunName = Annotated[str, typer.Argument(help="A run's folder, or a part of its n
 
 def register(app: typer.Typer) -> None:
     """Add the lab's commands to a command line."""
-    for command in (experiments, run, matrix, status, logs, stop, clean, demo):
+    for command in (experiments, run, matrix, status, logs, stop, clean, archive, demo):
         app.command()(command)
 
 
@@ -258,6 +258,30 @@ def clean(
             return
         _ask("Remove them?", yes)
         typer.echo(f"freed {free(things) / 1e6:,.1f} MB", err=as_json)
+
+
+def archive(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or above them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to keep the records in.")],
+    points: Annotated[int, typer.Option(min=2, help="Lines of training loss to keep for each run.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy the records of runs that have ended, without models and logs: small enough to commit."""
+    with errors():
+        from .archive import archive as keep
+        from .survey import so_many
+
+        for folder in runs:
+            _require_folder(folder)
+        kept = keep(runs, out, points)
+        if as_json:
+            typer.echo(json.dumps([one.to_dict() for one in kept], indent=2))
+            return
+        for one in kept:
+            if one.outcome == "left out":
+                typer.echo(f"left out: {one.run.path}, which is {one.run.state}")
+        new, there = (sum(one.outcome == outcome for one in kept) for outcome in ("archived", "there"))
+        typer.echo(f"archived {so_many(new)} in {out}" + (f"; {so_many(there)} there already" if there else ""))
 
 
 def demo(
