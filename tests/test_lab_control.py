@@ -395,3 +395,5 @@ def test_an_archive_replaces_a_failure_by_its_success_and_nothing_else(tmp_path)
     assert not (tmp_path / "new").exists()
     assert json.loads((kept / "result.json").read_text()) == {"id": "one", "val_loss": 3.0}
     assert "no such folder" in refusal("archive", tmp_path / "c", "-o", out)
+    (tmp_path / "c").mkdir()
+    assert "no runs there" in refusal("archive", tmp_path / "c", "-o", out)

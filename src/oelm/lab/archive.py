@@ -45,6 +45,8 @@ def archive(folders: Sequence[Path], out: Path, points: int = POINTS) -> list[Ke
         other = found.setdefault(place, run)
         if other.path.resolve() != run.path.resolve():
             raise LabError(f"{place}: two runs would go there, {other.path} and {run.path}: archive one of them")
+    if not found:
+        raise LabError(f"{', '.join(map(str, folders))}: no runs there")
     kept = [Kept(run, place, _outcome(run, place)) for place, run in found.items()]
     for one in kept:
         if one.outcome == "archived":
