@@ -124,10 +124,21 @@ def test_arms_are_compared_with_each_other_where_a_question_asks_for_it(tmp_path
         write_evidence(file, tmp_path / "results.md", draw=False)
 
 
+def test_details_are_points_below_the_answer(tmp_path):
+    pytest.importorskip("scipy")
+    language_run(tmp_path / "study", "baseline", 0, 3.0)
+    file = tmp_path / "questions.yaml"
+    asked = {**OF_STUDY, "details": ["One thing.", "Another\nthing."]}
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [asked]}))
+    text = write_evidence(file, tmp_path / "results.md", draw=False).read_text()
+    assert "\nSo.\n\n- One thing.\n- Another thing.\n\n*Here.*\n" in text
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"conclusion": "It loses 12.3 % there."}, "is a measured number"),
+        ({"details": ["It loses.", "By 3 points."]}, "is a measured number"),
         ({"runs": ["nothing-*"]}, "no record below"),
         ({"asks": "x"}, "unknown key"),
     ],

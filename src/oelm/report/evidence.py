@@ -58,7 +58,10 @@ class Pair(Strict, refusal=AnalysisError):
 
 
 class Question(Strict, refusal=AnalysisError):
-    """One question, the folders of the runs that bear on it (patterns below the file's folder), and what follows."""
+    """One question, the folders of the runs that bear on it (patterns below the file's folder), and what follows.
+
+    `conclusion` is the answer in a few sentences; `details` are what else the runs show, a point each.
+    """
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     question: str
@@ -66,15 +69,22 @@ class Question(Strict, refusal=AnalysisError):
     pairs: tuple[Pair, ...] = ()
     setting: str
     conclusion: str
+    details: tuple[str, ...] = ()
     open: str
 
-    @field_validator("conclusion", "open")
+    @field_validator("conclusion", "details", "open")
     @classmethod
-    def _has_no_measured_number(cls, value: str) -> str:
-        found = _NUMBER.search(value)
-        if found:
-            raise ValueError(f"{found.group()!r} is a measured number: the records say those, in the tables")
-        return " ".join(value.split())
+    def _has_no_measured_number(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if isinstance(value, tuple):
+            return tuple(_without_number(one) for one in value)
+        return _without_number(value)
+
+
+def _without_number(text: str) -> str:
+    found = _NUMBER.search(text)
+    if found:
+        raise ValueError(f"{found.group()!r} is a measured number: the records say those, in the tables")
+    return " ".join(text.split())
 
 
 class Headline(Strict, refusal=AnalysisError):
@@ -186,7 +196,9 @@ def evidence_document(source: str | PathLike[str], out: Path) -> Document:
 
 
 def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> list[Block]:
-    blocks: list[Block] = [Paragraph(question.conclusion), Paragraph(question.setting, tone="muted")]
+    blocks: list[Block] = [Paragraph(question.conclusion)]
+    blocks += [Bullets([Cell(one) for one in question.details])] if question.details else []
+    blocks.append(Paragraph(question.setting, tone="muted"))
     setups = [setup for group in analysis.groups for setup in group.setups]
     _require_pairs(question, setups)
     methods = [arm.method for setup in setups for arm in setup.arms]
