@@ -39,7 +39,7 @@ class DryRun:
 def dry_run(run: Planned) -> DryRun:
     """Check a run as far as that goes without data. Raises a `LabError` that names the run and what does not fit."""
     from ..adapters import adapter_targets
-    from ..bench import train_flops_per_token
+    from ..model_flops import train_flops_per_token
     from ..plan import choose_sites, plan
     from ..schedule import events
     from ..sites import find_sites
