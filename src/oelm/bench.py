@@ -23,7 +23,7 @@ from .data.labelled import Examples, LabelledData
 from .data.tokens import in_memory
 from .errors import ConfigError
 from .families import family_of
-from .model_flops import train_flops_per_token, unreached_weights
+from .model_flops import find_reach, train_flops_per_token
 from .models.build import RANDOM
 from .models.language import GPT
 from .models.reader import Reader, describe_model, longest_text
@@ -234,13 +234,13 @@ def _stepper(config: RunConfig, world: World, seed: int) -> tuple[Stepper, Train
         model.gradient_checkpointing_enable()
     model.to(world.device).train()
     loss = task.loss(model)
-    unreached = unreached_weights(loss, {name: rows.to(world.device) for name, rows in task.batch(0, 1).items()})
+    reach = find_reach(loss, {name: rows.to(world.device) for name, rows in task.batch(0, 1).items()})
     optimizer = build_optimizer(model, config.optimizer, world.device)
     set_learning_rate(optimizer, config.optimizer.learning_rate)
     stepper = Stepper(config, world, task, model, loss, optimizer, reset_compiler=False)
     state = TrainState()
     stepper.fit_micro_batch(state)
-    return stepper, state, train_flops_per_token(model, length, unreached)
+    return stepper, state, train_flops_per_token(model, length, state.micro_batch_size, reach)
 
 
 def _running_text(config: RunConfig, own: Any, seed: int) -> Task:

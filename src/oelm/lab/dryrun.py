@@ -54,7 +54,7 @@ def dry_run(run: Planned) -> DryRun:
         steps = tuple(event.step for event in events(model, config.method))
         if steps and config.train.max_steps is not None and steps[-1] >= config.train.max_steps:
             raise LabError(f"method.schedule acts at step {steps[-1]}, past train.max_steps {config.train.max_steps}")
-        flops = train_flops_per_token(model, config.data.sequence_length)
+        flops = train_flops_per_token(model, config.data.sequence_length, config.train.batch_size)
     except OelmError as error:
         raise LabError(f"{run.name}: {error}") from None
     known = _model_of(run).name.startswith(MADE_HERE)
