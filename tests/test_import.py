@@ -1,7 +1,9 @@
-"""Importing oelm and asking for help must be instant: no torch, no transformers."""
+"""Importing oelm and asking for help must be instant: no torch, no transformers. And no module looks upwards."""
 
 import subprocess
 import sys
+
+import pytest
 
 
 def _loaded(code: str) -> set[str]:
@@ -21,6 +23,23 @@ def test_help_loads_no_heavy_module():
         "result = CliRunner().invoke(app, ['--help']); assert 'diagnose' in result.output"
     )
     assert not loaded & {"torch", "transformers"}
+
+
+def _parts(loaded: set[str]) -> set[str]:
+    """The modules and packages directly below oelm."""
+    return {name.split(".")[1] for name in loaded if name.startswith("oelm.")}
+
+
+@pytest.mark.parametrize("module", ["oelm.analysis.analyse", "oelm.analysis.flops", "oelm.report.write"])
+def test_analysis_and_report_know_records_alone(module):
+    loaded = _loaded(f"import {module}")
+    assert not loaded & {"torch", "transformers"}
+    assert not _parts(loaded) & {"bench", "lab", "models", "operate", "training"}
+
+
+@pytest.mark.parametrize("module", ["proof", "model_flops"])
+def test_what_is_told_of_a_model_needs_nothing_that_trains_one(module):
+    assert not _parts(_loaded(f"import oelm.{module}")) & {"analysis", "bench", "lab", "report", "training"}
 
 
 def test_every_public_name_resolves():

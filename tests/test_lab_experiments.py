@@ -15,6 +15,7 @@ from oelm.lab.errors import LabError
 from oelm.lab.expand import Request, expand, parse_values, run_name
 from oelm.lab.experiment import find, from_file, listed, shipped
 from oelm.lab.needs import missing, needs
+from oelm.model_flops import train_flops_per_token
 from oelm.models.gpt import OelmGPTForCausalLM
 from oelm.operate import apply
 
@@ -266,16 +267,21 @@ def test_a_dry_run_of_a_matrix_lists_its_runs():
     assert "4 runs, all in order" in shown
 
 
-@pytest.mark.parametrize("method", ["baseline", "oelm-freeze", "identity-key", "oelm-core", "lora", "last-layers"])
+@pytest.mark.parametrize(
+    "method", ["baseline", "oelm-freeze", "identity-key", "oelm-core", "lora", "oft", "last-layers"]
+)
 def test_a_dry_run_counts_what_the_method_leaves(method, tmp_path):
     """On a skeleton without values, the very numbers that the audit of the real model has."""
-    if method == "lora":
+    if method in ("lora", "oft"):
         pytest.importorskip("peft", reason="peft is not installed")
     (run,) = runs(str(experiment_file(tmp_path, config={"model": {"name": "gpt:tiny"}, "method": method})))
     tried = dry_run(run)
-    report = apply(OelmGPTForCausalLM(dryrun._skeleton(run).config), method)
+    model = OelmGPTForCausalLM(dryrun._skeleton(run).config)
+    report = apply(model, method)
     assert (tried.parameters, tried.trainable) == (report.total, report.trainable)
-    assert (tried.adapters > 0) == (method == "lora")
+    flops = train_flops_per_token(model, run.config.data.sequence_length, run.config.train.batch_size)
+    assert tried.flops_per_token == flops
+    assert (tried.adapters > 0) == (method in ("lora", "oft"))
 
 
 # What is asked for on the command line

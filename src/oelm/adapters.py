@@ -6,7 +6,8 @@ it marks nothing in it, names come from oelm's table of families, and an error l
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from . import init
 from .errors import MethodError
-from .method import LORA_ALPHA, LORA_RANK, OFT_BLOCK, Adapter
+from .method import LORA_ALPHA, OFT_TERMS, Adapter
 from .projections import Replaced
 from .sites import Site, is_adapter, weight_matrix, without_adapter
 
@@ -30,15 +31,6 @@ def require_peft(adapter: Adapter) -> Any:
     return peft
 
 
-def adapter_size(adapter: Adapter, width: int) -> int:
-    """The rank of a LoRA, or the size of an OFT's blocks, for a matrix of this width."""
-    if adapter.kind == "lora":
-        return adapter.rank or LORA_RANK
-    if adapter.rank is None:
-        return next(size for size in range(min(OFT_BLOCK, width), 0, -1) if width % size == 0)
-    return adapter.rank
-
-
 def adapter_alpha(adapter: Adapter) -> float:
     return LORA_ALPHA if adapter.alpha is None else adapter.alpha
 
@@ -48,7 +40,7 @@ def describe(model: nn.Module, adapter: Adapter) -> str:
     if adapter.kind == "none":
         return ""
     widths = [weight_matrix(module).shape[1] for module in model.modules() if is_adapter(module)]
-    sizes = ", ".join(str(size) for size in sorted({adapter_size(adapter, width) for width in widths}))
+    sizes = ", ".join(str(size) for size in sorted({adapter.size(width) for width in widths}))
     shape = f"rank {sizes}, alpha {adapter_alpha(adapter):g}" if adapter.kind == "lora" else f"blocks of {sizes}"
     dropout = f", dropout {adapter.dropout:g}" if adapter.dropout else ""
     return f"{adapter.kind}, {shape}{dropout}, on {', '.join(adapter.targets)}"
@@ -71,7 +63,7 @@ def adapter_targets(sites: list[Site], adapter: Adapter) -> list[tuple[Site, str
 def check_target(module: nn.Module, path: str, adapter: Adapter) -> None:
     """Raises where the adapter does not fit a matrix: the message names the numbers."""
     rows, width = weight_matrix(module).shape
-    size = adapter_size(adapter, width)
+    size = adapter.size(width)
     if adapter.kind == "lora" and size > min(rows, width):
         raise MethodError(
             f"{path}: adapter.rank {size} is too high for a matrix of {rows} x {width}; use at most {min(rows, width)}"
@@ -125,6 +117,23 @@ def merge_adapters(model: nn.Module) -> None:
         model.set_submodule(path, module)
 
 
+class Rotation(NamedTuple):
+    """What an OFT does to the input of one matrix: its parameters, the input's width, the size of its blocks."""
+
+    weight: nn.Parameter
+    width: int
+    block: int
+
+
+def rotations(model: nn.Module) -> Iterator[Rotation]:
+    """Every rotation that an OFT in the model does."""
+    for layer in model.modules():
+        if is_adapter(layer):
+            turns: Any = getattr(layer, "oft_R", {})
+            for turn in turns.values():
+                yield Rotation(turn.weight, turn.in_features, turn.block_size)
+
+
 def _stand_in(module: nn.Module, rows: int, width: int, adapter: Adapter, place: torch.device) -> nn.Module:
     """A projection of the shape and, where it matters to peft, the kind; without values."""
     with torch.device("meta"):
@@ -144,7 +153,7 @@ def _as_linear(module: nn.Module) -> nn.Linear:
 
 
 def _config(peft: Any, module: nn.Module, width: int, adapter: Adapter) -> Any:
-    size = adapter_size(adapter, width)
+    size = adapter.size(width)
     if adapter.kind == "lora":
         return peft.LoraConfig(
             r=size,
@@ -160,5 +169,5 @@ def _config(peft: Any, module: nn.Module, width: int, adapter: Adapter) -> Any:
         module_dropout=adapter.dropout,
         target_modules=["matrix"],
         use_cayley_neumann=True,
-        num_cayley_neumann_terms=5,
+        num_cayley_neumann_terms=OFT_TERMS,
     )

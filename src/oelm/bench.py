@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .config import RunConfig
 from .data.batches import Windows
@@ -23,21 +23,19 @@ from .data.labelled import Examples, LabelledData
 from .data.tokens import in_memory
 from .errors import ConfigError
 from .families import family_of
-from .flops import attention_flops, weight_flops
+from .model_flops import find_reach, train_flops_per_token
 from .models.build import RANDOM
 from .models.language import GPT
 from .models.reader import Reader, describe_model, longest_text
 from .operate import apply
-from .rest import head_of
 from .schema import merge
-from .sites import find_sites, without_adapter
 from .training.classification import Classification
 from .training.language import LanguageModelling
 from .training.optim import build_optimizer, set_learning_rate
 from .training.parallel import World, device_for
 from .training.state import TrainState
 from .training.step import Stepper
-from .training.task import Batch, Task
+from .training.task import Task
 from .training.timing import StepTimer
 
 # Dense bf16 peak of a device in FLOP/s by the vendor's datasheet, by a part of its name; for MFU.
@@ -109,56 +107,6 @@ def plan_arms(
         own = [] if size is None else [f"train.batch_size={size}"]
         arms[name] = RunConfig.load(merge(fields, {"method": method}), [*overrides, *own])
     return arms
-
-
-def train_flops_per_token(model: Any, length: int, unreached: Collection[int] = ()) -> float:
-    """Multiply-adds times two that one token's training step must do, by the rules of `oelm.flops`.
-
-    `unreached` holds the ids of weights whose input needs no gradient. A fresh head reads a sequence once.
-    """
-    family, sites = find_sites(model)
-    head = head_of(model)
-    once = {id(parameter) for parameter in head.parameters.values()} if head.fresh else set()
-    # One block of ALBERT is gone through by many layers.
-    passes = model.config.num_hidden_layers / model.config.num_hidden_groups if family.shared else 1
-    repeated = {id(p) for site in sites for p in model.get_submodule(site.block).parameters()}
-
-    def cost(parameter: Tensor) -> float:
-        key = id(parameter)
-        uses = 1 / length if key in once else passes if key in repeated else 1
-        return uses * weight_flops(parameter.numel(), parameter.requires_grad, key not in unreached)
-
-    matrices = {id(m.weight): m.weight for m in model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)}
-    tokens_only = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    output = model.get_output_embeddings()
-    if output is not None:
-        tokens_only.discard(id(output.weight))
-    flops = sum(cost(weight) for key, weight in matrices.items() if weight.ndim == 2 and key not in tokens_only)
-    flops += sum(cost(parameter) for name, parameter in model.named_parameters() if name.endswith(".core"))
-    for site in sites:
-        after: Any = without_adapter(model.get_submodule(site.roles["o"])) if "o" in site.roles else None
-        reached = after is None or id(after.weight) not in unreached
-        flops += passes * attention_flops(site.heads * site.d_head, length, site.kind == "decoder", reached)
-    return flops
-
-
-def unreached_weights(loss: nn.Module, batch: Batch) -> set[int]:
-    """The ids of parameters whose module's input needs no gradient, since nothing trains below: from a forward pass."""
-    reached: dict[int, bool] = {}
-
-    def look(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        needed = not inputs or bool(inputs[0].requires_grad)
-        for parameter in module.parameters(recurse=False):
-            reached[id(parameter)] = reached.get(id(parameter), False) or needed
-
-    # An embedding's input are token ids; its weight may be the output layer's too, which is seen by itself.
-    hooks = [m.register_forward_pre_hook(look) for m in loss.modules() if not isinstance(m, nn.Embedding)]
-    try:
-        loss(**batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {key for key, needed in reached.items() if not needed}
 
 
 def benchmark(
@@ -286,13 +234,13 @@ def _stepper(config: RunConfig, world: World, seed: int) -> tuple[Stepper, Train
         model.gradient_checkpointing_enable()
     model.to(world.device).train()
     loss = task.loss(model)
-    unreached = unreached_weights(loss, {name: rows.to(world.device) for name, rows in task.batch(0, 1).items()})
+    reach = find_reach(loss, {name: rows.to(world.device) for name, rows in task.batch(0, 1).items()})
     optimizer = build_optimizer(model, config.optimizer, world.device)
     set_learning_rate(optimizer, config.optimizer.learning_rate)
     stepper = Stepper(config, world, task, model, loss, optimizer, reset_compiler=False)
     state = TrainState()
     stepper.fit_micro_batch(state)
-    return stepper, state, train_flops_per_token(model, length, unreached)
+    return stepper, state, train_flops_per_token(model, length, state.micro_batch_size, reach)
 
 
 def _running_text(config: RunConfig, own: Any, seed: int) -> Task:

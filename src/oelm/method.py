@@ -33,6 +33,8 @@ _REST = re.compile(r"trained|biases|head|last:[1-9][0-9]*")
 _REACH = re.compile(r"first:[1-9][0-9]*")
 # What an adapter is where nothing else is said: peft's rank and block size, and the usual scale of 2.
 LORA_RANK, LORA_ALPHA, OFT_BLOCK = 8, 16.0, 32
+# OFT's rotations are made with this many terms of the Cayley transform's series: peft's default, which may change.
+OFT_TERMS = 5
 
 
 class _Matrix(Strict, refusal=MethodError):
@@ -137,6 +139,14 @@ class Adapter(Strict, refusal=MethodError):
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise ValueError(f"targets {list(self.targets)}: name at least one role, each once")
         return self
+
+    def size(self, width: int) -> int:
+        """The rank of a LoRA, or the size of an OFT's blocks, for a matrix of this width."""
+        if self.kind == "lora":
+            return self.rank or LORA_RANK
+        if self.rank is None:
+            return next(size for size in range(min(OFT_BLOCK, width), 0, -1) if width % size == 0)
+        return self.rank
 
 
 class Method(Strict, refusal=MethodError):

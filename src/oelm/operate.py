@@ -78,18 +78,19 @@ def install(model: nn.Module, method: Method) -> None:
         change.commit()
 
 
-def count(model: nn.Module, method: Method) -> tuple[int, int]:
-    """(all, trainable) parameters that a model has once a method is applied. It needs no values and stays as it is."""
-    outline = copy.deepcopy(model)
-    install(outline, method)
-    family, sites = find_sites(outline)
-    targets = plan(outline, family, sites, method)
-    frozen = {*frozen_by_rest(outline, family, sites, method), *_idle_biases(outline, family, targets, method)}
+def outline(model: nn.Module, method: Method) -> nn.Module:
+    """A copy of a model as a method would leave it: its parts, and which of them train; values mean nothing."""
+    copied = copy.deepcopy(model)
+    install(copied, method)
+    family, sites = find_sites(copied)
+    targets = plan(copied, family, sites, method)
+    frozen = {*frozen_by_rest(copied, family, sites, method), *_idle_biases(copied, family, targets, method)}
     if method.schedule.kind != "freeze":  # that one freezes later
         held = [target for target in targets if target.spec.frozen]
-        frozen |= {name for target in held for name in _freezing(outline, target, method)}
-    sizes = {name: parameter.numel() for name, parameter in outline.named_parameters()}
-    return sum(sizes.values()), sum(size for name, size in sizes.items() if name not in frozen)
+        frozen |= {name for target in held for name in _freezing(copied, target, method)}
+    for name in frozen:
+        copied.get_parameter(name).requires_grad_(False)
+    return copied
 
 
 def check_operable(model: nn.Module) -> None:

@@ -39,7 +39,6 @@ class DryRun:
 def dry_run(run: Planned) -> DryRun:
     """Check a run as far as that goes without data. Raises a `LabError` that names the run and what does not fit."""
     from ..adapters import adapter_targets
-    from ..bench import train_flops_per_token
     from ..plan import choose_sites, plan
     from ..schedule import events
     from ..sites import find_sites
@@ -50,11 +49,11 @@ def dry_run(run: Planned) -> DryRun:
         family, sites = find_sites(model)
         targets = [] if config.method.sets_nothing else plan(model, family, sites, config.method)
         adapted = adapter_targets(choose_sites(family, sites, config.method), config.method.adapter)
-        parameters, trainable = _count(model, config.method.to_json())
+        batch = (config.data.sequence_length, config.train.micro_batch_size or config.train.batch_size)
+        parameters, trainable, flops = _count(model, config.method.to_json(), batch)
         steps = tuple(event.step for event in events(model, config.method))
         if steps and config.train.max_steps is not None and steps[-1] >= config.train.max_steps:
             raise LabError(f"method.schedule acts at step {steps[-1]}, past train.max_steps {config.train.max_steps}")
-        flops = train_flops_per_token(model, config.data.sequence_length)
     except OelmError as error:
         raise LabError(f"{run.name}: {error}") from None
     known = _model_of(run).name.startswith(MADE_HERE)
@@ -63,12 +62,19 @@ def dry_run(run: Planned) -> DryRun:
 
 
 @cache
-def _count(model: Any, method: str) -> tuple[int, int]:
-    """The parameters of a skeleton with a method; once for all seeds and rates of an arm."""
-    from ..method import Method
-    from ..operate import count
+def _count(model: Any, method: str, batch: tuple[int, int]) -> tuple[int, int, float]:
+    """Parameters, those that train, and FLOPs per token of a skeleton with a method; once for all seeds of an arm.
 
-    return count(model, Method.model_validate_json(method))
+    Nothing passes through it, so gradients are taken to come everywhere: too many where the first layers are frozen.
+    """
+    from ..method import Method
+    from ..model_flops import train_flops_per_token
+    from ..operate import outline
+
+    made = outline(model, Method.model_validate_json(method))
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in made.parameters()]
+    trainable = sum(size for size, trains in sizes if trains)
+    return sum(size for size, _ in sizes), trainable, train_flops_per_token(made, *batch)
 
 
 def _model_of(run: Planned) -> ModelConfig:
