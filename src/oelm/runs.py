@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from .config import RunConfig
 from .errors import CheckpointError, ConfigError
-from .evaluate import validate, written_figures
 from .files import read_json
 from .method import Method
 from .models.build import build_model
 from .models.checkpoint import load
+from .training.evaluate import validate, written_figures
 from .training.language import LanguageModelling
 from .training.parallel import World, device_for
 from .training.state import list_checkpoints, load_model, read_state, restore_record, stale_best, step_of
