@@ -25,7 +25,7 @@ ROOMS = {
     "training": ("training", "ground method config operation data models records"),
     "analysis": ("analysis", "ground method config records"),
     "report": ("report", "ground config records analysis"),
-    "tools": ("runs bench decoding", "ground method config operation data models training"),
+    "tools": ("runs bench decoding", "ground method config operation data models records training"),
     "lab": ("lab", "ground method config operation data models records training report tools"),
     "commands": ("commands cli __main__", "ground method config operation data training report tools models lab"),
 }
