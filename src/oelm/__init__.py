@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .checkpoint import export, load
     from .config import RunConfig
     from .data.errors import DataError
     from .errors import (
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     )
     from .families import Family, Fused, Stack, register_family
     from .method import Adapter, FeedForward, Method, Projection, Schedule
+    from .models.checkpoint import export, load
     from .modules import OrthogonalLinear, OrthogonalMultiHeadAttention
     from .operate import apply
     from .proof import FreezeReport, Verification, audit, verify
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 # Loaded on first use: torch and transformers take seconds to import, and `oelm --help` needs neither.
 _HOME = {
-    "export": "checkpoint",
-    "load": "checkpoint",
     "RunConfig": "config",
     "DataError": "data.errors",
     "CheckpointError": "errors",
@@ -51,6 +49,8 @@ _HOME = {
     "Projection": "method",
     "Adapter": "method",
     "Schedule": "method",
+    "export": "models.checkpoint",
+    "load": "models.checkpoint",
     "OrthogonalLinear": "modules",
     "OrthogonalMultiHeadAttention": "modules",
     "apply": "operate",

@@ -131,9 +131,9 @@ def export(
 
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise CheckpointError(f"{out} exists and is not empty: nothing was written")
-        from .checkpoint import export as write
-        from .checkpoint import load
         from .files import empty_folder, new_folder
+        from .models.checkpoint import export as write
+        from .models.checkpoint import load
         from .runs import is_run, load_run, save_tokenizer_of
 
         quiet_libraries()

@@ -23,7 +23,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
-# The study's names for a method: (model_type, freeze_qk, ortho_method) -> preset.
+# The study's ortho_method -> the preset that it means with model_type 'oelm', frozen.
 _ORTHO_METHODS = {
     "qr": "oelm-freeze",
     "orthogonal": "oelm-freeze",

@@ -1,4 +1,4 @@
-"""Shows what a method does to a model by doing it: the audit, three real optimiser steps, and which tensors moved."""
+"""Shows what a method does to a model by doing it: the audit, some real optimiser steps, and which tensors moved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BATCH, _LENGTH = 4, 12
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The audit before and what three optimiser steps moved; `healthy` if just what should train did."""
+    """The audit before and what the optimiser steps moved; `healthy` if just what should train did."""
 
     report: FreezeReport
     losses: tuple[float, ...]

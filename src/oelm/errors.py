@@ -38,7 +38,7 @@ class TrainingError(OelmError):
 
 
 class CheckpointError(OelmError):
-    """A folder that does not hold what its config says."""
+    """A folder of a model or a run that is missing, does not hold what it should, or cannot be written."""
 
 
 def first_line(error: BaseException) -> str:

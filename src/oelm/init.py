@@ -1,8 +1,9 @@
 """Orthonormal and other matrices for projections: pure functions, seeded by name, float32 or higher inside.
 
-A projection's weight is (rows, width), rows = heads * d_head. Every maker takes the number of `blocks` the rows are
-cut into: one per head for head-wise matrices, 1 for a matrix that is orthonormal over all heads at once. A block with
-no more rows than columns has orthonormal rows; a taller one (a feed-forward layer) has orthonormal columns.
+A projection's weight is (rows, width), rows = heads * d_head. What makes or finds orthonormal matrices takes the number
+of `blocks` that the rows are cut into: one per head for head-wise matrices, 1 for a matrix that is orthonormal over all
+heads at once. A block with no more rows than columns has orthonormal rows; a taller one (a feed-forward layer) has
+orthonormal columns.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from .plan import Target, choose_sites, core_sides, plan
 from .projections import CoreProjection, IdentityProjection, Replaced, SplitProjection
 from .proof import DTYPES, FreezeReport, audit, record_of, seal, verify
 from .rest import frozen_by_rest
-from .sites import Site, find_sites, is_projection, not_plain, path_without_adapter, weight_matrix, without_adapter
+from .sites import Site, find_sites, path_without_adapter, require_projection, weight_matrix, without_adapter
 from .surgery import unfuse
 
 
@@ -386,8 +386,7 @@ def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
 
 
 def _require_plain(module: nn.Module, path: str) -> None:
-    if not is_projection(module):
-        raise ModelError(not_plain(module, path))
+    require_projection(module, path)
     _require_sealable(cast(Tensor, module.weight), f"{path}.weight")
 
 

@@ -28,6 +28,8 @@ from .files import read_json, recover_folder, remove_leftovers, to_json, write_j
 from .locks import hold, holder
 
 FORMAT = 1
+# What config.json holds beside the config's own fields.
+_STAMP = ("format", "id")
 # States of a run. "stopped" is a run that was asked to stop and can go on; "failed" says why in its message.
 STATES = ("running", "finished", "stopped", "failed")
 # A note with these words, from the run itself or from whoever ran it, keeps its times out of every comparison.
@@ -221,11 +223,16 @@ def environment(data: dict[str, Any], device: str, world: int) -> dict[str, Any]
     }
 
 
+def config_fields(recorded: dict[str, Any]) -> dict[str, Any]:
+    """The config's own fields in what a run's config.json holds."""
+    return {key: value for key, value in recorded.items() if key not in _STAMP}
+
+
 def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
     """The dotted names of the fields in which two configs differ."""
     names = []
     for key in sorted(set(one) | set(other)):
-        if not prefix and key in ("format", "id", *WITHOUT_EFFECT):
+        if not prefix and key in (*_STAMP, *WITHOUT_EFFECT):
             continue
         a, b = one.get(key), other.get(key)
         if isinstance(a, dict) and isinstance(b, dict):

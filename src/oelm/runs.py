@@ -11,17 +11,23 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from .checkpoint import load
 from .config import RunConfig
+from .data.labelled import posed
 from .errors import CheckpointError, ConfigError
-from .evaluate import validate, written_figures
 from .files import read_json
 from .method import Method
 from .models.build import build_model
+from .models.checkpoint import load
+from .models.reader import Reader
+from .operate import apply
+from .records import config_fields
+from .training.classification import classify
+from .training.evaluate import validate, written_figures
 from .training.language import LanguageModelling
 from .training.parallel import World, device_for
 from .training.state import list_checkpoints, load_model, read_state, restore_record, stale_best, step_of
 from .training.task import Task, open_task
+from .training.text2text import answer
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -48,8 +54,7 @@ def config_of(run: Path) -> RunConfig:
     """The config that a run's folder records."""
     if not is_run(run):
         raise ConfigError(f"{run}: not a run's folder; it has no config.json that `oelm train` wrote")
-    recorded = read_json(run / "config.json")
-    return RunConfig.load({key: value for key, value in recorded.items() if key not in ("format", "id")})
+    return RunConfig.load(config_fields(read_json(run / "config.json")))
 
 
 def load_run(run: Path, last: bool = False) -> PreTrainedModel:
@@ -60,8 +65,6 @@ def load_run(run: Path, last: bool = False) -> PreTrainedModel:
 def _load_from(place: Path, config: RunConfig) -> PreTrainedModel:
     if place.name == "best":
         return load(place)
-    from .operate import apply
-
     model = open_task(config).build_model(config)
     apply(model, config.method, config.seed)
     restore_record(place, model)
@@ -185,11 +188,6 @@ def predict_one(run: Path, text: str, pair: str | None = None) -> dict[str, Any]
     config = config_of(run)
     if config.task.kind == "language":
         raise ConfigError(f"{run}: a language model; use `oelm generate` to continue a prompt")
-    from .data.labelled import posed
-    from .models.reader import Reader
-    from .training.classification import classify
-    from .training.text2text import answer
-
     if not text.strip():
         raise ConfigError("the text is empty: give at least one word")
     _require_as_in_training(run, pair)

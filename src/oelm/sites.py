@@ -120,13 +120,14 @@ def is_projection(module: nn.Module) -> bool:
     return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
 
 
-def not_plain(module: nn.Module, path: str) -> str:
-    """What to say of a module that is no projection. Quantised layers are called Linear too, so it says whose."""
-    kind = f"{type(module).__module__}.{type(module).__qualname__}"
-    return (
-        f"{path} is a {kind}, not a plain Linear or Conv1D: quantised, or wrapped by an adapter? "
-        "Apply the method to the plain model first"
-    )
+def require_projection(module: nn.Module, path: str) -> None:
+    """Raises for a module that is no projection. Quantised layers are called Linear too, so the message says whose."""
+    if not is_projection(module):
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        raise ModelError(
+            f"{path} is a {kind}, not a plain Linear or Conv1D: quantised, or wrapped by an adapter? "
+            "Apply the method to the plain model first"
+        )
 
 
 def base_prefix(model: nn.Module) -> str:
@@ -210,7 +211,7 @@ def _query_shape(
     """(rows, width) of Q, read off the modules as they are: plain, fused, or operated on."""
     holder = _module(model, fused_path) if fused and "q" in fused.roles else None
     if holder is not None and not isinstance(holder, SplitProjection):
-        _require_projection(holder, fused_path)
+        require_projection(holder, fused_path)
         rows, width = weight_matrix(holder).shape
         per_head, rest = divmod(rows, heads + 2 * kv_heads)
         if rest:
@@ -224,7 +225,7 @@ def _query_shape(
     if isinstance(module, IdentityProjection):
         return module.rows, module.width
     if not isinstance(module, CoreProjection):
-        _require_projection(module, path)
+        require_projection(module, path)
     rows, width = weight_matrix(module).shape
     return rows, width
 
@@ -237,8 +238,3 @@ def _module(model: nn.Module, path: str) -> nn.Module:
             f"{type(model).__name__}: there is no module {path!r}, where its family puts one. "
             "Register the family again with oelm.register_family(..., replace_existing=True)"
         ) from None
-
-
-def _require_projection(module: nn.Module, path: str) -> None:
-    if not is_projection(module):
-        raise ModelError(not_plain(module, path))

@@ -33,9 +33,6 @@ class Measure:
     log: bool = True
     points: bool = False
 
-    def better(self, one: float, other: float) -> bool:
-        return one < other if self.lower_is_better else one > other
-
 
 MEASURES = {
     measure.name: measure

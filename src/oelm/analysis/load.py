@@ -14,7 +14,7 @@ from typing import Any
 from ..config import RunConfig
 from ..errors import ConfigError, MethodError, TrainingError
 from ..files import read_json
-from ..records import FORMAT, is_alive, read_metrics
+from ..records import FORMAT, config_fields, is_alive, read_metrics
 from .flops import flops_per_token
 from .run import DECODED, AnalysisError, Bench, LeftOut, NoRunsError, Run, at_chance, comparable
 from .shapes import check_shapes
@@ -193,10 +193,9 @@ def _read_config(path: Path) -> tuple[dict[str, Any] | None, bool]:
         raise AnalysisError(
             f"{path / 'config.json'}: format {written!r}, written by a newer oelm; this one reads up to {FORMAT}"
         )
-    fields = {key: value for key, value in recorded.items() if key not in ("format", "id")}
     try:
         # Fields that came after the record was written get the value that stands for how it was before them.
-        return {**RunConfig.load(fields).to_dict(), "id": recorded.get("id"), "format": written}, False
+        return {**RunConfig.load(config_fields(recorded)).to_dict(), "id": recorded.get("id"), "format": written}, False
     except (ConfigError, MethodError):
         return recorded, True
 

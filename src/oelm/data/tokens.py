@@ -19,6 +19,7 @@ from pydantic import Field
 
 from ..schema import Strict
 from .errors import DataError
+from .tokenizer import fingerprint, wrap
 
 FORMAT = "oelm-tokens"
 VERSION = 1
@@ -154,8 +155,6 @@ class TokenDataset:
 
     def load_tokenizer(self) -> Any:
         """The tokenizer as a transformers `PreTrainedTokenizerFast`, checked to be the one that made the tokens."""
-        from .tokenizer import fingerprint, wrap
-
         if self.folder is None:
             if self.tokenizer_json is None:
                 raise DataError(f"{self.description}: these tokens were made in memory without a tokenizer")

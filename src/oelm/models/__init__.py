@@ -1,1 +1,1 @@
-"""Building models: from a checkpoint or Hub name, or small random ones of every family."""
+"""Models: this project's GPT, a small random one of every family, any other by name; loading and exporting them."""

@@ -8,9 +8,9 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedModel
 
-from ..checkpoint import class_of, load
 from ..errors import ModelError, first_line
 from ..files import require_reachable
+from .checkpoint import class_of, load
 from .small import small_model
 
 RANDOM = "random:"

@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ..config import ModelConfig, RunConfig
 from ..data.examples import Encoded, encode
+from ..data.judgements import judgement_tokenizer
 from ..data.tasks import BUILTIN
 from ..data.tokenizer import fingerprint, load_model_tokenizer
 from ..errors import ConfigError, first_line
@@ -88,8 +89,6 @@ def _tokenizer_for(config: ModelConfig, builtin: bool) -> Any:
     if config.tokenizer is not None:
         tokenizer = load_model_tokenizer(config.tokenizer)
     elif unnamed and builtin:
-        from ..data.judgements import judgement_tokenizer
-
         tokenizer = judgement_tokenizer()
     elif unnamed:
         raise ConfigError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # Okabe and Ito's colours, which colour-blind people tell apart, dark enough for paper; then dashes and marks, which
@@ -98,10 +99,11 @@ class Figure:
 
 
 class Styles:
-    """A style's number for every name, the same in all pictures of a report."""
+    """A style's number for every name, the same in all pictures of a report; the baseline's is the first."""
 
-    def __init__(self, names: list[str]) -> None:
-        self._numbers = {name: number for number, name in enumerate(names)}
+    def __init__(self, names: Iterable[str]) -> None:
+        ordered = sorted(dict.fromkeys(names), key=lambda name: name != "baseline")
+        self._numbers = {name: number for number, name in enumerate(ordered)}
 
     def __getitem__(self, name: str) -> int:
         return self._numbers.setdefault(name, len(self._numbers))
@@ -109,8 +111,6 @@ class Styles:
 
 def as_data(chart: Chart) -> dict[str, Any]:
     """A chart for the page's script: plain JSON, numbers to six digits."""
-    from dataclasses import asdict
-
     rounded = _round(asdict(chart))
     assert isinstance(rounded, dict)
     return rounded

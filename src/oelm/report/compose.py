@@ -45,7 +45,7 @@ def compose(analysis: Analysis, out: Path, language: str = "en", title: str | No
     say = words(language)
     links = {analysis.handle(run): relative(run.path, out) for run in analysis.runs}
     methods = [arm.method for group in analysis.groups for setup in group.setups for arm in setup.arms]
-    styles = Styles(list(dict.fromkeys(sorted(methods, key=lambda name: name != "baseline"))))
+    styles = Styles(methods)
     blocks: list[Block] = [*_summary(analysis, say)]
     number = 0
     for group in analysis.groups:

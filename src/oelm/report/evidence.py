@@ -202,7 +202,7 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
     setups = [setup for group in analysis.groups for setup in group.setups]
     _require_pairs(question, setups)
     methods = [arm.method for setup in setups for arm in setup.arms]
-    styles = Styles(list(dict.fromkeys(sorted(methods, key=lambda name: name != "baseline"))))
+    styles = Styles(methods)
     several = len(setups) > 1
     if several:
         blocks.append(_at_a_glance(question, analysis, say))

@@ -65,7 +65,7 @@ def write_report(
         texts[f"tables/{name}.csv"] = table_csv(table)
         texts[f"tables/{name}.tex"] = table_latex(table)
     written, problems = [], list(analysis.problems)
-    drawn, missing = _draw(document, analysis, folder, formats, say) if {"md", "pdf"} & set(formats) else ([], [])
+    drawn, missing = _draw(document, analysis, folder, say) if {"md", "pdf"} & set(formats) else ([], [])
     written += drawn
     problems += missing
     if "md" in formats:
@@ -101,9 +101,7 @@ def _remove_older(folder: Path, written: set[Path]) -> None:
                 path.unlink()
 
 
-def _draw(
-    document: Document, analysis: Analysis, folder: Path, formats: Sequence[str], say: Words
-) -> tuple[list[Path], list[str]]:
+def _draw(document: Document, analysis: Analysis, folder: Path, say: Words) -> tuple[list[Path], list[str]]:
     """The figures as files. Labels are English where no font has the language's letters: boxes help nobody."""
     if not document.figures:
         return [], []

@@ -60,7 +60,7 @@ class Classification(Task):
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(f"{self.data.sha256}\0{self.reader.sha256}".encode()).hexdigest()
+        return sha256_of(self.data, self.reader)
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
         return build_classifier(config.model, self.reader, self.data.labels, config.seed)
@@ -212,6 +212,11 @@ def classify(model: nn.Module, reader: Reader, text: str, pair: str | None) -> d
     labels = [judge.config.id2label[index] for index in range(len(shares))]
     likeliest = max(zip(shares, labels, strict=True))[1]
     return {"label": likeliest, "probabilities": dict(zip(labels, shares, strict=True))}
+
+
+def sha256_of(data: LabelledData, reader: Reader) -> str:
+    """One hash of labelled data and of how a model reads it."""
+    return hashlib.sha256(f"{data.sha256}\0{reader.sha256}".encode()).hexdigest()
 
 
 def cut_warnings(encoded: dict[str, Encoded], reader: Reader) -> list[str]:

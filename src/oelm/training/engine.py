@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoint import load
 from ..config import RunConfig
 from ..errors import ConfigError, OelmError, TrainingError
-from ..evaluate import validate, written_figures
 from ..files import new_folder, read_json, require_space, write_json
+from ..models.checkpoint import load
 from ..operate import apply
 from ..proof import audit, verify
 from ..records import UNCOMPARABLE_TIMES, RunFolder, ending, environment
 from ..schedule import advance, due, events
 from ..sites import find_sites
+from .evaluate import validate, written_figures
 from .optim import build_optimizer, idle_multipliers, learning_rate, set_learning_rate
 from .pace import Pace
 from .parallel import World, joined, reshard, wrap

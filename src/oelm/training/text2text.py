@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ..data.labelled import PROMPTS, Examples, LabelledData
 from ..errors import ConfigError
 from ..models.finetune import build_text_to_text
 from ..models.reader import Reader
-from .classification import cut_warnings, open_data
+from .classification import cut_warnings, open_data, sha256_of
 from .task import IGNORED, Batch, Figures, Task
 
 
@@ -71,7 +70,7 @@ class TextToText(Task):
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(f"{self.data.sha256}\0{self.reader.sha256}".encode()).hexdigest()
+        return sha256_of(self.data, self.reader)
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
         return build_text_to_text(config.model, self.reader, config.seed)

@@ -12,17 +12,17 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from .adapters import merge_adapters
-from .errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
-from .files import require_reachable
-from .method import Method
-from .models import gpt
-from .models.convert import to_transformers
-from .operate import check_operable, install
-from .projections import CoreProjection, IdentityProjection, SplitProjection
-from .proof import read_record, record_of, refreeze, verify
-from .sites import find_sites, unwrapped
-from .surgery import fuse
+from ..adapters import merge_adapters
+from ..errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
+from ..files import require_reachable
+from ..method import Method
+from ..operate import check_operable, install
+from ..projections import CoreProjection, IdentityProjection, SplitProjection
+from ..proof import read_record, record_of, refreeze, verify
+from ..sites import find_sites, unwrapped
+from ..surgery import fuse
+from . import gpt
+from .convert import to_transformers
 
 
 def load(

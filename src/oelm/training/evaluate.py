@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from .training.parallel import World
-    from .training.task import Figures, Task
+from .parallel import World
+from .task import Figures, Task
 
 
 @torch.no_grad()
