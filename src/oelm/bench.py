@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .config import RunConfig
+from .config import GPT, RANDOM, RunConfig
 from .data.batches import Windows
 from .data.examples import Encoded, Grouped
 from .data.labelled import Examples, LabelledData
@@ -24,8 +24,6 @@ from .data.tokens import in_memory
 from .errors import ConfigError
 from .families import family_of
 from .model_flops import find_reach, train_flops_per_token
-from .models.build import RANDOM
-from .models.language import GPT
 from .models.reader import Reader, describe_model, longest_text
 from .operate import apply
 from .schema import merge

@@ -23,6 +23,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
+# How the names of models begin that are made here: our GPT in a size, and a small random one of a family.
+GPT, RANDOM = "gpt:", "random:"
 # The study's ortho_method -> the preset that it means with model_type 'oelm', frozen.
 _ORTHO_METHODS = {
     "qr": "oelm-freeze",

@@ -10,13 +10,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from ..config import WITHOUT_EFFECT
+from ..config import GPT, RANDOM, WITHOUT_EFFECT
 from ..errors import OelmError
 from ..method import PRESETS, Method
 from ..records import UNCOMPARABLE_TIMES
-
-# How names of models begin that have no weights to load; to import `models`, which knows, takes seconds.
-_FRESH = ("gpt:", "random:")
 
 
 class AnalysisError(OelmError):
@@ -130,7 +127,7 @@ class Run:
     def from_scratch(self) -> bool:
         """Whether the model started from nothing: no weights were loaded."""
         model = self.config.get("model") or {}
-        return bool(model.get("from_scratch")) or str(model.get("name", "")).startswith(_FRESH)
+        return bool(model.get("from_scratch")) or str(model.get("name", "")).startswith((GPT, RANDOM))
 
     @property
     def train_tokens(self) -> float | None:

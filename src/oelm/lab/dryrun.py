@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..config import ModelConfig
+from ..config import GPT, RANDOM, ModelConfig
 from ..data.tokens import HEADER, TokenDataset
 from ..errors import OelmError
 from .errors import LabError
 from .expand import Planned
-from .needs import MADE_HERE, Need, needs
+from .needs import Need, needs
 
 # What a model is given where its data would say it: about the vocabulary of built-in data, and two classes.
 _BUILT_IN, _LABELS = 600, 2
@@ -56,7 +56,7 @@ def dry_run(run: Planned) -> DryRun:
             raise LabError(f"method.schedule acts at step {steps[-1]}, past train.max_steps {config.train.max_steps}")
     except OelmError as error:
         raise LabError(f"{run.name}: {error}") from None
-    known = _model_of(run).name.startswith(MADE_HERE)
+    known = _model_of(run).name.startswith((GPT, RANDOM))
     stand_in = None if known else run.experiment.stand_in
     return DryRun(parameters, trainable, len(targets), len(adapted), steps, flops, stand_in)
 
@@ -111,13 +111,13 @@ def _build(name: str, fields: str, room: tuple[int, int], classify: bool, stand_
     from ..models.gpt import gpt_config
     from ..models.small import require_fields, small_config, small_model
 
-    if name.startswith("random:"):
-        family = name.removeprefix("random:")
+    if name.startswith(RANDOM):
+        family = name.removeprefix(RANDOM)
         require_fields(small_config(family), json.loads(fields))
         return small_model(family, **json.loads(fields))
-    if name.startswith("gpt:"):
+    if name.startswith(GPT):
         sizes = {"vocab_size": room[0], "max_position_embeddings": room[1], **json.loads(fields)}
-        own: Any = gpt_config(name.removeprefix("gpt:"), **sizes)
+        own: Any = gpt_config(name.removeprefix(GPT), **sizes)
     elif stand_in is not None:
         own = AutoConfig.for_model(stand_in)
     else:

@@ -14,13 +14,10 @@ from urllib.parse import urlparse
 
 import yaml
 
-from ..config import RunConfig
+from ..config import GPT, RANDOM, RunConfig
 from ..files import looks_local
 from .errors import LabError
 from .expand import Planned
-
-# Models that need no download.
-MADE_HERE = ("gpt:", "random:")
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ def _model(config: RunConfig) -> str | None:
             f"{need.what} in the folder {name}, which is not there. Get it, once, with:\n    {need.get}\n"
             "Another model: model.name=NAME, and its runs are a set-up of their own."
         )
-    if name.startswith(MADE_HERE) or Path(name).is_dir():
+    if name.startswith((GPT, RANDOM)) or Path(name).is_dir():
         return None
     if looks_local(name) or Path(name).exists():
         return f"the model {name}: there is no such folder"

@@ -6,14 +6,12 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ..config import ModelConfig
+from ..config import GPT, RANDOM, ModelConfig
 from ..errors import ConfigError, first_line
 from ..files import require_reachable
-from .build import RANDOM, build_model
+from .build import build_model
 from .gpt import OelmGPTForCausalLM, gpt_config
 from .small import require_fields, seeded, small_config, small_model
-
-GPT = "gpt:"
 
 
 def build_for_run(config: ModelConfig, vocab_size: int, length: int, seed: int) -> PreTrainedModel:

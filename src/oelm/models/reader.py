@@ -9,16 +9,15 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from ..config import ModelConfig, RunConfig
+from ..config import GPT, RANDOM, ModelConfig, RunConfig
 from ..data.examples import Encoded, encode
 from ..data.judgements import judgement_tokenizer
 from ..data.tasks import BUILTIN
 from ..data.tokenizer import fingerprint, load_model_tokenizer
 from ..errors import ConfigError, first_line
 from ..files import require_reachable
-from .build import RANDOM
 from .gpt import gpt_config
-from .language import GPT, require_changeable, with_fields
+from .language import require_changeable, with_fields
 from .small import require_fields, small_config
 
 # Families that count positions from after the padding token's id, so that many of their positions are never used.
