@@ -39,7 +39,7 @@ STOP = "stop"
 # In the folder of a run or a matrix: the process that was asked to stop. Its number may be another's the next time.
 ASKED = "stopping"
 # What a run may have written before its first step, beside its config and its log.
-_BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl")
+_BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl", "trackers.json")
 # How long a run on another machine may be silent before it counts as dead, where no lock is seen: some shared file
 # systems keep locks to one machine.
 SILENCE = 300.0

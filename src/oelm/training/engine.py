@@ -37,7 +37,7 @@ from .state import TrainState, load_checkpoint, mark_best, read_state, restore_r
 from .step import Stepper, share_of
 from .task import Figures, Task, open_task
 from .timing import StepTimer
-from .trackers import Trackers
+from .trackers import Trackers, flat, require_trackers
 
 # How long a signal that comes again is the same one, passed on by a launcher: in seconds.
 _SAME_SIGNAL = 2.0
@@ -108,10 +108,13 @@ def _train_in(
         Display(folder, quiet).say(f"{folder.path}: {ending(result['val_loss'])} already; its records are there")
         return result
     run = _build(config, world, folder, stop, quiet)
+    ended = "failed"
     try:
-        return _finish(run) if _train(run) else None
+        trained = _finish(run) if _train(run) else None
+        ended = "stopped" if trained is None else ending(trained.get("val_loss"))
+        return trained
     finally:
-        run.trackers.close()
+        run.trackers.close(ended)
         run.display.close()
 
 
@@ -161,6 +164,8 @@ def _train(run: Run) -> bool:
 def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest, quiet: bool) -> Run:
     """Data, model, method, optimiser, and the last checkpoint if there is one: all checked before the first step."""
     share_of(config, world)
+    if world.main:
+        require_trackers(config)
     display = Display(folder if world.main else None, quiet)
     task = open_task(config)
     pace = Pace.of(config, task.samples_per_epoch)
@@ -319,6 +324,7 @@ def _probe(run: Run) -> None:
 def _save(run: Run) -> None:
     loss_sum, targets, _ = run.stepper.settle(run.state)
     run.state.window_losses, run.state.window_targets = run.world.gather(loss_sum), targets
+    run.trackers.flush()
     save_checkpoint(
         run.folder.checkpoints,
         run.config.checkpoint.keep,
@@ -362,6 +368,7 @@ def _finish(run: Run) -> dict[str, Any]:
     if not run.world.main:
         return {}
     result = result_of(config, run.task, run.pace, state, report, timing, evaluations, memory, run.world.size)
+    run.trackers.send(_final(result), state.step)
     write_json(run.folder / "timing.json", {**timing, "notes": state.notes})
     write_json(run.folder / "audit.json", report)
     write_json(run.folder / "result.json", result)
@@ -392,6 +399,12 @@ def _other_splits(run: Run) -> dict[str, Figures]:
         found[name] = {"step": step, **_figures(run, module, model, other, None)}
         run.state.notes += [note for note in other.warnings() if note not in run.task.warnings()]
     return found
+
+
+def _final(result: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a result, for trackers. Those of the last and the best validation have names of their own too."""
+    whole = flat({name: value for name, value in result.items() if name not in ("last", "best")})
+    return {f"final/{name}": value for name, value in whole.items() if type(value) in (int, float)}
 
 
 def _numbers(figures: Figures) -> Figures:
