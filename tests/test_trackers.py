@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from oelm.errors import ConfigError
 from oelm.training import trackers
 from oelm.training.step import Stepper
 from oelm.training.trackers import Tracker, Trackers
@@ -117,9 +117,14 @@ def test_wandb_keeps_every_part_under_one_name(tmp_path):
 # What a tracker cannot do to a run
 
 
+def fake_mlflow(monkeypatch, begin) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    monkeypatch.setitem(trackers._STARTERS, "mlflow", begin)
+
+
 def deaf(released: threading.Event):
     def wait(*anything) -> None:
-        released.wait(60)
+        released.wait()
 
     return wait
 
@@ -132,19 +137,17 @@ def test_a_tracker_that_does_not_answer_holds_up_nothing(where, tmp_path, monkey
 
     def begin(run):
         if where == "start":
-            released.wait(60)
+            released.wait()
         parts = {part: deaf(released) if part == where else lambda *anything: None for part in ("send", "close")}
         return Tracker(**parts)
 
-    monkeypatch.setitem(trackers._STARTERS, "mlflow", begin)
-    began = time.monotonic()
+    fake_mlflow(monkeypatch, begin)
     told = Trackers(config(tmp_path, log={"trackers": ["mlflow"]}), tmp_path, said.append)
     for step in range(1, 6):
         told.send({"train/loss": 1.0}, step)
         told.flush()
     told.close("finished")
-    assert time.monotonic() - began < 5
-    released.set()
+    released.set()  # whoever waits for the tracker never comes here
     assert len(said) == 1
     assert ("has not answered" if where == "start" else "did not answer") in said[0]
 
@@ -152,7 +155,7 @@ def test_a_tracker_that_does_not_answer_holds_up_nothing(where, tmp_path, monkey
 def test_a_figure_that_is_there_already_is_not_sent_again(tmp_path, monkeypatch):
     sent, known = [], {"train/loss": 7, "val/loss": 4}
     tracker = Tracker(lambda *figures: sent.append(figures), lambda ended: sent.append(ended), known=known.__getitem__)
-    monkeypatch.setitem(trackers._STARTERS, "mlflow", lambda run: tracker)
+    fake_mlflow(monkeypatch, lambda run: tracker)
     told = Trackers(config(tmp_path, log={"trackers": ["mlflow"]}), tmp_path, pytest.fail, done=5)
     for step in (6, 7, 8):
         told.send({"train/loss": 1.0, "val/loss": 2.0}, step)
@@ -161,11 +164,12 @@ def test_a_figure_that_is_there_already_is_not_sent_again(tmp_path, monkeypatch)
     assert sent == [({"val/loss": 2.0}, 6), ({"val/loss": 2.0}, 7), (both, 8), "stopped"]
 
 
-def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_told_and_training_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ConfigError, match=r"log.trackers: mlflow cannot be imported .*pip install 'oelm\[trackers\]'"):
-        run_here(tmp_path / "runs", log={"trackers": ["mlflow"]})
-    assert not (tmp_path / "runs").exists()
+    assert run_here(tmp_path, log={"trackers": ["mlflow"]})["status"] == "finished"
+    log = (config(tmp_path).folder / "train.log").read_text()
+    assert log.count("tracker mlflow is off: it cannot be imported") == 1
+    assert "pip install 'oelm[trackers]'" in log
 
 
 def test_parameters_are_as_mlflow_takes_them():

@@ -37,7 +37,7 @@ from .state import TrainState, load_checkpoint, mark_best, read_state, restore_r
 from .step import Stepper, share_of
 from .task import Figures, Task, open_task
 from .timing import StepTimer
-from .trackers import Trackers, flat, require_trackers
+from .trackers import Trackers, flat
 
 # How long a signal that comes again is the same one, passed on by a launcher: in seconds.
 _SAME_SIGNAL = 2.0
@@ -164,8 +164,6 @@ def _train(run: Run) -> bool:
 def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest, quiet: bool) -> Run:
     """Data, model, method, optimiser, and the last checkpoint if there is one: all checked before the first step."""
     share_of(config, world)
-    if world.main:
-        require_trackers(config)
     display = Display(folder if world.main else None, quiet)
     task = open_task(config)
     pace = Pace.of(config, task.samples_per_epoch)

@@ -21,7 +21,6 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..config import RunConfig
-from ..errors import ConfigError
 from ..files import read_json, write_json
 
 # What is imported for each. Before the first step: a thread that imports would take time from the steps.
@@ -63,32 +62,29 @@ class Tracker:
     known: Callable[[str], int] = field(default=lambda key: -1)
 
 
-def require_trackers(config: RunConfig) -> None:
-    """Raise if a tracker that the config names is not installed."""
-    for variable, value in _SETTINGS.items():
-        os.environ.setdefault(variable, value)
-    for name in config.log.trackers:
-        try:
-            importlib.import_module(_PACKAGES[name])
-        except ImportError as error:
-            raise ConfigError(
-                f"log.trackers: {name} cannot be imported ({error}): pip install {name}, or all of them with "
-                "pip install 'oelm[trackers]'"
-            ) from None
-
-
 class Trackers:
     """The trackers of a run that has `done` steps. `warn` is told, once for each, when one cannot be used or stops."""
 
     def __init__(self, config: RunConfig, folder: Path, warn: Callable[[str], None], done: int = 0) -> None:
         self._warn = warn
-        names = config.log.trackers
+        names = [name for name in dict.fromkeys(config.log.trackers) if self._has(name)]
         run = Tracked(config, folder, _name(config, folder) if names else "", done)
-        self._workers = [_Worker(name, run) for name in dict.fromkeys(names)]
+        self._workers = [_Worker(name, run) for name in names]
         self._wait([worker.started for worker in self._workers], _START)
         for worker in self._workers:
             if not worker.started.is_set():
                 warn(f"tracker {worker.name} has not answered for {_START:.0f} s: training does not wait for it")
+
+    def _has(self, name: str) -> bool:
+        """Whether a tracker's package can be imported; it is, once its settings are there."""
+        for variable, value in _SETTINGS.items():
+            os.environ.setdefault(variable, value)
+        try:
+            importlib.import_module(_PACKAGES[name])
+        except ImportError as error:
+            self._warn(f"tracker {name} is off: it cannot be imported ({error}): pip install 'oelm[trackers]'")
+            return False
+        return True
 
     def send(self, values: dict[str, float], step: int) -> None:
         for worker in self._workers:
