@@ -107,6 +107,12 @@ def test_a_file_that_is_no_config(content, says, tmp_path):
     assert "none.yaml: cannot be read (No such file or directory)" in missing.stderr
 
 
+def test_settings_without_a_config():
+    done = CliRunner().invoke(app, ["train", "seed=4", "output=x"])
+    assert done.exit_code == 2
+    assert "the config file comes first, as in oelm train run.yaml seed=4" in done.stderr
+
+
 # Data
 
 

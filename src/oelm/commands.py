@@ -47,7 +47,10 @@ def train(
     """
     with errors():
         from .config import RunConfig
+        from .errors import ConfigError
 
+        if "=" in str(config) and not config.exists():
+            raise ConfigError(f"{config}: the config file comes first, as in oelm train run.yaml {config}")
         _train(RunConfig.load(config, overrides), quiet)
 
 
