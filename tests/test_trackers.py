@@ -172,6 +172,14 @@ def test_a_tracker_that_is_not_installed_is_told_and_training_goes_on(tmp_path, 
     assert "pip install 'oelm[trackers]'" in log
 
 
+@pytest.mark.parametrize("content", ['{"name": "ab', "[]", "{}"])
+def test_a_damaged_name_makes_a_new_one_and_stops_nothing(content, tmp_path):
+    (tmp_path / "trackers.json").write_text(content)
+    name = trackers._name(config(tmp_path), tmp_path)
+    assert name.startswith(config(tmp_path).id)
+    assert trackers._name(config(tmp_path), tmp_path) == name
+
+
 def test_parameters_are_as_mlflow_takes_them():
     assert trackers._mlflow_parameter("model.fields.a(b)", {"x": [1, None]}) == (
         "model.fields.a_b_",

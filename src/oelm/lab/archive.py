@@ -13,8 +13,6 @@ from ..records import read_metrics
 from .errors import LabError
 from .survey import RunState, survey
 
-# Lines of training loss that are kept: as many as a curve shows.
-POINTS = 50
 _ENDED = ("finished", "diverged", "failed")
 # What is copied as it was written. Checkpoints, models and logs stay where they are.
 _COPIED = ("config.json", "environment.json", "audit.json", "timing.json", "result.json")
@@ -33,11 +31,12 @@ class Kept:
         return {"run": str(self.run.path), "place": str(self.place), "outcome": self.outcome, "state": self.run.state}
 
 
-def archive(folders: Sequence[Path], out: Path, points: int = POINTS) -> list[Kept]:
+def archive(folders: Sequence[Path], out: Path, points: int) -> list[Kept]:
     """Copy the records of every run below the folders that has ended to `out`/experiment/method/seed-N.
 
     Whatever would replace another run's record is refused before anything is copied. Failed runs are kept too, with
-    the reason; once they have succeeded, that record takes the failure's place.
+    the reason; once they have succeeded, that record takes the failure's place. `points` lines of training loss are
+    kept of each.
     """
     found: dict[Path, RunState] = {}
     for run in (run for folder in folders for run in survey(folder)):

@@ -15,13 +15,15 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from ..config import RunConfig
-from ..files import read_json, write_json
+from ..errors import TrainingError
+from ..files import read_record, write_json
 
 # What is imported for each. Before the first step: a thread that imports would take time from the steps.
 _PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
@@ -178,9 +180,13 @@ def _send_new(tracker: Tracker, known: dict[str, int], values: dict[str, float],
 def _name(config: RunConfig, folder: Path) -> str:
     """The name by which trackers know the run in this folder, the same whenever it is resumed."""
     path = folder / "trackers.json"
-    if not path.exists():
-        write_json(path, {"name": f"{config.id}-{secrets.token_hex(4)}"})
-    return str(read_json(path)["name"])
+    with suppress(TrainingError):  # none yet, or damaged: then the run begins anew there
+        known = read_record(path).get("name")
+        if isinstance(known, str):
+            return known
+    name = f"{config.id}-{secrets.token_hex(4)}"
+    write_json(path, {"name": name})
+    return name
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
