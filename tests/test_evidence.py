@@ -100,6 +100,33 @@ def test_several_setups_share_a_table_and_a_figure(tmp_path):
         "oelm-freeze: 800 steps",
     ]
     assert [row.hollow for row in chart.rows] == [False, True], "one seed has no interval"
+    glance = to_markdown(evidence_document(file, tmp_path), pictures=False).split("| data |")[1].split("\n\n")[0]
+    assert [row.split("|")[1].strip() for row in glance.splitlines()[2:]] == [
+        "[built-in stories, 400 steps](<#cost-1>)",
+        "[built-in stories, 800 steps](<#cost-2>)",
+    ]
+
+
+def test_a_setup_is_named_once_and_so_is_what_holds_for_several_of_its_arms(tmp_path):
+    pytest.importorskip("scipy")
+    for method in ("baseline", "oelm-freeze", "oelm-core", "oelm-global"):
+        for seed in (0, 1):
+            language_run(tmp_path / "study", method, seed, 3.0 + seed / 100)
+    for method in ("baseline", "oelm-core"):
+        language_run(tmp_path / "study", method, 0, 3.3, rate=2e-3)
+    for method in ("baseline", "oelm-freeze"):
+        language_run(tmp_path / "study" / "long", method, 0, 2.9, steps=800)
+    file = tmp_path / "questions.yaml"
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [OF_STUDY]}))
+    text = write_evidence(file, tmp_path / "results.md", draw=False).read_text()
+    glance = text.split("| data |")[1].split("\n\n")[0].splitlines()[2:]
+    assert [row.split("|")[1].strip()[:1] for row in glance] == ["[", "", "", "["]
+    one_rate = "0.001 is the only learning rate that both arms were run at"
+    short, long = text.split('<a id="cost-2"></a>')
+    assert short.count(one_rate) == 1
+    assert f"- every arm but oelm-core: {one_rate}" in short
+    assert "- oelm-core: learning rates 0.001, 0.002" in short
+    assert f"- oelm-freeze: {one_rate}" in long
 
 
 def test_arms_are_compared_with_each_other_where_a_question_asks_for_it(tmp_path):

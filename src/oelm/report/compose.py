@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__
@@ -28,11 +29,11 @@ from .sections import (
 )
 from .sentences import (
     by_verdict,
-    comparison_notes,
     opening,
     scenario_lines,
     sentence,
     setup_name,
+    shared_notes,
     short_reading,
     so_many,
     verdict_line,
@@ -103,12 +104,7 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
     if comparisons:
         blocks += [Heading(say("comparisons"), 3, f"comparisons-{number}"), *first]
         blocks.append(comparison_table(analysis, list(comparisons), f"{number}-comparisons", say))
-        notes = [
-            Cell(say("headed", head=one.arm, text=say("and_then").join(told)), tone="" if one.sound else "bad")
-            for one in comparisons
-            if (told := comparison_notes(one, say))
-        ]
-        blocks += [Bullets(notes)] if notes else []
+        blocks += notes(comparisons, say)
     else:
         blocks += first
     blocks += [figure for figure in figures if figure not in first]
@@ -122,6 +118,15 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
             Paragraph(say("headed", head=say("missing"), text=say("and_then").join(map(say, missing))), tone="muted")
         )
     return blocks
+
+
+def notes(comparisons: Sequence[Comparison], say: Words) -> list[Block]:
+    """What a reader must know about these comparisons, each thing once, with the arms that it is about."""
+    told = [
+        Cell(text, tone="" if any(one.sound for one in about) else "bad")
+        for text, about in shared_notes(comparisons, say)
+    ]
+    return [Bullets(told)] if told else []
 
 
 def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> list[Block]:

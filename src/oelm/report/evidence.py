@@ -26,12 +26,12 @@ from ..files import write_text
 from ..schema import Strict, explain
 from . import figures, numbers
 from .charts import Figure, Styles
-from .compose import arms_table, comparison_table, settings
+from .compose import arms_table, comparison_table, notes, settings
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .markdown import block_text, to_markdown
 from .pictures import changes, pictures
 from .sections import bench_blocks, relative, runs_of
-from .sentences import comparison_notes, setup_name, setup_settings, short_reading
+from .sentences import setup_data, setup_name, setup_settings, short_reading
 from .strings import Words, words
 
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*(%|points|x\b)")
@@ -205,7 +205,7 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
     styles = Styles(methods)
     several = len(setups) > 1
     if several:
-        blocks.append(_at_a_glance(question, analysis, say))
+        blocks.append(_at_a_glance(question, analysis, setups, say))
         overview = _overview(question, analysis, styles, say)
         blocks += [overview] if overview is not None else []
     for index, setup in enumerate(setups, start=1):
@@ -221,9 +221,7 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
         comparisons = analysis.of(setup)
         if comparisons:
             blocks.append(comparison_table(analysis, list(comparisons), name, say))
-            noted = {one.arm: comparison_notes(one, say) for one in comparisons}
-            told = [Cell(f"{arm}: {'; '.join(notes)}") for arm, notes in noted.items() if notes]
-            blocks += [Bullets(told)] if told else []
+            blocks += notes(comparisons, say)
         direct = between(setup, [(pair.arm, pair.against) for pair in question.pairs])
         if direct:
             blocks.append(Paragraph("Arms against each other, corrected over these pairs:"))
@@ -244,16 +242,22 @@ def _require_pairs(question: Question, setups: Sequence[Setup]) -> None:
             raise AnalysisError(f"question {question.id!r}: no setup has both {pair.arm!r} and {pair.against!r}")
 
 
-def _at_a_glance(question: Question, analysis: Analysis, say: Words) -> Table:
-    """Every comparison of a question in one table, whichever setup it was made in."""
+def _at_a_glance(question: Question, analysis: Analysis, setups: Sequence[Setup], say: Words) -> Table:
+    """Every comparison of a question in one table: setup by setup, each named once, with a link to its section."""
     rows = []
-    for one in analysis.comparisons:
-        word, tone = short_reading(one, say)
-        told = [numbers.change(one, say), numbers.change_range(one, say), str(one.n)]
-        where, what = Cell(setup_name(one.setup)), Cell(one.arm, code=True)
-        rows.append([where, what, *map(Cell, told), Cell(word, tone=tone)])
+    for index, setup in enumerate(setups, start=1):
+        where = Cell(_short_name(setup), folder=f"#{question.id}-{index}")
+        for one in analysis.of(setup):
+            word, tone = short_reading(one, say)
+            told = [numbers.change(one, say), numbers.change_range(one, say), str(one.n)]
+            rows.append([where, Cell(one.arm, code=True), *map(Cell, told), Cell(word, tone=tone)])
+            where = Cell("")
     columns = ["data", say("col_method"), say("col_change"), say("col_interval"), say("col_seeds"), say("col_reading")]
     return Table(f"{question.id}-glance", columns, rows, numeric=(2, 3, 4))
+
+
+def _short_name(setup: Setup) -> str:
+    return ", ".join([setup_data(setup), *map(_in_words, setup_settings(setup))])
 
 
 def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words) -> Figure | None:
@@ -270,7 +274,7 @@ def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words
 
 
 def _in_words(setting: str) -> str:
-    """A setting as a picture has room for it."""
+    """A setting as a picture or a table has room for it."""
     field, _, value = setting.partition(" ")
     return _SETTINGS.get(field, f"{field} {{}}").format(value)
 

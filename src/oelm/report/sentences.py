@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from ..analysis import Analysis
 from ..analysis.arms import Setup
@@ -176,9 +177,13 @@ def place(setup: Setup, analysis: Analysis) -> str:
 
 def setup_name(setup: Setup) -> str:
     """The data, and the settings in which this setup differs from the others on the same data."""
+    return ", ".join([setup_data(setup), *setup_settings(setup)])
+
+
+def setup_data(setup: Setup) -> str:
+    """The data, with the task where its name does not say it."""
     told = setup.task.name == "language" or _letters(setup.task.name) in _letters(setup.dataset)
-    name = setup.dataset if told else f"{setup.task.name}: {setup.dataset}"
-    return ", ".join([name, *setup_settings(setup)])
+    return setup.dataset if told else f"{setup.task.name}: {setup.dataset}"
 
 
 def setup_settings(setup: Setup) -> list[str]:
@@ -216,6 +221,29 @@ def comparison_notes(one: Comparison, say: Words) -> list[str]:
     if one.cautions:
         notes.append(say("note_cautions", fields=", ".join(item.field for item in one.cautions)))
     return notes
+
+
+def shared_notes(comparisons: Sequence[Comparison], say: Words) -> list[tuple[str, list[Comparison]]]:
+    """The notes on several comparisons, each once, headed by the arms that it is about; and those comparisons."""
+    about: dict[str, list[Comparison]] = {}
+    for one in comparisons:
+        for note in comparison_notes(one, say):
+            about.setdefault(note, []).append(one)
+    told: dict[str, list[str]] = {}
+    for note, meant in about.items():
+        told.setdefault(_arms_meant(meant, comparisons, say), []).append(note)
+    return [
+        (say("headed", head=head, text=say("and_then").join(notes)), about[notes[0]]) for head, notes in told.items()
+    ]
+
+
+def _arms_meant(about: Sequence[Comparison], comparisons: Sequence[Comparison], say: Words) -> str:
+    """Some of the arms compared, by name, or by the names of the others where those are fewer."""
+    named = [one.arm for one in about]
+    others = [one.arm for one in comparisons if one.arm not in named]
+    if len(about) == 1 or len(others) >= len(about):
+        return ", ".join(named)
+    return say("every_arm_but", arms=", ".join(others)) if others else say("every_arm")
 
 
 def why_left_out(item: LeftOut, say: Words) -> str:

@@ -230,6 +230,8 @@ STRINGS: dict[str, tuple[str, str]] = {
         "这些运行不足以选出计划中的三种情景之一（freeze 优于、相当于或劣于 no-freeze）。",
     ),
     # Notes
+    "every_arm": ("every arm", "所有方法"),
+    "every_arm_but": ("every arm but {arms}", "除 {arms} 外的所有方法"),
     "note_one_seed": ("one seed: no interval and no verdict", "只有一个种子：没有区间，不下结论"),
     "note_no_runs": ("no runs of these arms", "没有这些方法的运行"),
     "note_too_small": (
