@@ -169,6 +169,17 @@ def test_padding_on_the_left_changes_nothing(positions):
 
 
 @both
+def test_texts_packed_in_one_row_do_not_see_each_other(positions):
+    model, ids = small_gpt(positions), some_ids(1)
+    places = torch.tensor([[*range(5), *range(7)]])
+    for attention in ("sdpa", "eager"):
+        model.set_attn_implementation(attention)
+        packed = says(model, ids, position_ids=places, use_cache=False)
+        assert distance(packed[:, 5:], says(model, ids[:, 5:])) < 1e-4
+        assert distance(packed[:, :5], says(model, ids[:, :5])) < 1e-4
+
+
+@both
 def test_generation(positions):
     model, ids = small_gpt(positions), some_ids()
     mask = torch.ones_like(ids)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from oelm.config import RunConfig
+from oelm.errors import TrainingError
 from oelm.lab import control
 from oelm.lab.errors import LabError
 from oelm.lab.survey import find_run, look, survey
@@ -110,6 +111,32 @@ def test_looking_does_not_get_in_the_way_of_a_run(tmp_path):
         with hold(tmp_path):
             assert holder(tmp_path) == f"process {os.getpid()} on {HERE}"
     assert holder(tmp_path) is None
+
+
+def test_a_lock_that_was_removed_while_one_waited_for_it_is_not_enough(tmp_path):
+    """Its holder removed the folder, and another process has the lock of the new one."""
+    import threading
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    first, refused = hold(folder), []
+
+    def wait():
+        try:
+            hold(folder, patience=1.0).close()
+        except TrainingError as error:
+            refused.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.2)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    with hold(folder):
+        first.close()
+        waiting.join()
+    assert refused == [f"{folder}: in use by process {os.getpid()} on {HERE}"]
+    hold(folder).close()
 
 
 def test_a_silent_run_on_another_machine_is_given_time(tmp_path):

@@ -113,14 +113,16 @@ def test_a_cluster_gets_what_was_asked_for(tmp_path, monkeypatch):
         assert f"#SBATCH {line}\n" in script, line
 
 
-def test_a_job_of_a_dead_runner_is_found_again(tmp_path, monkeypatch):
-    launcher = slurm_launcher(tmp_path / "runs", cluster="local", gpus=0)
+def test_a_job_of_a_dead_runner_is_found_again_and_takes_its_slot(tmp_path, monkeypatch):
+    launcher = slurm_launcher(tmp_path / "runs", cluster="local", gpus=0, jobs=1)
     launcher.cluster = "slurm"
     about = {"launcher": "slurm", "job": "17", "folder": str(tmp_path / "runs" / "submitit")}
     states = iter(["PENDING", "COMPLETED"])
     monkeypatch.setattr(submitit.SlurmJob, "state", property(lambda _: next(states)))
     monkeypatch.setattr(submitit.SlurmJob, "done", lambda *_, **__: False)
+    assert launcher.ready([])
     assert launcher.attach(about).about == about
+    assert not launcher.ready([])
     assert launcher.attach(about) is None
     assert launcher.attach({"launcher": "local", "pid": 3}) is None
 

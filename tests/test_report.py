@@ -1,6 +1,7 @@
 """The report's files: what they say, in both languages, and what happens where something is missing."""
 
 import csv
+import io
 import json
 import math
 import os
@@ -27,9 +28,10 @@ from oelm.report import figures as drawing
 from oelm.report import pdf as typesetting
 from oelm.report.charts import Figure, Grid, Intervals, Lines, Row, Series
 from oelm.report.compose import settings
+from oelm.report.document import Cell, Table
 from oelm.report.sentences import reading, setup_name
 from oelm.report.strings import STRINGS, words
-from oelm.report.tables import latex
+from oelm.report.tables import latex, table_csv
 from oelm.report.watch import watch
 
 from .report_records import change, classification_run, language_run, study, write
@@ -346,6 +348,40 @@ def test_no_spreadsheet_takes_a_records_words_for_a_formula(tmp_path):
     write_report([tmp_path / "runs"], tmp_path / "out", formats=["md"])
     with (tmp_path / "out" / "results.csv").open(encoding="utf-8") as file:
         assert next(csv.DictReader(file))["dataset"] == "'=1+1"
+
+
+@pytest.mark.parametrize("text", ["=1", "@SUM(A1)", "\t=1", "+1+cmd|' /C calc'!A0", "-HYPERLINK(1)"])
+def test_what_would_be_a_formula_is_quoted(text):
+    table = Table("1", ["a"], [[Cell(text)]])
+    assert list(csv.reader(io.StringIO(table_csv(table))))[1] == [f"'{text}"]
+
+
+@pytest.mark.parametrize("text", ["+19.0 %", "-0.5", "+1.2 % – +3.4 %", "a=b"])
+def test_a_signed_number_stays_as_it_is(text):
+    assert list(csv.reader(io.StringIO(table_csv(Table("1", ["a"], [[Cell(text)]])))))[1] == [text]
+
+
+def test_a_report_removes_what_an_earlier_one_wrote_and_nothing_else(tmp_path):
+    out, own = tmp_path / "out", {}
+    for name in ("figures/1-model.svg", "figures/9-change.png", "tables/bench-by-hand.csv", "tables/notes.json"):
+        own[out / name] = name
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(name)
+    language_run(tmp_path / "runs", "oelm-freeze", 0, 3.2)
+    language_run(tmp_path / "runs", "baseline", 0, 3.0)
+    write_report([tmp_path / "runs"], out, formats=["md"])
+    pictures = set((out / "figures").glob("1-*.svg")) - set(own)
+    assert pictures
+    assert (out / "tables" / "1-comparisons.csv").is_file()
+    (out / "tables" / "files.json").write_text(
+        json.dumps([*json.loads((out / "tables" / "files.json").read_text()), "../runs", "figures/../../x.csv", 3])
+    )
+    classification_run(tmp_path / "others", "baseline", 0, 0.8)
+    write_report([tmp_path / "others"], out, formats=["html"])
+    assert not any(path.exists() for path in pictures)
+    assert not (out / "tables" / "1-comparisons.csv").exists()
+    assert (tmp_path / "runs").is_dir()
+    assert {path: path.read_text() for path in own} == own
 
 
 def test_a_folder_whose_name_is_code_is_only_a_link(tmp_path):

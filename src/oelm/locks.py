@@ -21,12 +21,16 @@ def hold(folder: Path, name: str = "lock", patience: float = _PATIENCE) -> TextI
 
     Raises if a live process has it.
     """
-    lock = open(folder / name, "a+", encoding="utf-8")
     until = time.monotonic() + patience
+    lock = open(folder / name, "a+", encoding="utf-8")
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
+            if _is_there(lock, folder / name):
+                break
+            # Whoever had it removed the folder, and another may have made it anew, with a lock of its own.
+            lock.close()
+            lock = open(folder / name, "a+", encoding="utf-8")
         except BlockingIOError:
             if time.monotonic() < until:
                 time.sleep(0.02)
@@ -47,6 +51,14 @@ def hold(folder: Path, name: str = "lock", patience: float = _PATIENCE) -> TextI
             lock.close()
         raise OSError(error.errno, error.strerror, str(folder / name)) from None
     return lock
+
+
+def _is_there(lock: TextIO, path: Path) -> bool:
+    """Whether an open file is still the one at its path."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def holder(folder: Path, name: str = "lock") -> str | None:

@@ -122,7 +122,10 @@ class SlurmLauncher:
         import submitit
 
         job = submitit.SlurmJob(folder=about["folder"], job_id=about["job"], tasks=list(range(self.tasks)))
-        return SlurmJob(job, about) if job.state.split()[0] in _GOING_ON and not job.done() else None
+        if job.state.split()[0] not in _GOING_ON or job.done():
+            return None
+        self._jobs.append(SlurmJob(job, about))  # one of the `slots`, like those that this process started
+        return self._jobs[-1]
 
 
 def slurm_launcher(

@@ -301,6 +301,7 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
         length = hidden.shape[1]
+        placed = position_ids is not None  # by the caller: positions that begin again part texts packed in one row
         if position_ids is None:
             position_ids = torch.arange(length, device=hidden.device)[None] + seen
         rotation = None
@@ -313,7 +314,7 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
         elif self.rotary is not None:
             rotation = self.rotary(position_ids, hidden.dtype)
         mask = None
-        if attention_mask is not None or past_key_values is not None:  # else: plainly causal, the kernels' fast path
+        if attention_mask is not None or past_key_values is not None or placed:  # else: plainly causal, the fast path
             mask = create_causal_mask(
                 config=self.config,
                 inputs_embeds=hidden,

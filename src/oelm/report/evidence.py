@@ -118,8 +118,10 @@ def write_evidence(source: str | PathLike[str], out: str | PathLike[str], draw: 
     place = Path(out)
     document = evidence_document(source, place.parent)
     if draw:
-        drawn = figures.draw(document.figures, place.parent / "figures", endings=("svg",))
-        for old in set(drawn[0].parent.glob("*.svg")) - set(drawn) if drawn else ():
+        folder = place.parent / "figures"
+        drawn = figures.draw(document.figures, folder, endings=("svg",))
+        ours = {path for one in load_evidence(source).questions for path in folder.glob(f"{one.id}-*.svg")}
+        for old in ours - set(drawn):
             old.unlink()
     write_text(place, to_markdown(document, pictures=True))
     return place

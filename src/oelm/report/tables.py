@@ -16,6 +16,8 @@ from ..files import to_json
 from .document import Table, spans
 
 FORMAT = 1
+# What a spreadsheet's formula needs to call or fetch anything.
+_CALLS = frozenset("(|!=@")
 _FIGURES = (
     *("val_loss", "perplexity", "best_perplexity", "bits_per_byte", "accuracy", "best_accuracy", "macro_f1"),
     *("matthews", "exact_match", "chrf", "bleu", "steps", "tokens", "epochs", "total", "trainable", "frozen"),
@@ -209,5 +211,8 @@ def _plain(text: str, runs: tuple[str, ...]) -> str:
 
 
 def _safe(value: Any) -> Any:
-    """A value that no spreadsheet takes for a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "@", "\t")) else value
+    """A value that no spreadsheet takes for a formula. A sign begins one too, unless what follows can only be read."""
+    if not isinstance(value, str):
+        return value
+    begins = value.startswith(("=", "@", "\t", "\r")) or (value.startswith(("+", "-")) and _CALLS & set(value))
+    return f"'{value}" if begins else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from ..analysis import Analysis, AnalysisError, analyse
 from ..errors import nearest
-from ..files import write_text
+from ..files import write_json, write_text
 from . import figures, pdf
 from .compose import compose
 from .document import Document, Table
@@ -21,7 +22,9 @@ from .strings import Words, words
 from .tables import results_csv, results_json, table_csv, table_latex
 
 FORMATS = ("md", "html", "pdf")
-_OURS = re.compile(r"(\d+-[a-z-]+|bench-.*|published|hypotheses|runs|running|left-out|step-times)\.(svg|png|csv|tex)")
+# The names of a report's figures and tables: the next one in the same folder removes those that it has no more.
+_LIST = "tables/files.json"
+_FILE = re.compile(r"(figures|tables)/[^/]+\.(svg|png|csv|tex)")
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def write_report(
             written.append(folder / "report.pdf")
         else:
             problems.append(why)
-    _remove_older(folder, set(written))
+    _remove_older(folder, written)
     return Report(analysis, tuple(written), tuple(problems))
 
 
@@ -93,12 +96,23 @@ def _named(tables: Sequence[Table]) -> Iterator[tuple[str, Table]]:
         yield (f"{table.name}-{seen[table.name]}" if seen[table.name] > 1 else table.name), table
 
 
-def _remove_older(folder: Path, written: set[Path]) -> None:
-    """Remove figures and tables that an earlier report of other runs left here under names of ours."""
-    for place in ("figures", "tables"):
-        for path in (folder / place).glob("*"):
-            if path not in written and _OURS.fullmatch(path.name):
-                path.unlink()
+def _remove_older(folder: Path, written: Sequence[Path]) -> None:
+    """Remove the figures and tables that an earlier report of other runs wrote here, and list those of this one."""
+    names = [path.relative_to(folder) for path in written]
+    ours = {str(name) for name in names if name.parts[0] in ("figures", "tables")}
+    for name in _listed(folder) - ours:
+        (folder / name).unlink(missing_ok=True)
+    write_json(folder / _LIST, sorted(ours))
+
+
+def _listed(folder: Path) -> set[str]:
+    """What the last report says that it wrote, as far as it lies where reports write."""
+    try:
+        names = json.loads((folder / _LIST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return set()
+    listed = names if isinstance(names, list) else []
+    return {name for name in listed if isinstance(name, str) and _FILE.fullmatch(name)}
 
 
 def _draw(document: Document, analysis: Analysis, folder: Path, say: Words) -> tuple[list[Path], list[str]]:
