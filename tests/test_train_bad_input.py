@@ -135,6 +135,15 @@ def test_a_token_file_that_is_missing_or_cut(tmp_path, refused):
     assert "train.bin: missing" in refused(f"data.path={tokens}")
 
 
+def test_tokens_that_are_not_what_their_header_says(tmp_path, refused):
+    """A record names the data by its hashes, so they have to be those of what was learned from."""
+    tokens = copied(tmp_path)
+    content = bytearray((tokens / "val.bin").read_bytes())
+    content[:2], content[2:4] = content[2:4], content[:2]
+    (tokens / "val.bin").write_bytes(content)
+    assert "the tokens have sha256" in refused(f"data.path={tokens}")
+
+
 def test_a_tokenizer_that_is_missing_or_anothers(tmp_path, refused):
     tokens = copied(tmp_path)
     file = tokens / "tokenizer/tokenizer.json"
@@ -194,7 +203,7 @@ def test_a_vocabulary_larger_than_the_models(refused):
         (["method={preset: oelm-freeze, layers: [5]}"], "layers [5] are out of range: the model has layers 0 to 1"),
         (
             ["method={preset: oelm-freeze, schedule: {kind: unfreeze, steps: [12]}}"],
-            "step 12: unfroze 2 matrices is past the run's 12 steps",
+            "method.schedule: step 12 is past the run's 12 steps",
         ),
         (
             ["method={preset: oelm-freeze, schedule: {kind: unfreeze, steps: [2, 3, 4]}}"],

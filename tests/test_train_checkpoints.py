@@ -1,6 +1,7 @@
 """A run's folder when things go wrong: full disks, cut files, other runs, other processes, trackers that fail."""
 
 import errno
+import hashlib
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import types
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +46,13 @@ from .train_helpers import (
 
 def names(run: Path) -> list[str]:
     return [path.name for path in list_checkpoints(run / "checkpoints")]
+
+
+def forget_hash(checkpoint: Path) -> None:
+    """Make a checkpoint one of an older version, which did not write down what its tensors hash to."""
+    content = read_json(checkpoint / "state.json")
+    del content["sha256"]
+    write_json(checkpoint / "state.json", content)
 
 
 class Stop(Exception):
@@ -189,6 +198,7 @@ def test_a_checkpoint_without_the_optimisers_state_is_refused(cut, tmp_path):
     kept = {name: value for name, value in load_file(file).items() if "/transformer.h.0.mlp.fc_in.bias" not in name}
     kept["model/transformer.h.0.mlp.fc_in.bias"] = load_file(file)["model/transformer.h.0.mlp.fc_in.bias"]
     save_file(kept, file)
+    forget_hash(file.parent)
     with pytest.raises(CheckpointError, match=r"3 tensors differ, such as exp_avg/transformer.h.0.mlp.fc_in.bias"):
         run_here(tmp_path / "runs")
 
@@ -283,10 +293,39 @@ def test_a_flipped_bit_in_a_frozen_tensor_is_found_on_resume(tmp_path, monkeypat
     tensors = load_file(file)
     tensors["model/transformer.h.1.attn.k_proj.weight"][3, 3] += 1e-3
     save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"tensors.safetensors: has changed since it was written\. Delete the"):
+        run_here(tmp_path, method="oelm-freeze")
+    forget_hash(file.parent)
     from oelm.errors import FreezeError
 
     with pytest.raises(FreezeError, match=r"h.1.attn.k_proj.weight: its content changed"):
         run_here(tmp_path, method="oelm-freeze")
+
+
+def test_a_checkpoint_that_lost_its_state_is_not_passed_over(cut, tmp_path):
+    lost = cut / "checkpoints/step-00000005"
+    (lost / "state.json").unlink()
+    with pytest.raises(CheckpointError) as refused:
+        run_here(tmp_path / "runs")
+    assert str(refused.value) == (
+        f"{lost / 'state.json'}: missing. Delete the folder {lost}, and the run starts from the beginning"
+    )
+
+
+def test_metrics_that_are_gone_are_told(cut, tmp_path):
+    (cut / "metrics.jsonl").unlink()
+    result = run_here(tmp_path / "runs")
+    assert any("metrics.jsonl was gone; the lines before are lost" in note for note in result["notes"])
+
+
+def test_a_damaged_result_says_what_to_do(tmp_path):
+    first = run_here(tmp_path)
+    file = config(tmp_path).folder / "result.json"
+    file.write_text("{")
+    with pytest.raises(TrainingError, match=r"result.json: cannot .*Delete the file, and the same command writes it"):
+        run_here(tmp_path)
+    file.unlink()
+    assert run_here(tmp_path)["val_loss"] == first["val_loss"]
 
 
 def test_a_checkpoint_of_another_run_is_refused(cut, tmp_path):
@@ -315,8 +354,10 @@ def test_other_data_under_the_same_name_is_refused(tmp_path, monkeypatch):
         cut_at(patched, 7)
         with pytest.raises(Stop):
             run_here(tmp_path, **changes)
+    changed = np.fromfile(tokens / "train.bin", "<u2")[::-1].tobytes()  # the same tokens in another order
+    (tokens / "train.bin").write_bytes(changed)
     content = read_json(tokens / "data.json")
-    content["splits"]["train"]["sha256"] = "0" * 64
+    content["splits"]["train"]["sha256"] = hashlib.sha256(changed).hexdigest()
     write_json(tokens / "data.json", content)
     with pytest.raises(CheckpointError, match=r"the content of data.path .*tokens has changed since"):
         run_here(tmp_path, **changes)

@@ -236,6 +236,18 @@ def test_killed_from_outside_as_a_user_runs_it(tmp_path, uncut):
     assert_same_run(folder_of(tmp_path / "runs"), uncut("unfreeze"))
 
 
+def test_a_run_outlives_whoever_reads_its_output(tmp_path, uncut):
+    """As `oelm train ... 2>&1 | head -1` does."""
+    process = oelm("train", written(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs")), "log.every=1")
+    assert process.stderr.readline()
+    process.stderr.close()
+    process.stdout.close()
+    process.wait(timeout=60)
+    run = folder_of(tmp_path / "runs")
+    assert read_json(run / "status.json")["state"] == "finished"
+    assert "step 12/12" in (run / "train.log").read_text()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
 def test_a_signal_stops_after_the_step_and_a_checkpoint(number, tmp_path, uncut):
     name = {signal.SIGTERM: "baseline", signal.SIGINT: "unfreeze", signal.SIGUSR2: "freeze"}[number]

@@ -125,15 +125,18 @@ class RunFolder:
         kept = (self / "result.json").exists() or (self / "best").exists() or any(self.checkpoints.iterdir())
         return kept or any(line["step"] > 0 for line in read_metrics(self.path))
 
-    def start_metrics(self, step: int) -> None:
+    def start_metrics(self, step: int) -> bool:
         """Open the metrics for appending, without the lines of what will be done again after `step` steps.
 
-        An event happens at the start of its step: after the checkpoint that has as many steps done.
+        Whether the steps before have their lines; they do not if the file was removed. An event happens at the start of
+        its step: after the checkpoint that has as many steps done.
         """
         path = self / "metrics.jsonl"
+        there = path.exists() or step == 0
         kept = [line for line in _whole_lines(path) if _done_by(json.loads(line), step)]
         write_text(path, "".join(f"{line}\n" for line in kept))
         self._metrics = open(path, "a", encoding="utf-8", buffering=1)
+        return there
 
     def metric(self, kind: str, step: int, **values: Any) -> dict[str, Any]:
         """Append one line of metrics."""

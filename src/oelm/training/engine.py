@@ -17,7 +17,7 @@ from torch import nn
 
 from ..config import RunConfig
 from ..errors import ConfigError, OelmError, TrainingError
-from ..files import new_folder, read_json, require_space, write_json
+from ..files import new_folder, read_json, read_record, require_space, write_json
 from ..models.checkpoint import load
 from ..operate import apply
 from ..proof import audit, verify
@@ -33,7 +33,17 @@ from .progress import Display, perplexity
 from .result import result_of
 from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening
-from .state import TrainState, load_checkpoint, mark_best, read_state, restore_record, save_checkpoint, stale_best, tidy
+from .state import (
+    TrainState,
+    list_checkpoints,
+    load_checkpoint,
+    mark_best,
+    read_state,
+    restore_record,
+    save_checkpoint,
+    stale_best,
+    tidy,
+)
 from .step import Stepper, share_of
 from .task import Figures, Task, open_task
 from .timing import StepTimer
@@ -104,7 +114,7 @@ def _train_in(
     if world.any(world.main and (folder / "result.json").is_file()):
         if not world.main:
             return {}
-        result = dict(read_json(folder / "result.json"))
+        result = _result_of(folder)
         Display(folder, quiet).say(f"{folder.path}: {ending(result['val_loss'])} already; its records are there")
         return result
     run = _build(config, world, folder, stop, quiet)
@@ -116,6 +126,14 @@ def _train_in(
     finally:
         run.trackers.close(ended)
         run.display.close()
+
+
+def _result_of(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return read_record(folder / "result.json")
+    except TrainingError as error:
+        again = "writes it again" if list_checkpoints(folder.checkpoints) else "trains it again: it has no checkpoint"
+        raise TrainingError(f"{error}. Delete the file, and the same command {again}") from None
 
 
 def _train(run: Run) -> bool:
@@ -175,7 +193,7 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
     if planned and config.train.parallel == "fsdp":
         raise ConfigError("a method whose schedule freezes or unfreezes needs train.parallel 'ddp'")
     if planned and planned[-1].step >= pace.steps:
-        raise ConfigError(f"method.schedule: {planned[-1]} is past the run's {pace.steps} steps")
+        raise ConfigError(f"method.schedule: step {planned[-1].step} is past the run's {pace.steps} steps")
 
     checkpoint, differs = find_checkpoint(config, folder, about(config, world, task))
     state, times = TrainState(), None
@@ -199,7 +217,8 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
     state.notes += [note for note in told if note not in state.notes]
     report = _audit_of(model, world)
     if world.main:
-        folder.start_metrics(state.step)
+        if not folder.start_metrics(state.step):
+            state.notes.append(f"step {state.step}: {folder / 'metrics.jsonl'} was gone; the lines before are lost")
         write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))
         write_json(folder / "audit.json", report)
         folder.status("running", step=state.step, max_steps=pace.steps)

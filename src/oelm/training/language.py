@@ -39,6 +39,7 @@ class LanguageModelling(Task):
         if config.data.path is None:
             raise ConfigError("data.path: name a folder that `oelm data prepare` wrote, or builtin:stories")
         data = open_dataset(config.data.path)
+        data.verify()  # its hashes are what the record says that the run learned from
         if data.val is None:
             raise ConfigError(f"data.path {config.data.path}: it has no validation tokens; prepare it with a split")
         if config.checkpoint.best:
@@ -113,6 +114,12 @@ class LanguageModelling(Task):
     def bits_per_byte(self, loss: float) -> float:
         assert self.data.val is not None
         return loss / math.log(2) / (self.data.val.bytes / len(self.data.val.tokens))
+
+    def warnings(self) -> list[str]:
+        shared = self.data.shared_documents
+        if not shared:
+            return []
+        return [f"{shared:,} training documents are in the validation text too: its figures flatter the model"]
 
     def describe(self) -> dict[str, Any]:
         splits = {"train": self.data.train, "val": self.data.val}

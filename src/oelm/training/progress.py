@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 
@@ -12,13 +13,21 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from ..records import RunFolder
 
 
+class _Lasting(Console):
+    """A console whose reader may leave: the run goes on without it, and train.log has every line."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what is still buffered has to go somewhere
+
+
 class Display:
     """Progress of one run. Only the main process shows anything; plain lines come at most every few seconds."""
 
     def __init__(self, folder: RunFolder | None, quiet: bool = False, pause: float = 5.0) -> None:
         self._folder, self._total, self._pause = folder, 0, pause
         self._shown = 0.0
-        self._console = Console(stderr=True, quiet=quiet or folder is None)
+        self._console = _Lasting(stderr=True, quiet=quiet or folder is None)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 

@@ -15,7 +15,7 @@ from ..config import RunConfig
 from ..errors import CheckpointError, ConfigError
 from ..records import RunFolder
 from .parallel import World
-from .state import list_checkpoints, read_state
+from .state import list_checkpoints, read_state, require_whole
 from .task import Task
 
 
@@ -38,6 +38,7 @@ def find_checkpoint(config: RunConfig, folder: RunFolder, now: dict[str, Any]) -
 
     Another config or other data make another run: that is never allowed.
     """
+    require_whole(folder.checkpoints)
     there = list_checkpoints(folder.checkpoints)
     if not there:
         return None, ""

@@ -5,11 +5,12 @@ There is no random state to save: batches and dropout are functions of the seed,
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +29,7 @@ from .timing import Times
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})")
 _BEST_STEP = "step.json"
+_TENSORS = "tensors.safetensors"
 _OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -56,6 +58,14 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints in a folder, oldest first."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and (path / "state.json").is_file()]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def require_whole(folder: Path) -> None:
+    """Raise if a checkpoint has lost its state.json: they are put in place whole, so it was removed since."""
+    for path in sorted(folder.glob("step-*")):
+        if _NAME.fullmatch(path.name) and path.is_dir() and not (path / "state.json").is_file():
+            before = [one for one in list_checkpoints(folder) if one.name < path.name]
+            raise _damaged(path, f"{path / 'state.json'}: missing", before)
 
 
 def mark_best(folder: Path, step: int) -> None:
@@ -109,12 +119,13 @@ def save_checkpoint(
         _write_shards(tensors, temporary)
     elif world.main:
         data = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-        _guard(lambda: save_file(data, temporary / "tensors.safetensors"), path)
+        _guard(lambda: save_file(data, temporary / _TENSORS), path)
     world.barrier()
     if world.main:
         content = {
             "format": FORMAT,
             "shards": _sizes(temporary / "shards") if sharded else None,
+            "sha256": None if sharded else _sha256(temporary / _TENSORS),
             "about": about,
             "state": asdict(state),
             "oelm": record_of(model),
@@ -182,28 +193,37 @@ def _content(path: Path) -> dict[str, Any]:
         raise _damaged(path, str(error)) from None
 
 
-def _damaged(path: Path, why: str) -> CheckpointError:
+def _damaged(path: Path, why: str, before: Sequence[Path] | None = None) -> CheckpointError:
     """The error for a checkpoint with a file that cannot be used, with the way on from there."""
-    there = list_checkpoints(path.parent)
-    before = there[: there.index(path)] if path in there else []
+    if before is None:
+        there = list_checkpoints(path.parent)
+        before = there[: there.index(path)] if path in there else []
     then = f"resumes from {before[-1].name}" if before else "starts from the beginning"
     return CheckpointError(f"{why}. Delete the folder {path}, and the run {then}")
 
 
 def _read(path: Path, tensors: dict[str, Tensor], whole: bool) -> None:
     """Fill tensors from a checkpoint. With `whole`, it must hold just these; without, it may hold more."""
-    shards = _content(path)["shards"]
-    if shards is not None:
-        _read_shards(path, shards, tensors, whole)
+    content = _content(path)
+    if content["shards"] is not None:
+        _read_shards(path, content["shards"], tensors, whole)
         return
     try:
-        stored = load_file(path / "tensors.safetensors")
+        stored = load_file(path / _TENSORS)
+        found = _sha256(path / _TENSORS)
     except (OSError, SafetensorError) as error:
-        raise _damaged(path, f"{path / 'tensors.safetensors'}: cannot be read ({error})") from None
+        raise _damaged(path, f"{path / _TENSORS}: cannot be read ({error})") from None
+    if found != content.get("sha256", found):  # an older checkpoint does not say
+        raise _damaged(path, f"{path / _TENSORS}: has changed since it was written")
     _require_names(path, set(stored), set(tensors), whole)
     with torch.no_grad():
         for name, tensor in tensors.items():
             _assign(tensor, stored[name], f"{path}: {name}")
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _require_names(path: Path, stored: set[str], wanted: set[str], whole: bool) -> None:
