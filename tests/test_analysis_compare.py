@@ -266,6 +266,18 @@ def test_accuracies_are_compared_in_points(tmp_path):
     assert found.winner == "baseline"
 
 
+def test_the_better_arm_is_the_one_that_the_test_finds_better(tmp_path):
+    """Seven perplexities are 5 % worse, the large eighth is a little better: so is the mean, but not the ratio."""
+    for seed in range(8):
+        base, other = (1000.0, 995.0) if seed == 7 else (10.0, 10.5 + seed / 100)
+        language_run(tmp_path, "baseline", seed, math.log(base))
+        language_run(tmp_path, "oelm-freeze", seed, math.log(other))
+    found = only(analyse([tmp_path]))
+    assert found.difference.mean < 0 < found.change.mean
+    assert found.conclusive
+    assert found.winner == "baseline"
+
+
 def test_arms_that_are_alike_are_called_so_by_tost_and_not_for_lack_of_a_difference(tmp_path):
     for seed, noise in enumerate((0.0, 0.003, -0.002, 0.001)):
         language_run(tmp_path, "baseline", seed, 3.0)
