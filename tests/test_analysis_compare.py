@@ -278,6 +278,32 @@ def test_the_better_arm_is_the_one_that_the_test_finds_better(tmp_path):
     assert found.winner == "baseline"
 
 
+@pytest.mark.parametrize("more", [2, 60, 0])
+def test_pairs_that_all_differ_by_the_same_decide_nothing(tmp_path, more):
+    """Of 872 examples each seed has as many more right. Rounding makes the differences unequal, and no evidence."""
+    for seed, right in enumerate((798, 801, 805)):
+        classification_run(tmp_path, "baseline", seed, right / 872)
+        classification_run(tmp_path, "oelm-freeze", seed, (right + more) / 872)
+    analysis = analyse([tmp_path])
+    found = only(analysis)
+    assert found.difference.mean == pytest.approx(more / 872)
+    assert "no_spread" in codes(found)
+    assert (found.p, found.adjusted, found.alike, found.winner, found.difference.low) == (None,) * 5
+    verdicts = {one.hypothesis.id: one for one in analysis.verdicts}
+    assert (verdicts["KEEPS-98"].verdict, verdicts["KEEPS-98"].notes[0].code) == ("undecided", "no_spread")
+    assert {one.verdict for one in analysis.replications} <= {"undecided", "not-judged"}
+
+
+def test_losses_that_all_differ_by_the_same_decide_nothing(tmp_path):
+    for seed in range(3):
+        language_run(tmp_path, "baseline", seed, 3.0 + seed / 10)
+        language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 10)
+    analysis = analyse([tmp_path])
+    found = only(analysis)
+    assert (found.no_spread, found.adjusted, found.alike, found.winner) == (True, None, None, None)
+    assert {one.verdict for one in analysis.verdicts if one.hypothesis.against} == {"undecided"}
+
+
 def test_arms_that_are_alike_are_called_so_by_tost_and_not_for_lack_of_a_difference(tmp_path):
     for seed, noise in enumerate((0.0, 0.003, -0.002, 0.001)):
         language_run(tmp_path, "baseline", seed, 3.0)

@@ -25,8 +25,9 @@ def arms(path, **gaps):
     """The baseline at a loss of 3, and other arms above it by their gaps, three seeds each."""
     for seed, noise in enumerate(NOISE):
         language_run(path, "baseline", seed, 3.0 + noise)
-        for method, gap in gaps.items():
-            language_run(path, method.replace("_", "-"), seed, 3.0 + gap + 1.5 * noise, step_seconds=0.02 + noise / 100)
+        for times, (method, gap) in enumerate(gaps.items(), start=2):
+            loss = 3.0 + gap + times * noise
+            language_run(path, method.replace("_", "-"), seed, loss, step_seconds=0.02 + noise / 100)
     return path
 
 
@@ -150,6 +151,16 @@ def test_a_trend_needs_three_data_sets_and_a_slope(tmp_path):
     found = verdicts(tmp_path)["TREND"]
     assert found.verdict == "supported"
     assert found.found.mean == pytest.approx(0.02, rel=0.02)  # per doubling
+
+
+def test_data_sets_that_lie_on_a_line_decide_no_trend(tmp_path):
+    for size, gap in ((1, 0.1), (2, 0.2), (4, 0.3)):
+        data = {"data": {"splits": {"train": {"tokens": size * 10**6, "sha256": str(size) * 8}}}}
+        language_run(tmp_path / f"{size}", "baseline", 0, 3.0, description=f"{size}", environment=data)
+        language_run(tmp_path / f"{size}", "oelm-freeze", 0, 3.0 + gap, description=f"{size}", environment=data)
+    found = verdicts(tmp_path)["TREND"]
+    assert (found.verdict, found.p, found.notes[0].code) == ("undecided", None, "no_scatter")
+    assert found.found.mean == pytest.approx(0.1)
 
 
 def test_a_trend_takes_the_setup_with_the_most_seeds_of_a_data_set(tmp_path):

@@ -37,8 +37,9 @@ class Comparison:
 
     `basis`: "equal" (both at one rate), "best" (each at its best rate of the grid that both have) or "confounded"
     (there is no common ground; the fields are named). `log_ratio` is the logarithm of arm / reference, `difference` is
-    arm - reference in the measure's own unit; one of them is `tested`. With one pair neither has an interval.
-    `adjusted` is the corrected p of no difference, `alike` that of TOST within the measure's margin.
+    arm - reference in the measure's own unit; one of them is `tested`. With one pair neither has an interval, and none
+    whose pairs all differ by the same. `adjusted` is the corrected p of no difference, `alike` that of TOST within the
+    measure's margin.
     """
 
     setup: Setup
@@ -81,11 +82,13 @@ class Comparison:
     @property
     def change(self) -> Estimate | None:
         """The ratio as a relative change: 0.05 is 5 % more."""
-        r = self.ratio
-        if r is None:
-            return None
-        shifted = [None if bound is None else bound - 1 for bound in (r.low, r.high, r.boot_low, r.boot_high)]
-        return replace(r, mean=r.mean - 1, low=shifted[0], high=shifted[1], boot_low=shifted[2], boot_high=shifted[3])
+        return None if self.ratio is None else self.ratio.mapped(lambda ratio: ratio - 1)
+
+    @property
+    def no_spread(self) -> bool:
+        """Whether all pairs differ by the same: chance cannot be judged from them, and the runs may be no repeats."""
+        found = (self.log_ratio, self.difference)
+        return self.n > 1 and any(one is not None and one.low is None for one in found)
 
     @property
     def logs(self) -> list[float]:
@@ -98,9 +101,14 @@ class Comparison:
         return [(a, b) for a, b in found if a is not None and b is not None]
 
     @property
+    def size(self) -> float:
+        """The size of the figures compared: what rounding may do to their difference goes by it."""
+        return max((abs(value) for both in self.values for value in both), default=0.0)
+
+    @property
     def p(self) -> float | None:
-        """The p of no difference, before any correction."""
-        return self.tested.p if self.tested is not None and self.sound else None
+        """The p of no difference, before any correction; none where there is nothing to test."""
+        return self.tested.p if self.tested is not None and self.sound and not self.no_spread else None
 
     @property
     def conclusive(self) -> bool:
@@ -242,9 +250,7 @@ def _corrected(values: Sequence[float | None]) -> list[float | None]:
 
 def _tost(comparison: Comparison) -> float | None:
     margin = MARGINS.get(comparison.measure.name)
-    if margin is None or not comparison.sound or len(comparison.values) < 2:
-        return None
-    if comparison.tested is None:
+    if margin is None or comparison.p is None:
         return None
     if comparison.measure.log:
         return tost(comparison.logs, math.log1p(-margin), math.log1p(margin))
@@ -347,10 +353,9 @@ def _compare(
     values = made.values
     if not values:
         return made
-    log_ratio = estimate(made.logs) if all(a > 0 and b > 0 for a, b in values) else None
+    # Numbers are rounded in proportion to their size, so a logarithm of their ratio is by as much whatever the size.
+    log_ratio = estimate(made.logs, scale=1.0) if all(a > 0 and b > 0 for a, b in values) else None
+    made = replace(made, log_ratio=log_ratio, difference=estimate([a - b for a, b in values], scale=made.size))
     if len(values) == 1:
-        made = replace(made, notes=(*made.notes, note("one_seed")))
-    difference = estimate([a - b for a, b in values])
-    if difference.spread == 0 and len(values) > 1:
-        made = replace(made, notes=(*made.notes, note("no_spread")))
-    return replace(made, log_ratio=log_ratio, difference=difference)
+        return replace(made, notes=(*made.notes, note("one_seed")))
+    return replace(made, notes=(*made.notes, note("no_spread"))) if made.no_spread else made

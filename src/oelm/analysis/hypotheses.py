@@ -227,6 +227,8 @@ def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> 
         return replace(base, notes=(why,))
     if len(sample) < 2:
         return replace(base, notes=(note("one_seed"),))
+    if comparison.no_spread:
+        return replace(base, notes=(note("no_spread"),))
     low, high = _bounds(hypothesis)
     towards, p = decide(sample, low, high)
     return replace(base, p=p, towards=towards)
@@ -250,8 +252,11 @@ def decide(sample: Sequence[float], low: float, high: float) -> tuple[str, float
 def _sample(hypothesis: Hypothesis, comparison: Comparison) -> list[float]:
     if hypothesis.compare == "change":
         return comparison.logs
-    factor = 100.0 if hypothesis.compare == "points" else 1.0
-    return [factor * (a - b) for a, b in comparison.values]
+    return [_unit(hypothesis) * (a - b) for a, b in comparison.values]
+
+
+def _unit(hypothesis: Hypothesis) -> float:
+    return 100.0 if hypothesis.compare == "points" else 1.0
 
 
 def _bounds(hypothesis: Hypothesis) -> tuple[float, float]:
@@ -263,7 +268,9 @@ def _bounds(hypothesis: Hypothesis) -> tuple[float, float]:
 
 
 def _found(hypothesis: Hypothesis, comparison: Comparison) -> Estimate | None:
-    return comparison.change if hypothesis.compare == "change" else estimate(_sample(hypothesis, comparison))
+    if hypothesis.compare == "change":
+        return comparison.change
+    return estimate(_sample(hypothesis, comparison), scale=_unit(hypothesis) * comparison.size)
 
 
 def _scenario(verdict: Verdict) -> str | None:
@@ -302,8 +309,9 @@ def _trend(hypothesis: Hypothesis, groups: Sequence[Group]) -> Verdict:
     if len({size for size, _, _ in points}) < 3:
         why = note("few_datasets", count=len(points)) if points else note("no_runs")
         return Verdict(hypothesis, UNDECIDED, runs=runs, notes=(why,))
-    line = slope([size for size, _, _ in points], [value for _, value, _ in points])
-    assert line.p is not None
+    line = slope([size for size, _, _ in points], [value for _, value, _ in points], scale=1.0)
+    if line.p is None:
+        return Verdict(hypothesis, UNDECIDED, found=line, runs=runs, notes=(note("no_scatter"),))
     outward = line.mean > 0 if hypothesis.rule.low > -math.inf else line.mean < 0
     return Verdict(hypothesis, UNDECIDED, found=line, p=line.p, towards=SUPPORTED if outward else REFUTED, runs=runs)
 

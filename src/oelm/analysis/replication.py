@@ -83,7 +83,7 @@ def _of_arm(experiment: published.Experiment, known: published.Published, setup:
         used = tuple(run for run, _ in pairs)
         differs = setup_differences(experiment, used[0])
         synthetic = setup.runs[0].synthetic
-        sound = chosen is not None and ours is not None and ours.sound
+        sound = chosen is not None and ours is not None and ours.sound and not ours.no_spread
         measured = estimate([value for _, value in pairs])
         found = _verdict(figure.value, measured, change, ours.change if ours else None, sound, not differs)
         verdict = NOT_JUDGED if synthetic else found  # a smoke run shows that the tools work, and nothing else
