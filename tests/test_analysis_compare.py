@@ -227,6 +227,32 @@ def test_a_run_that_broke_off_is_a_lost_seed_until_it_was_repeated(tmp_path):
     assert only(analyse([tmp_path])).sound
 
 
+@pytest.mark.parametrize("again", ["0-before", "z-after"])
+def test_a_run_that_diverged_is_a_lost_seed_until_it_was_repeated(tmp_path, again):
+    """Whichever of the two folders comes first."""
+    study(tmp_path / "study", seeds=3)
+    for method, loss in (("baseline", 3.2), ("oelm-freeze", None)):
+        for rate in (5e-4, 1e-3, 2e-3):
+            language_run(tmp_path / "study", method, 3, loss, rate)
+    assert "seeds that failed" in {item.field for item in only(analyse([tmp_path])).confounds}
+    for rate in (5e-4, 1e-3, 2e-3):
+        language_run(tmp_path / again, "oelm-freeze", 3, 3.3, rate)
+    analysis = analyse([tmp_path])
+    assert (only(analysis).sound, only(analysis).n) == (True, 4)
+    assert [item.kind for item in analysis.left_out] == ["diverged"] * 3
+
+
+def test_a_seed_that_failed_twice_is_lost_once(tmp_path):
+    for seed in range(3):
+        language_run(tmp_path, "baseline", seed, 3.0)
+        language_run(tmp_path, "oelm-freeze", seed, 3.1 + seed / 100 if seed < 2 else None)
+    broken = language_run(tmp_path / "again", "oelm-freeze", 2)
+    (broken / "result.json").unlink()
+    write(broken, "status.json", {"state": "failed", "message": "step 7: the loss is not a number"})
+    (lost,) = only(analyse([tmp_path])).confounds
+    assert (lost.one, lost.other) == ("1 of 3", "0 of 3")
+
+
 def test_a_rate_at_which_every_seed_failed_spoils_no_other_rate(tmp_path):
     for seed in range(3):
         for method in ("baseline", "oelm-freeze"):

@@ -224,11 +224,11 @@ def _arms(methods: dict[str, dict[float, list[Run]]], failed: dict[int, Run]) ->
         by_seed = {rate: sorted(cells[rate], key=lambda run: run.seed) for rate in sorted(cells)}
         kept = {rate: tuple(run for run in runs if id(run) not in failed) for rate, runs in by_seed.items()}
         seeds = {(rate, run.seed) for rate, runs in kept.items() for run in runs}
-        lost = tuple(
-            run for rate, runs in by_seed.items() for run in runs if id(run) in failed and (rate, run.seed) not in seeds
-        )
+        # A seed is lost once, however often it was tried, and not at all where one of the tries came to something.
+        lost = {(rate, run.seed): run for rate, runs in by_seed.items() for run in runs if id(run) in failed}
+        alone = tuple(run for place, run in lost.items() if place not in seeds)
         if any(kept.values()):
-            arms.append(Arm(method, tuple((rate, runs) for rate, runs in kept.items() if runs), lost))
+            arms.append(Arm(method, tuple((rate, runs) for rate, runs in kept.items() if runs), alone))
     return tuple(arms)
 
 

@@ -78,8 +78,9 @@ def load_runs(paths: Sequence[str | PathLike[str]]) -> Loaded:
             "no runs found. " + "; ".join(problems) + ". A run is a folder that `oelm train` wrote, with config.json "
             "and result.json in it; give one, or a folder above several"
         )
-    kept, duplicates = _without_duplicates(sorted(runs, key=lambda run: str(run.path)))
-    kept, useless = _useful(kept)
+    # A repeat that came to something stands for a run that did not, so those go before duplicates are looked for.
+    kept, useless = _useful(sorted(runs, key=lambda run: str(run.path)))
+    kept, duplicates = _without_duplicates(kept)
     return Loaded(
         tuple(kept),
         tuple(running),
