@@ -153,6 +153,28 @@ def test_a_trend_needs_three_data_sets_and_a_slope(tmp_path):
     assert found.found.mean == pytest.approx(0.02, rel=0.02)  # per doubling
 
 
+def test_a_trend_is_held_against_the_rules_own_number(tmp_path):
+    """The change grows by 2 % per doubling, with little doubt: the sign alone says nothing about the other bounds."""
+    for size, gap in ((1, 0.05), (8, 0.11), (64, 0.17), (512, 0.2301)):
+        data = {"data": {"splits": {"train": {"tokens": size * 10**6, "sha256": str(size) * 8}}}}
+        for method, loss in (("baseline", 3.0), ("oelm-freeze", 3.0 + gap)):
+            language_run(tmp_path / "runs" / f"{size}", method, 0, loss, description=f"{size}", environment=data)
+    rules = {
+        "supported": [{"above": 0.01}, {"below": 0.5}, {"at_least": 0.01}, {"at_most": 0.03}, {"within": 0.03}],
+        "refuted": [{"above": 0.5}, {"below": 0.01}, {"at_least": 0.03}, {"at_most": 0.01}, {"within": 0.001}],
+        "undecided": [{"above": 0.02}, {"within": 0.02}],
+    }
+    claim = {"title": "a trend", "arm": "oelm-freeze", "against": "baseline", "measure": "perplexity"}
+    asked = [
+        {**claim, "id": f"{verdict}-{number}", "compare": "trend", "rule": rule}
+        for verdict, several in rules.items()
+        for number, rule in enumerate(several)
+    ]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(asked))
+    found = verdicts(tmp_path / "runs", tmp_path / "mine.yaml")
+    assert {one["id"]: found[one["id"]].verdict for one in asked} == {one["id"]: one["id"][:-2] for one in asked}
+
+
 def test_data_sets_that_lie_on_a_line_decide_no_trend(tmp_path):
     for size, gap in ((1, 0.1), (2, 0.2), (4, 0.3)):
         data = {"data": {"splits": {"train": {"tokens": size * 10**6, "sha256": str(size) * 8}}}}

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from oelm.analysis.run import AnalysisError
-from oelm.analysis.stats import above, below, bootstrap, estimate, holm, slope, tost
+from oelm.analysis.stats import above, below, bootstrap, estimate, holm, slope, slope_above, slope_below, tost
 
 scipy_stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
 
@@ -80,6 +80,9 @@ def test_the_slope_is_scipys():
     found = slope(x, y)
     assert (found.mean, found.p) == (pytest.approx(theirs.slope), pytest.approx(theirs.pvalue))
     assert found.high - found.mean == pytest.approx(theirs.stderr * scipy_stats.t.ppf(0.975, 2))
+    for bound in (-0.1, 0.0, 0.02, 0.2):
+        one_sided = scipy_stats.t.sf((theirs.slope - bound) / theirs.stderr, 2)
+        assert (slope_above(found, bound), slope_below(found, bound)) == pytest.approx((one_sided, 1 - one_sided))
     with pytest.raises(AnalysisError, match="three points"):
         slope([1.0, 2.0], [1.0, 2.0])
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from os import PathLike
 from pathlib import Path
@@ -18,11 +19,13 @@ from ..schema import Strict, explain
 from .arms import MEASURES, TIMES, Group, Setup
 from .compare import Comparison, Note, headline, note, of_pairs
 from .run import AnalysisError, Run
-from .stats import ALPHA, Estimate, above, below, estimate, holm, slope, tost
+from .stats import ALPHA, Estimate, above, below, estimate, holm, slope, slope_above, slope_below
 
 SUPPORTED, REFUTED, UNDECIDED = "supported", "refuted", "undecided"
 # How many times as long a step of one seed may take as that of another of the same arm before a reader is told.
 _UNEVEN = 3.0
+# The p for "it is above this bound", or below it.
+_OneSided = Callable[[float], float]
 
 
 class Rule(Strict, refusal=AnalysisError):
@@ -235,17 +238,22 @@ def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> 
 
 
 def decide(sample: Sequence[float], low: float, high: float) -> tuple[str, float]:
-    """Which way the sample points about "the mean is between low and high", and the p of saying so.
+    """Which way the sample points about "the mean is between low and high", and the p of saying so."""
+    return _towards(partial(above, sample), partial(below, sample), low, high)
+
+
+def _towards(above: _OneSided, below: _OneSided, low: float, high: float) -> tuple[str, float]:
+    """Which way one-sided tests of a number against a bound point about "it is between low and high", and the p.
 
     With one bound both ways are the two-sided test: supported where the 95 % interval lies wholly inside. With two,
     inside is TOST, and outside means wholly beyond one of them.
     """
     if low > -math.inf and high < math.inf:
-        inside = tost(sample, low, high)
-        outside = min(1.0, 2 * min(above(sample, high), below(sample, low)))
+        inside = max(above(low), below(high))
+        outside = min(1.0, 2 * min(above(high), below(low)))
     else:
-        inside = min(1.0, 2 * (below(sample, high) if high < math.inf else above(sample, low)))
-        outside = min(1.0, 2 * (above(sample, high) if high < math.inf else below(sample, low)))
+        inside = min(1.0, 2 * (below(high) if high < math.inf else above(low)))
+        outside = min(1.0, 2 * (above(high) if high < math.inf else below(low)))
     return (SUPPORTED, inside) if inside <= outside else (REFUTED, outside)
 
 
@@ -312,8 +320,9 @@ def _trend(hypothesis: Hypothesis, groups: Sequence[Group]) -> Verdict:
     line = slope([size for size, _, _ in points], [value for _, value, _ in points], scale=1.0)
     if line.p is None:
         return Verdict(hypothesis, UNDECIDED, found=line, runs=runs, notes=(note("no_scatter"),))
-    outward = line.mean > 0 if hypothesis.rule.low > -math.inf else line.mean < 0
-    return Verdict(hypothesis, UNDECIDED, found=line, p=line.p, towards=SUPPORTED if outward else REFUTED, runs=runs)
+    tests = partial(slope_above, line), partial(slope_below, line)
+    towards, p = _towards(*tests, hypothesis.rule.low, hypothesis.rule.high)
+    return Verdict(hypothesis, UNDECIDED, found=line, p=p, towards=towards, runs=runs)
 
 
 def _change_in(hypothesis: Hypothesis, setup: Setup) -> Comparison | None:

@@ -145,6 +145,17 @@ def slope(
     return Estimate(found, n, found - half, found + half, two_sided(found, error, n - 2), error)
 
 
+def slope_above(line: Estimate, bound: float) -> float:
+    """One-sided p for "the slope is above `bound`", of what `slope` found: its `spread` is the slope's own error."""
+    if not line.spread:
+        return 1.0
+    return t_cdf((bound - line.mean) / line.spread, line.n - 2)
+
+
+def slope_below(line: Estimate, bound: float) -> float:
+    return slope_above(line.mapped(lambda value: -value), -bound)
+
+
 def holm(values: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values, in the order given: a family of tests then errs once in twenty, not each of them."""
     order = sorted(range(len(values)), key=lambda index: values[index])
