@@ -517,6 +517,17 @@ def test_a_published_effect_outside_our_interval_differs_and_one_seed_decides_no
     assert (three["SST-2-02"], one["SST-2-02"]) == ("differs", "undecided")
 
 
+def test_an_interval_too_wide_to_say_anything_agrees_with_nothing(tmp_path):
+    """Two seeds, one of which came to much more: whatever was published lies within -100 % to millions of percent."""
+    for seed, more in enumerate((-0.9, 1.6)):
+        language_run(tmp_path, "baseline", seed, 3.8, changes={"experiment": "GPT-04"})
+        language_run(tmp_path, "oelm-freeze", seed, 3.8 + more, changes={"experiment": "GPT-05"})
+    found = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
+    effect = found["GPT-05", "perplexity"]
+    assert effect.measured_change.low < effect.published_change < effect.measured_change.high
+    assert effect.verdict == "undecided"
+
+
 def test_two_hundred_runs_load_and_group(tmp_path):
     for seed in range(5):
         for rate in (1e-3, 2e-3):

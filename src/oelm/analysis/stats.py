@@ -24,6 +24,8 @@ BOOTSTRAP_RESAMPLES = 9999
 # A spread below this share of the numbers themselves is that of their rounding: (801 + 2) / 872 - 801 / 872 and
 # (805 + 2) / 872 - 805 / 872 differ in the seventeenth digit.
 _ROUNDING = 1e-12
+# A relative interval wider than this, a thousand points of a hundred, has bounds that mean nothing.
+_TOO_WIDE = 10.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE, scale: flo
     half = t_quantile(1 - (1 - confidence) / 2, n - 1) * error
     low_high = bootstrap(sample, confidence) if n >= BOOTSTRAP_PAIRS else (None, None)
     return Estimate(mean, n, mean - half, mean + half, two_sided(mean, error, n - 1), spread, *low_high)
+
+
+def too_noisy(found: Estimate | None) -> bool:
+    """Whether a relative change's interval is too wide to say anything."""
+    return found is not None and found.low is not None and found.high is not None and found.high - found.low > _TOO_WIDE
 
 
 def two_sided(mean: float, error: float, degrees: int) -> float:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from ..analysis.compare import MARGINS, Comparison
 from ..analysis.hypotheses import Hypothesis, Verdict
-from ..analysis.stats import Estimate
+from ..analysis.stats import Estimate, too_noisy
 from .strings import Words
 
 MINUS = "−"
-# A relative interval wider than this, a thousand points of a hundred, has bounds that mean nothing.
-_TOO_WIDE = 10.0
 # Larger ones are written with an exponent: a run that nearly diverged may have a perplexity of a hundred digits.
 _LONG = 1e9
 
@@ -69,11 +67,6 @@ def change(comparison: Comparison, say: Words) -> str:
 def change_bounds(comparison: Comparison) -> tuple[str, str] | None:
     """The limits of that difference as text."""
     return _limits(comparison, bootstrap=False)
-
-
-def too_noisy(found: Estimate | None) -> bool:
-    """Whether a relative change's interval is too wide to say anything."""
-    return found is not None and found.low is not None and found.high is not None and found.high - found.low > _TOO_WIDE
 
 
 def change_range(comparison: Comparison, say: Words) -> str:
