@@ -78,6 +78,15 @@ def test_counts_need_no_test_and_stand_beside_what_was_expected(tmp_path):
     assert found.beside == pytest.approx(32768 / (4 * (4 * 64 * 64 + 2 * 64 * 256) + 100_000))
 
 
+@pytest.mark.parametrize(("bound", "verdict"), [(-0.05, "supported"), (-0.5, "refuted")])
+def test_counts_of_two_arms_are_compared_without_a_test(tmp_path, bound, verdict):
+    """No seed changes how many parameters are trained, so that all pairs differ by the same is no doubt here."""
+    claim = {"id": "MINE", "title": "fewer are trained", "arm": "oelm-freeze", "against": "baseline"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump([{**claim, "measure": "trainable", "rule": {"below": bound}}]))
+    found = verdicts(arms(tmp_path / "runs", oelm_freeze=0.1), tmp_path / "mine.yaml")["MINE"]
+    assert (found.verdict, found.p, found.notes) == (verdict, None, ())
+
+
 def test_a_hypothesis_about_large_models_is_not_judged_on_a_small_one(tmp_path):
     """More than 3 million frozen parameters are a claim about the study's model, not about a tiny one."""
     arms(tmp_path, oelm_freeze=0.1)

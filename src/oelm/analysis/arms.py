@@ -57,6 +57,8 @@ MEASURES = {
     )
 }
 TIMES = ("step_seconds", "steps_per_hour", "seconds")
+# What a run has by its settings: no seed changes it, and chance has no part in it.
+COUNTS = ("frozen", "frozen_share", "trainable")
 PRIMARY = {"language": "perplexity", "classification": "accuracy", "text2text": "exact_match"}
 
 

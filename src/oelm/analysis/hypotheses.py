@@ -16,7 +16,7 @@ from pydantic import ValidationError, model_validator
 from ..errors import nearest
 from ..files import parse_yaml
 from ..schema import Strict, explain
-from .arms import MEASURES, TIMES, Group, Setup
+from .arms import COUNTS, MEASURES, TIMES, Group, Setup
 from .compare import Comparison, Note, headline, note, of_pairs
 from .run import AnalysisError, Run
 from .stats import ALPHA, Estimate, above, below, estimate, holm, slope, slope_above, slope_below
@@ -230,6 +230,10 @@ def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> 
         return replace(base, notes=(why,))
     if len(sample) < 2:
         return replace(base, notes=(note("one_seed"),))
+    if comparison.no_spread and hypothesis.measure in COUNTS:
+        assert base.found is not None
+        verdict = SUPPORTED if hypothesis.rule.holds(base.found.mean) else REFUTED
+        return replace(base, verdict=verdict, towards=verdict)
     if comparison.no_spread:
         return replace(base, notes=(note("no_spread"),))
     low, high = _bounds(hypothesis)
