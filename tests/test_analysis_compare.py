@@ -227,6 +227,32 @@ def test_a_run_that_broke_off_is_a_lost_seed_until_it_was_repeated(tmp_path):
     assert only(analyse([tmp_path])).sound
 
 
+@pytest.mark.parametrize("again", ["0-before", "z-after"])
+def test_a_run_that_diverged_is_a_lost_seed_until_it_was_repeated(tmp_path, again):
+    """Whichever of the two folders comes first."""
+    study(tmp_path / "study", seeds=3)
+    for method, loss in (("baseline", 3.2), ("oelm-freeze", None)):
+        for rate in (5e-4, 1e-3, 2e-3):
+            language_run(tmp_path / "study", method, 3, loss, rate)
+    assert "seeds that failed" in {item.field for item in only(analyse([tmp_path])).confounds}
+    for rate in (5e-4, 1e-3, 2e-3):
+        language_run(tmp_path / again, "oelm-freeze", 3, 3.3, rate)
+    analysis = analyse([tmp_path])
+    assert (only(analysis).sound, only(analysis).n) == (True, 4)
+    assert [item.kind for item in analysis.left_out] == ["diverged"] * 3
+
+
+def test_a_seed_that_failed_twice_is_lost_once(tmp_path):
+    for seed in range(3):
+        language_run(tmp_path, "baseline", seed, 3.0)
+        language_run(tmp_path, "oelm-freeze", seed, 3.1 + seed / 100 if seed < 2 else None)
+    broken = language_run(tmp_path / "again", "oelm-freeze", 2)
+    (broken / "result.json").unlink()
+    write(broken, "status.json", {"state": "failed", "message": "step 7: the loss is not a number"})
+    (lost,) = only(analyse([tmp_path])).confounds
+    assert (lost.one, lost.other) == ("1 of 3", "0 of 3")
+
+
 def test_a_rate_at_which_every_seed_failed_spoils_no_other_rate(tmp_path):
     for seed in range(3):
         for method in ("baseline", "oelm-freeze"):
@@ -264,6 +290,44 @@ def test_accuracies_are_compared_in_points(tmp_path):
     assert found.measure.name == "accuracy"
     assert found.difference.mean == pytest.approx(-0.02 + 0.001 / 3)
     assert found.winner == "baseline"
+
+
+def test_the_better_arm_is_the_one_that_the_test_finds_better(tmp_path):
+    """Seven perplexities are 5 % worse, the large eighth is a little better: so is the mean, but not the ratio."""
+    for seed in range(8):
+        base, other = (1000.0, 995.0) if seed == 7 else (10.0, 10.5 + seed / 100)
+        language_run(tmp_path, "baseline", seed, math.log(base))
+        language_run(tmp_path, "oelm-freeze", seed, math.log(other))
+    found = only(analyse([tmp_path]))
+    assert found.difference.mean < 0 < found.change.mean
+    assert found.conclusive
+    assert found.winner == "baseline"
+
+
+@pytest.mark.parametrize("more", [2, 60, 0])
+def test_pairs_that_all_differ_by_the_same_decide_nothing(tmp_path, more):
+    """Of 872 examples each seed has as many more right. Rounding makes the differences unequal, and no evidence."""
+    for seed, right in enumerate((798, 801, 805)):
+        classification_run(tmp_path, "baseline", seed, right / 872)
+        classification_run(tmp_path, "oelm-freeze", seed, (right + more) / 872)
+    analysis = analyse([tmp_path])
+    found = only(analysis)
+    assert found.difference.mean == pytest.approx(more / 872)
+    assert "no_spread" in codes(found)
+    assert (found.p, found.adjusted, found.alike, found.winner, found.difference.low) == (None,) * 5
+    verdicts = {one.hypothesis.id: one for one in analysis.verdicts}
+    assert (verdicts["KEEPS-98"].verdict, verdicts["KEEPS-98"].notes[0].code) == ("undecided", "no_spread")
+    assert {one.verdict for one in analysis.replications} <= {"undecided", "not-judged"}
+
+
+def test_losses_that_all_differ_by_the_same_decide_nothing(tmp_path):
+    for seed in range(3):
+        language_run(tmp_path, "baseline", seed, 3.0 + seed / 10)
+        language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 10)
+    analysis = analyse([tmp_path])
+    found = only(analysis)
+    assert (found.no_spread, found.adjusted, found.alike, found.winner) == (True, None, None, None)
+    assert {one.verdict for one in analysis.verdicts if one.hypothesis.against} == {"undecided"}
 
 
 def test_arms_that_are_alike_are_called_so_by_tost_and_not_for_lack_of_a_difference(tmp_path):
@@ -451,6 +515,17 @@ def test_a_published_effect_outside_our_interval_differs_and_one_seed_decides_no
     three = {one.experiment.id: one.verdict for one in analyse([tmp_path / "three"]).replications}
     one = {one.experiment.id: one.verdict for one in analyse([tmp_path / "one"]).replications}
     assert (three["SST-2-02"], one["SST-2-02"]) == ("differs", "undecided")
+
+
+def test_an_interval_too_wide_to_say_anything_agrees_with_nothing(tmp_path):
+    """Two seeds, one of which came to much more: whatever was published lies within -100 % to millions of percent."""
+    for seed, more in enumerate((-0.9, 1.6)):
+        language_run(tmp_path, "baseline", seed, 3.8, changes={"experiment": "GPT-04"})
+        language_run(tmp_path, "oelm-freeze", seed, 3.8 + more, changes={"experiment": "GPT-05"})
+    found = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
+    effect = found["GPT-05", "perplexity"]
+    assert effect.measured_change.low < effect.published_change < effect.measured_change.high
+    assert effect.verdict == "undecided"
 
 
 def test_two_hundred_runs_load_and_group(tmp_path):

@@ -25,8 +25,9 @@ def arms(path, **gaps):
     """The baseline at a loss of 3, and other arms above it by their gaps, three seeds each."""
     for seed, noise in enumerate(NOISE):
         language_run(path, "baseline", seed, 3.0 + noise)
-        for method, gap in gaps.items():
-            language_run(path, method.replace("_", "-"), seed, 3.0 + gap + 1.5 * noise, step_seconds=0.02 + noise / 100)
+        for times, (method, gap) in enumerate(gaps.items(), start=2):
+            loss = 3.0 + gap + times * noise
+            language_run(path, method.replace("_", "-"), seed, loss, step_seconds=0.02 + noise / 100)
     return path
 
 
@@ -75,6 +76,15 @@ def test_counts_need_no_test_and_stand_beside_what_was_expected(tmp_path):
     assert (found.verdict, found.p) == ("refuted", None)
     assert found.found.mean == 2 * 4 * 64 * 64
     assert found.beside == pytest.approx(32768 / (4 * (4 * 64 * 64 + 2 * 64 * 256) + 100_000))
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(-0.05, "supported"), (-0.5, "refuted")])
+def test_counts_of_two_arms_are_compared_without_a_test(tmp_path, bound, verdict):
+    """No seed changes how many parameters are trained, so that all pairs differ by the same is no doubt here."""
+    claim = {"id": "MINE", "title": "fewer are trained", "arm": "oelm-freeze", "against": "baseline"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump([{**claim, "measure": "trainable", "rule": {"below": bound}}]))
+    found = verdicts(arms(tmp_path / "runs", oelm_freeze=0.1), tmp_path / "mine.yaml")["MINE"]
+    assert (found.verdict, found.p, found.notes) == (verdict, None, ())
 
 
 def test_a_hypothesis_about_large_models_is_not_judged_on_a_small_one(tmp_path):
@@ -150,6 +160,38 @@ def test_a_trend_needs_three_data_sets_and_a_slope(tmp_path):
     found = verdicts(tmp_path)["TREND"]
     assert found.verdict == "supported"
     assert found.found.mean == pytest.approx(0.02, rel=0.02)  # per doubling
+
+
+def test_a_trend_is_held_against_the_rules_own_number(tmp_path):
+    """The change grows by 2 % per doubling, with little doubt: the sign alone says nothing about the other bounds."""
+    for size, gap in ((1, 0.05), (8, 0.11), (64, 0.17), (512, 0.2301)):
+        data = {"data": {"splits": {"train": {"tokens": size * 10**6, "sha256": str(size) * 8}}}}
+        for method, loss in (("baseline", 3.0), ("oelm-freeze", 3.0 + gap)):
+            language_run(tmp_path / "runs" / f"{size}", method, 0, loss, description=f"{size}", environment=data)
+    rules = {
+        "supported": [{"above": 0.01}, {"below": 0.5}, {"at_least": 0.01}, {"at_most": 0.03}, {"within": 0.03}],
+        "refuted": [{"above": 0.5}, {"below": 0.01}, {"at_least": 0.03}, {"at_most": 0.01}, {"within": 0.001}],
+        "undecided": [{"above": 0.02}, {"within": 0.02}],
+    }
+    claim = {"title": "a trend", "arm": "oelm-freeze", "against": "baseline", "measure": "perplexity"}
+    asked = [
+        {**claim, "id": f"{verdict}-{number}", "compare": "trend", "rule": rule}
+        for verdict, several in rules.items()
+        for number, rule in enumerate(several)
+    ]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(asked))
+    found = verdicts(tmp_path / "runs", tmp_path / "mine.yaml")
+    assert {one["id"]: found[one["id"]].verdict for one in asked} == {one["id"]: one["id"][:-2] for one in asked}
+
+
+def test_data_sets_that_lie_on_a_line_decide_no_trend(tmp_path):
+    for size, gap in ((1, 0.1), (2, 0.2), (4, 0.3)):
+        data = {"data": {"splits": {"train": {"tokens": size * 10**6, "sha256": str(size) * 8}}}}
+        language_run(tmp_path / f"{size}", "baseline", 0, 3.0, description=f"{size}", environment=data)
+        language_run(tmp_path / f"{size}", "oelm-freeze", 0, 3.0 + gap, description=f"{size}", environment=data)
+    found = verdicts(tmp_path)["TREND"]
+    assert (found.verdict, found.p, found.notes[0].code) == ("undecided", None, "no_scatter")
+    assert found.found.mean == pytest.approx(0.1)
 
 
 def test_a_trend_takes_the_setup_with_the_most_seeds_of_a_data_set(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from oelm.analysis import AnalysisError, load_run, load_runs
+from oelm.analysis.arms import group_runs
 from oelm.analysis.run import method_label
 from oelm.lab.survey import look
 from oelm.locks import hold
@@ -212,6 +213,38 @@ def test_the_same_run_twice_is_counted_once(tmp_path):
     assert {item.kind for item in loaded.left_out} == {"duplicate"}
     assert renamed in {item.path for item in loaded.left_out}
     assert all(str(folder) in item.reason for item in loaded.left_out)
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ({"splits": {"train": {"file": "train.csv"}}}, {"splits": {"train": {"file": "sst2/train.csv"}}}),
+        ({"splits": {"train": {"file": "train.csv"}}}, {}),
+        ({}, {"tokenizer": "aa" * 32}),
+        ({"description": "sst2 of GLUE; rows: all"}, {}),
+    ],
+    ids=["the file named from a folder above", "the file not named", "an older record", "described at more length"],
+)
+def test_a_seed_that_was_run_twice_on_the_same_data_is_counted_once(tmp_path, first, again):
+    """What makes two runs one cell's makes them one seed's: two in a pair would be taken for two seeds."""
+    for place, data in (("a", first), ("b", again)):
+        for method, accuracy in (("baseline", 0.9), ("oelm-freeze", 0.91)):
+            classification_run(tmp_path / place, method, 0, accuracy, environment={"data": data})
+    loaded = load_runs([tmp_path])
+    assert [(run.method, run.path.is_relative_to(tmp_path / "a")) for run in loaded.runs] == [
+        ("baseline", True),
+        ("oelm-freeze", True),
+    ]
+    assert [item.kind for item in loaded.left_out] == ["duplicate"] * 2
+    (group,) = group_runs(loaded.runs)
+    assert [[run.seed for run in arm.runs] for arm in group.setups[0].arms] == [[0], [0]]
+
+
+def test_a_seed_that_was_run_on_other_data_is_another_run(tmp_path):
+    for sha in ("aa" * 32, "bb" * 32):
+        environment = {"data": {"splits": {"train": {"sha256": sha}}}}
+        classification_run(tmp_path / sha[:2], "baseline", 0, 0.9, environment=environment)
+    assert len(load_runs([tmp_path]).runs) == 2
 
 
 def test_a_thinned_record_without_status_or_log_is_whole(tmp_path):

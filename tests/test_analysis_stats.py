@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from oelm.analysis.run import AnalysisError
-from oelm.analysis.stats import above, below, bootstrap, estimate, holm, slope, tost
+from oelm.analysis.stats import above, below, bootstrap, estimate, holm, slope, slope_above, slope_below, tost
 
 scipy_stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
 
@@ -80,6 +80,9 @@ def test_the_slope_is_scipys():
     found = slope(x, y)
     assert (found.mean, found.p) == (pytest.approx(theirs.slope), pytest.approx(theirs.pvalue))
     assert found.high - found.mean == pytest.approx(theirs.stderr * scipy_stats.t.ppf(0.975, 2))
+    for bound in (-0.1, 0.0, 0.02, 0.2):
+        one_sided = scipy_stats.t.sf((theirs.slope - bound) / theirs.stderr, 2)
+        assert (slope_above(found, bound), slope_below(found, bound)) == pytest.approx((one_sided, 1 - one_sided))
     with pytest.raises(AnalysisError, match="three points"):
         slope([1.0, 2.0], [1.0, 2.0])
 
@@ -89,10 +92,27 @@ def test_one_value_has_no_interval_and_no_p():
     assert (found.mean, found.n, found.low, found.high, found.p) == (0.3, 1, None, None, None)
 
 
-def test_values_without_spread_are_certain_one_way_or_the_other():
-    assert estimate([0.0, 0.0, 0.0]).p == 1.0
-    assert estimate([0.2, 0.2, 0.2]).p == pytest.approx(0.0, abs=1e-12)
-    assert (above([1.0, 1.0], 0.5), below([1.0, 1.0], 0.5)) == (0.0, 1.0)
+ROWS = [798, 801, 805]  # of 872 answered rightly; two more each time is the same difference but for rounding
+
+
+@pytest.mark.parametrize("values", [[0.0] * 3, [0.2] * 7, [(rows + 2) / 872 - rows / 872 for rows in ROWS]])
+def test_values_that_differ_by_no_more_than_rounding_claim_nothing(values):
+    found = estimate(values)
+    assert found.mean == pytest.approx(values[0])
+    assert (found.low, found.high, found.p, found.spread, found.boot_low) == (None, None, None, 0.0, None)
+    assert above(values, -1.0) == below(values, 1.0) == tost(values, -1.0, 1.0) == 1.0
+
+
+def test_what_rounding_is_goes_by_the_numbers_that_the_values_are_differences_of():
+    values = [1.001 - 1.0, 1000.001 - 1000.0, 3000.001 - 3000.0]
+    assert estimate(values).spread > 0
+    assert estimate(values, scale=3000.001).p is None
+    assert estimate([1e-9, 2e-9, 3e-9], scale=1.0).p < 0.1, "a difference that is small is one all the same"
+
+
+def test_points_on_a_line_have_a_slope_and_no_interval():
+    found = slope([1.0, 2.0, 3.0], [0.1, 0.2, 0.1 + 0.2])
+    assert (found.mean, found.low, found.p) == (pytest.approx(0.1), None, None)
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf, 1.0]])
@@ -104,6 +124,7 @@ def test_what_is_not_a_number_is_refused(values):
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=9), st.floats(-2, 2))
 def test_shifting_the_sample_shifts_the_interval(values, by):
+    assume(np.std(values) > 1e-9)
     one, other = estimate(values), estimate([value + by for value in values])
     assert other.low == pytest.approx(one.low + by, abs=1e-9)
     assert other.high == pytest.approx(one.high + by, abs=1e-9)

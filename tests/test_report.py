@@ -100,6 +100,23 @@ def test_an_interval_that_holds_zero_is_not_said_to_leave_it_out(tmp_path):
     assert "show neither a difference nor equivalence" in reading(one, words("en"))
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_pairs_that_all_differ_by_the_same_are_told_and_get_no_verdict(tmp_path, language):
+    for seed, right in enumerate((798, 801, 805)):
+        classification_run(tmp_path / "runs", "baseline", seed, right / 872)
+        classification_run(tmp_path / "runs", "oelm-freeze", seed, (right + 2) / 872)
+    made = write_report([tmp_path / "runs"], tmp_path / "out", language=language, formats=["md"])
+    say, text = words(language), (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    lines = summary(made.analysis, language)
+    (line,) = [line for line in lines if "oelm-freeze" in line]
+    assert line.endswith(say("says_no_spread"))
+    assert say("no_spread_short") in line
+    assert not any(say(word) in "".join(lines) + text for word in ("says_better", "says_alike", "one_seed_short"))
+    (row,) = [line for line in text.splitlines() if line.startswith("| `oelm-freeze`") and say("undecided") in line]
+    assert say("no_spread_short") in row
+    assert say("note_no_spread") in text
+
+
 def test_every_form_is_written(report):
     folder = report.files[0].parent.parent
     assert report.problems == ()

@@ -7,10 +7,10 @@ arm     one method in one setup                       cell    an arm at one lear
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from .run import Run, Task, comparable, flatten
 
@@ -57,6 +57,8 @@ MEASURES = {
     )
 }
 TIMES = ("step_seconds", "steps_per_hour", "seconds")
+# What a run has by its settings: no seed changes it, and chance has no part in it.
+COUNTS = ("frozen", "frozen_share", "trainable")
 PRIMARY = {"language": "perplexity", "classification": "accuracy", "text2text": "exact_match"}
 
 
@@ -144,19 +146,14 @@ def group_runs(runs: Iterable[Run], lost: Iterable[Run] = ()) -> tuple[Group, ..
     """Runs into groups, setups, arms and cells, each in a fixed order; lost ones only beside others of their arm."""
     failed = {id(run): run for run in lost}
     tree: dict[tuple[str, str, str], dict[str, dict[str, dict[float, list[Run]]]]] = {}
-    settings: dict[str, tuple[tuple[str, Any], ...]] = {}
-    of_group: dict[tuple[str, str, str], list[Run]] = {}
-    for run in (*runs, *failed.values()):
-        of_group.setdefault((run.task.kind, run.task.name, run.dataset), []).append(run)
-    for group, members in of_group.items():
-        for run, shared in zip(members, _filled([shared_settings(run) for run in members]), strict=True):
-            key = json.dumps(shared, sort_keys=True)
-            settings[key] = tuple(sorted(shared.items()))
-            arms = tree.setdefault(group, {}).setdefault(key, {})
-            arms.setdefault(run.method, {}).setdefault(run.rate, []).append(run)
+    members = [*runs, *failed.values()]
+    for run, place in zip(members, places(members), strict=True):
+        arms = tree.setdefault(place.group, {}).setdefault(place.setup, {})
+        arms.setdefault(place.method, {}).setdefault(place.rate, []).append(run)
     groups = []
     for (kind, name, dataset), setups in sorted(tree.items()):
         task = Task(kind, name)
+        settings = {key: tuple(sorted(json.loads(key).items())) for key in setups}
         varying = _varying([dict(settings[key]) for key in setups])
         apart = {key: tuple((name, _text(dict(settings[key]).get(name))) for name in varying) for key in setups}
         built = []
@@ -168,6 +165,30 @@ def group_runs(runs: Iterable[Run], lost: Iterable[Run] = ()) -> tuple[Group, ..
         if built:
             groups.append(Group(task, dataset, tuple(built)))
     return tuple(groups)
+
+
+class Place(NamedTuple):
+    """Where a run belongs, and all that identifies it: a second one of the same place and seed is no further evidence.
+
+    `group` is the task's kind and name and the data set, `setup` the settings as JSON.
+    """
+
+    group: tuple[str, str, str]
+    setup: str
+    method: str
+    rate: float
+
+
+def places(runs: Sequence[Run]) -> list[Place]:
+    """The place of each run. It depends on the others: what an older record lacks is taken from those of its group."""
+    of_group: dict[tuple[str, str, str], list[int]] = {}
+    for index, run in enumerate(runs):
+        of_group.setdefault((run.task.kind, run.task.name, run.dataset), []).append(index)
+    found: dict[int, Place] = {}
+    for group, members in of_group.items():
+        for index, shared in zip(members, _filled([shared_settings(runs[index]) for index in members]), strict=True):
+            found[index] = Place(group, json.dumps(shared, sort_keys=True), runs[index].method, runs[index].rate)
+    return [found[index] for index in range(len(runs))]
 
 
 def shared_settings(run: Run) -> dict[str, Any]:
@@ -224,11 +245,11 @@ def _arms(methods: dict[str, dict[float, list[Run]]], failed: dict[int, Run]) ->
         by_seed = {rate: sorted(cells[rate], key=lambda run: run.seed) for rate in sorted(cells)}
         kept = {rate: tuple(run for run in runs if id(run) not in failed) for rate, runs in by_seed.items()}
         seeds = {(rate, run.seed) for rate, runs in kept.items() for run in runs}
-        lost = tuple(
-            run for rate, runs in by_seed.items() for run in runs if id(run) in failed and (rate, run.seed) not in seeds
-        )
+        # A seed is lost once, however often it was tried, and not at all where one of the tries came to something.
+        lost = {(rate, run.seed): run for rate, runs in by_seed.items() for run in runs if id(run) in failed}
+        alone = tuple(run for place, run in lost.items() if place not in seeds)
         if any(kept.values()):
-            arms.append(Arm(method, tuple((rate, runs) for rate, runs in kept.items() if runs), lost))
+            arms.append(Arm(method, tuple((rate, runs) for rate, runs in kept.items() if runs), alone))
     return tuple(arms)
 
 

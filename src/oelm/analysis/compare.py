@@ -36,9 +36,10 @@ class Comparison:
     """One arm against another by one measure.
 
     `basis`: "equal" (both at one rate), "best" (each at its best rate of the grid that both have) or "confounded"
-    (there is no common ground; the fields are named). `ratio` is arm / reference, analysed on the log scale;
-    `difference` is arm - reference in the measure's own unit. With one pair neither has an interval. `adjusted` is the
-    corrected p of no difference, `alike` that of TOST within the measure's margin.
+    (there is no common ground; the fields are named). `log_ratio` is the logarithm of arm / reference, `difference` is
+    arm - reference in the measure's own unit; one of them is `tested`. With one pair neither has an interval, and none
+    whose pairs all differ by the same. `adjusted` is the corrected p of no difference, `alike` that of TOST within the
+    measure's margin.
     """
 
     setup: Setup
@@ -50,7 +51,7 @@ class Comparison:
     reference_rate: float
     pairs: tuple[tuple[Run, Run], ...]
     unpaired: tuple[Run, ...]
-    ratio: Estimate | None
+    log_ratio: Estimate | None
     difference: Estimate | None
     confounds: tuple[Difference, ...] = ()
     cautions: tuple[Difference, ...] = ()
@@ -70,13 +71,24 @@ class Comparison:
         return not self.confounds
 
     @property
+    def tested(self) -> Estimate | None:
+        """What gives a verdict both its p and its direction: the logarithm where the measure is read as a ratio."""
+        return self.log_ratio if self.measure.log else self.difference
+
+    @property
+    def ratio(self) -> Estimate | None:
+        return None if self.log_ratio is None else self.log_ratio.exp()
+
+    @property
     def change(self) -> Estimate | None:
         """The ratio as a relative change: 0.05 is 5 % more."""
-        if self.ratio is None:
-            return None
-        r = self.ratio
-        shifted = [None if bound is None else bound - 1 for bound in (r.low, r.high, r.boot_low, r.boot_high)]
-        return replace(r, mean=r.mean - 1, low=shifted[0], high=shifted[1], boot_low=shifted[2], boot_high=shifted[3])
+        return None if self.ratio is None else self.ratio.mapped(lambda ratio: ratio - 1)
+
+    @property
+    def no_spread(self) -> bool:
+        """Whether all pairs differ by the same: chance cannot be judged from them, and the runs may be no repeats."""
+        found = (self.log_ratio, self.difference)
+        return self.n > 1 and any(one is not None and one.low is None for one in found)
 
     @property
     def logs(self) -> list[float]:
@@ -89,10 +101,14 @@ class Comparison:
         return [(a, b) for a, b in found if a is not None and b is not None]
 
     @property
+    def size(self) -> float:
+        """The size of the figures compared: what rounding may do to their difference goes by it."""
+        return max((abs(value) for both in self.values for value in both), default=0.0)
+
+    @property
     def p(self) -> float | None:
-        """The p of no difference, before any correction: of the ratio where the measure is read on the log scale."""
-        tested = self.ratio if self.measure.log else self.difference
-        return tested.p if tested is not None and self.sound else None
+        """The p of no difference, before any correction; none where there is nothing to test."""
+        return self.tested.p if self.tested is not None and self.sound and not self.no_spread else None
 
     @property
     def conclusive(self) -> bool:
@@ -102,9 +118,9 @@ class Comparison:
     @property
     def winner(self) -> str | None:
         """The better arm where the difference is conclusive."""
-        if not self.conclusive or self.difference is None:
+        if not self.conclusive or self.tested is None:
             return None
-        better = self.difference.mean < 0 if self.measure.lower_is_better else self.difference.mean > 0
+        better = self.tested.mean < 0 if self.measure.lower_is_better else self.tested.mean > 0
         return self.arm if better else self.reference
 
 
@@ -171,7 +187,7 @@ def of_pairs(comparison: Comparison, measure: Measure) -> Comparison:
     if measure == comparison.measure:
         return comparison
     if not comparison.pairs:
-        return replace(comparison, measure=measure, ratio=None, difference=None)
+        return replace(comparison, measure=measure, log_ratio=None, difference=None)
     one, other = (tuple(pair[side] for pair in comparison.pairs) for side in (0, 1))
     made = _compare(
         comparison.setup,
@@ -234,9 +250,7 @@ def _corrected(values: Sequence[float | None]) -> list[float | None]:
 
 def _tost(comparison: Comparison) -> float | None:
     margin = MARGINS.get(comparison.measure.name)
-    if margin is None or not comparison.sound or len(comparison.values) < 2:
-        return None
-    if comparison.measure.log and comparison.ratio is None:
+    if margin is None or comparison.p is None:
         return None
     if comparison.measure.log:
         return tost(comparison.logs, math.log1p(-margin), math.log1p(margin))
@@ -339,10 +353,9 @@ def _compare(
     values = made.values
     if not values:
         return made
-    ratio = estimate(made.logs).exp() if all(a > 0 and b > 0 for a, b in values) else None
+    # Numbers are rounded in proportion to their size, so a logarithm of their ratio is by as much whatever the size.
+    log_ratio = estimate(made.logs, scale=1.0) if all(a > 0 and b > 0 for a, b in values) else None
+    made = replace(made, log_ratio=log_ratio, difference=estimate([a - b for a, b in values], scale=made.size))
     if len(values) == 1:
-        made = replace(made, notes=(*made.notes, note("one_seed")))
-    difference = estimate([a - b for a, b in values])
-    if difference.spread == 0 and len(values) > 1:
-        made = replace(made, notes=(*made.notes, note("no_spread")))
-    return replace(made, ratio=ratio, difference=difference)
+        return replace(made, notes=(*made.notes, note("one_seed")))
+    return replace(made, notes=(*made.notes, note("no_spread"))) if made.no_spread else made

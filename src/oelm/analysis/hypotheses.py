@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from os import PathLike
 from pathlib import Path
@@ -15,14 +16,16 @@ from pydantic import ValidationError, model_validator
 from ..errors import nearest
 from ..files import parse_yaml
 from ..schema import Strict, explain
-from .arms import MEASURES, TIMES, Group, Setup
+from .arms import COUNTS, MEASURES, TIMES, Group, Setup
 from .compare import Comparison, Note, headline, note, of_pairs
 from .run import AnalysisError, Run
-from .stats import ALPHA, Estimate, above, below, estimate, holm, slope, tost
+from .stats import ALPHA, Estimate, above, below, estimate, holm, slope, slope_above, slope_below
 
 SUPPORTED, REFUTED, UNDECIDED = "supported", "refuted", "undecided"
 # How many times as long a step of one seed may take as that of another of the same arm before a reader is told.
 _UNEVEN = 3.0
+# The p for "it is above this bound", or below it.
+_OneSided = Callable[[float], float]
 
 
 class Rule(Strict, refusal=AnalysisError):
@@ -227,31 +230,45 @@ def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> 
         return replace(base, notes=(why,))
     if len(sample) < 2:
         return replace(base, notes=(note("one_seed"),))
+    if comparison.no_spread and hypothesis.measure in COUNTS:
+        assert base.found is not None
+        verdict = SUPPORTED if hypothesis.rule.holds(base.found.mean) else REFUTED
+        return replace(base, verdict=verdict, towards=verdict)
+    if comparison.no_spread:
+        return replace(base, notes=(note("no_spread"),))
     low, high = _bounds(hypothesis)
     towards, p = decide(sample, low, high)
     return replace(base, p=p, towards=towards)
 
 
 def decide(sample: Sequence[float], low: float, high: float) -> tuple[str, float]:
-    """Which way the sample points about "the mean is between low and high", and the p of saying so.
+    """Which way the sample points about "the mean is between low and high", and the p of saying so."""
+    return _towards(partial(above, sample), partial(below, sample), low, high)
+
+
+def _towards(above: _OneSided, below: _OneSided, low: float, high: float) -> tuple[str, float]:
+    """Which way one-sided tests of a number against a bound point about "it is between low and high", and the p.
 
     With one bound both ways are the two-sided test: supported where the 95 % interval lies wholly inside. With two,
     inside is TOST, and outside means wholly beyond one of them.
     """
     if low > -math.inf and high < math.inf:
-        inside = tost(sample, low, high)
-        outside = min(1.0, 2 * min(above(sample, high), below(sample, low)))
+        inside = max(above(low), below(high))
+        outside = min(1.0, 2 * min(above(high), below(low)))
     else:
-        inside = min(1.0, 2 * (below(sample, high) if high < math.inf else above(sample, low)))
-        outside = min(1.0, 2 * (above(sample, high) if high < math.inf else below(sample, low)))
+        inside = min(1.0, 2 * (below(high) if high < math.inf else above(low)))
+        outside = min(1.0, 2 * (above(high) if high < math.inf else below(low)))
     return (SUPPORTED, inside) if inside <= outside else (REFUTED, outside)
 
 
 def _sample(hypothesis: Hypothesis, comparison: Comparison) -> list[float]:
     if hypothesis.compare == "change":
         return comparison.logs
-    factor = 100.0 if hypothesis.compare == "points" else 1.0
-    return [factor * (a - b) for a, b in comparison.values]
+    return [_unit(hypothesis) * (a - b) for a, b in comparison.values]
+
+
+def _unit(hypothesis: Hypothesis) -> float:
+    return 100.0 if hypothesis.compare == "points" else 1.0
 
 
 def _bounds(hypothesis: Hypothesis) -> tuple[float, float]:
@@ -263,7 +280,9 @@ def _bounds(hypothesis: Hypothesis) -> tuple[float, float]:
 
 
 def _found(hypothesis: Hypothesis, comparison: Comparison) -> Estimate | None:
-    return comparison.change if hypothesis.compare == "change" else estimate(_sample(hypothesis, comparison))
+    if hypothesis.compare == "change":
+        return comparison.change
+    return estimate(_sample(hypothesis, comparison), scale=_unit(hypothesis) * comparison.size)
 
 
 def _scenario(verdict: Verdict) -> str | None:
@@ -302,10 +321,12 @@ def _trend(hypothesis: Hypothesis, groups: Sequence[Group]) -> Verdict:
     if len({size for size, _, _ in points}) < 3:
         why = note("few_datasets", count=len(points)) if points else note("no_runs")
         return Verdict(hypothesis, UNDECIDED, runs=runs, notes=(why,))
-    line = slope([size for size, _, _ in points], [value for _, value, _ in points])
-    assert line.p is not None
-    outward = line.mean > 0 if hypothesis.rule.low > -math.inf else line.mean < 0
-    return Verdict(hypothesis, UNDECIDED, found=line, p=line.p, towards=SUPPORTED if outward else REFUTED, runs=runs)
+    line = slope([size for size, _, _ in points], [value for _, value, _ in points], scale=1.0)
+    if line.p is None:
+        return Verdict(hypothesis, UNDECIDED, found=line, runs=runs, notes=(note("no_scatter"),))
+    tests = partial(slope_above, line), partial(slope_below, line)
+    towards, p = _towards(*tests, hypothesis.rule.low, hypothesis.rule.high)
+    return Verdict(hypothesis, UNDECIDED, found=line, p=p, towards=towards, runs=runs)
 
 
 def _change_in(hypothesis: Hypothesis, setup: Setup) -> Comparison | None:

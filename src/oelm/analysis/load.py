@@ -15,8 +15,9 @@ from ..config import RunConfig
 from ..errors import ConfigError, MethodError, TrainingError
 from ..files import read_json
 from ..records import FORMAT, config_fields, is_alive, read_metrics
+from .arms import Place, places
 from .flops import flops_per_token
-from .run import DECODED, AnalysisError, Bench, LeftOut, NoRunsError, Run, at_chance, comparable
+from .run import DECODED, AnalysisError, Bench, LeftOut, NoRunsError, Run, at_chance
 from .shapes import check_shapes
 
 # A run that shows one of these is one; a folder with only a model's config.json is not.
@@ -78,8 +79,9 @@ def load_runs(paths: Sequence[str | PathLike[str]]) -> Loaded:
             "no runs found. " + "; ".join(problems) + ". A run is a folder that `oelm train` wrote, with config.json "
             "and result.json in it; give one, or a folder above several"
         )
-    kept, duplicates = _without_duplicates(sorted(runs, key=lambda run: str(run.path)))
-    kept, useless = _useful(kept)
+    # A repeat that came to something stands for a run that did not, so those go before duplicates are looked for.
+    kept, useless = _useful(sorted(runs, key=lambda run: str(run.path)))
+    kept, duplicates = _without_duplicates(kept, [item.run for item in (*left_out, *useless) if item.run is not None])
     return Loaded(
         tuple(kept),
         tuple(running),
@@ -248,13 +250,15 @@ def _diverged(run: Run) -> bool:
     return "perplexity" in run.result and (perplexity is None or perplexity > _LARGEST)
 
 
-def _without_duplicates(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
-    """One run for each settings and seed: a copy, or the same run made twice, is no further evidence."""
-    first: dict[str, Run] = {}
+def _without_duplicates(runs: Sequence[Run], lost: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
+    """One run for each place and seed, the first: a copy, or the same run made twice, is no further evidence.
+
+    `lost` are those that came to nothing: they are no duplicates, but will be grouped with the others.
+    """
+    first: dict[tuple[Place, int], Run] = {}
     others = []
-    for run in runs:
-        whole = json.dumps([run.dataset, comparable(run), run.seed, run.environment.get("data")], sort_keys=True)
-        known = first.setdefault(whole, run)
+    for run, place in zip(runs, places([*runs, *lost]), strict=False):
+        known = first.setdefault((place, run.seed), run)
         if known is not run:
             reason = f"the same settings and seed as {known.path}: counted once"
             others.append(LeftOut(run.path, "duplicate", reason, run.method, run.seed, (("other", str(known.path)),)))

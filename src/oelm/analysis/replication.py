@@ -11,7 +11,7 @@ from .. import published
 from .arms import MEASURES, Arm, Difference, Group, Setup
 from .compare import Comparison, best_rate, headline, of_pairs
 from .run import Run, flatten
-from .stats import Estimate, estimate
+from .stats import Estimate, estimate, too_noisy
 
 AGREES, DIFFERS, UNDECIDED, NOT_JUDGED = "agrees", "differs", "undecided", "not-judged"
 
@@ -83,7 +83,7 @@ def _of_arm(experiment: published.Experiment, known: published.Published, setup:
         used = tuple(run for run, _ in pairs)
         differs = setup_differences(experiment, used[0])
         synthetic = setup.runs[0].synthetic
-        sound = chosen is not None and ours is not None and ours.sound
+        sound = chosen is not None and ours is not None and ours.sound and not ours.no_spread
         measured = estimate([value for _, value in pairs])
         found = _verdict(figure.value, measured, change, ours.change if ours else None, sound, not differs)
         verdict = NOT_JUDGED if synthetic else found  # a smoke run shows that the tools work, and nothing else
@@ -109,16 +109,19 @@ def _of_arm(experiment: published.Experiment, known: published.Published, setup:
 def _verdict(
     value: float, measured: Estimate, change: float | None, ours: Estimate | None, sound: bool, same_setup: bool
 ) -> str:
-    """Effects are judged where the pair is sound and has an interval; bare values only in the same set-up."""
+    """Effects are judged where the pair is sound, bare values only in the same set-up."""
     if change is not None:
-        if ours is None or not sound or ours.low is None or ours.high is None:
-            return UNDECIDED
-        return AGREES if ours.low <= change <= ours.high else DIFFERS
+        return _beside(change, ours, ours) if sound else UNDECIDED
     if not same_setup:
         return NOT_JUDGED
-    if measured.low is None or measured.high is None:
+    return _beside(value, measured, measured.mapped(lambda bound: bound / value) if value else None)
+
+
+def _beside(value: float, ours: Estimate | None, relative: Estimate | None) -> str:
+    """Whether our interval holds a published value; an interval so wide that it holds any agrees with nothing."""
+    if ours is None or ours.low is None or ours.high is None or too_noisy(relative):
         return UNDECIDED
-    return AGREES if measured.low <= value <= measured.high else DIFFERS
+    return AGREES if ours.low <= value <= ours.high else DIFFERS
 
 
 def _change(chosen: Comparison | None, metric: str) -> Comparison | None:

@@ -6,7 +6,7 @@ Everything is about differences between pairs, so one sample of numbers comes in
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -21,11 +21,16 @@ ALPHA = 1 - CONFIDENCE
 # With fewer pairs there are too few different resamples for a bootstrap to say more than the t interval does.
 BOOTSTRAP_PAIRS = 6
 BOOTSTRAP_RESAMPLES = 9999
+# A spread below this share of the numbers themselves is that of their rounding: (801 + 2) / 872 - 801 / 872 and
+# (805 + 2) / 872 - 805 / 872 differ in the seventeenth digit.
+_ROUNDING = 1e-12
+# A relative interval wider than this, a thousand points of a hundred, has bounds that mean nothing.
+_TOO_WIDE = 10.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval. With one value there is none, and nothing is claimed."""
+    """A mean with its interval. With one value, or values without spread, there is none, and nothing is claimed."""
 
     mean: float
     n: int
@@ -37,39 +42,52 @@ class Estimate:
     boot_high: float | None = None
 
     def exp(self) -> Estimate:
-        """From differences of logarithms to a ratio. `spread` stays on the log scale."""
-        bounds = [None if b is None else _exp(b) for b in (self.low, self.high, self.boot_low, self.boot_high)]
-        return Estimate(_exp(self.mean), self.n, bounds[0], bounds[1], self.p, self.spread, bounds[2], bounds[3])
+        """From differences of logarithms to a ratio."""
+        return self.mapped(_exp)
+
+    def mapped(self, to: Callable[[float], float]) -> Estimate:
+        """The mean and the bounds on another scale; `p` and `spread` stay those of this one."""
+        low, high, boot_low, boot_high = (
+            None if bound is None else to(bound) for bound in (self.low, self.high, self.boot_low, self.boot_high)
+        )
+        return Estimate(to(self.mean), self.n, low, high, self.p, self.spread, boot_low, boot_high)
 
 
-def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """The mean of values with its t interval and the two-sided p of a mean of zero; a bootstrap where n allows."""
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE, scale: float | None = None) -> Estimate:
+    """The mean of values with its t interval and the two-sided p of a mean of zero; a bootstrap where n allows.
+
+    `scale` is the size of the numbers that the values are differences of, by default their own: it says what rounding
+    may do to them.
+    """
     sample = _finite(values)
     n, mean = len(sample), float(sample.mean())
     if n < 2:
         return Estimate(mean, n)
-    spread = float(sample.std(ddof=1))
+    spread = _spread(sample, scale)
+    if spread == 0:
+        return Estimate(mean, n, spread=spread)
     error = spread / math.sqrt(n)
     half = t_quantile(1 - (1 - confidence) / 2, n - 1) * error
     low_high = bootstrap(sample, confidence) if n >= BOOTSTRAP_PAIRS else (None, None)
     return Estimate(mean, n, mean - half, mean + half, two_sided(mean, error, n - 1), spread, *low_high)
 
 
+def too_noisy(found: Estimate | None) -> bool:
+    """Whether a relative change's interval is too wide to say anything."""
+    return found is not None and found.low is not None and found.high is not None and found.high - found.low > _TOO_WIDE
+
+
 def two_sided(mean: float, error: float, degrees: int) -> float:
-    """The p of a mean of zero. Values without any spread are either certainly zero or certainly not."""
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
+    """The p of a mean of zero."""
     return 2 * t_cdf(-abs(mean) / error, degrees)
 
 
 def above(values: Sequence[float], bound: float) -> float:
-    """One-sided p for "the mean is above `bound`": small when it is."""
+    """One-sided p for "the mean is above `bound`": small when it is; values without spread show nothing."""
     sample = _finite(values)
-    error = float(sample.std(ddof=1)) / math.sqrt(len(sample))
+    error = _spread(sample) / math.sqrt(len(sample))
     distance = float(sample.mean()) - bound
-    if error == 0:
-        return 0.0 if distance > 0 else 1.0
-    return t_cdf(-distance / error, len(sample) - 1)
+    return t_cdf(-distance / error, len(sample) - 1) if error > 0 else 1.0
 
 
 def below(values: Sequence[float], bound: float) -> float:
@@ -111,8 +129,13 @@ def bootstrap(
     return bounds[0], bounds[1]
 
 
-def slope(x: Sequence[float], y: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """The slope of a straight line through points, with its interval and the p of a slope of zero; n is the points."""
+def slope(
+    x: Sequence[float], y: Sequence[float], confidence: float = CONFIDENCE, scale: float | None = None
+) -> Estimate:
+    """The slope of a straight line through points, with its interval and the p of a slope of zero; n is the points.
+
+    `scale` is the size of the numbers that y are differences of, as in `estimate`: points on a line have no interval.
+    """
     across, up = _finite(x), _finite(y)
     n = len(across)
     centred = across - across.mean()
@@ -121,9 +144,23 @@ def slope(x: Sequence[float], y: Sequence[float], confidence: float = CONFIDENCE
         raise AnalysisError("a trend needs three points or more, at different places")
     found = float((centred * up).sum()) / total
     rest = up - up.mean() - found * centred
-    error = math.sqrt(float((rest**2).sum()) / (n - 2) / total)
+    scatter = math.sqrt(float((rest**2).sum()) / (n - 2))
+    if _is_rounding(scatter, up, scale):
+        return Estimate(found, n, spread=0.0)
+    error = scatter / math.sqrt(total)
     half = t_quantile(1 - (1 - confidence) / 2, n - 2) * error
     return Estimate(found, n, found - half, found + half, two_sided(found, error, n - 2), error)
+
+
+def slope_above(line: Estimate, bound: float) -> float:
+    """One-sided p for "the slope is above `bound`", of what `slope` found: its `spread` is the slope's own error."""
+    if not line.spread:
+        return 1.0
+    return t_cdf((bound - line.mean) / line.spread, line.n - 2)
+
+
+def slope_below(line: Estimate, bound: float) -> float:
+    return slope_above(line.mapped(lambda value: -value), -bound)
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -142,6 +179,16 @@ def t_cdf(value: float, degrees: int) -> float:
 
 def t_quantile(share: float, degrees: int) -> float:
     return float(_special().stdtrit(degrees, share))
+
+
+def _spread(sample: npt.NDArray[np.float64], scale: float | None = None) -> float:
+    """The standard deviation; none at all where it is only that of rounding."""
+    spread = float(sample.std(ddof=1))
+    return 0.0 if _is_rounding(spread, sample, scale) else spread
+
+
+def _is_rounding(spread: float, sample: npt.NDArray[np.float64], scale: float | None) -> bool:
+    return spread <= _ROUNDING * (float(np.abs(sample).max()) if scale is None else scale)
 
 
 def _exp(value: float) -> float:

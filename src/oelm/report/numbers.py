@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from ..analysis.compare import MARGINS, Comparison
 from ..analysis.hypotheses import Hypothesis, Verdict
-from ..analysis.stats import Estimate
+from ..analysis.stats import Estimate, too_noisy
 from .strings import Words
 
 MINUS = "−"
-# A relative interval wider than this, a thousand points of a hundred, has bounds that mean nothing.
-_TOO_WIDE = 10.0
 # Larger ones are written with an exponent: a run that nearly diverged may have a perplexity of a hundred digits.
 _LONG = 1e9
 
@@ -51,7 +49,7 @@ def figure(name: str, value: float | None) -> str:
 def bounds(name: str, found: Estimate | None, say: Words) -> str:
     """The interval of a mean of a figure."""
     if found is None or found.low is None or found.high is None:
-        return say("one_seed_short")
+        return _without_interval(found, say)
     return f"{figure(name, found.low)} – {figure(name, found.high)}"
 
 
@@ -69,11 +67,6 @@ def change(comparison: Comparison, say: Words) -> str:
 def change_bounds(comparison: Comparison) -> tuple[str, str] | None:
     """The limits of that difference as text."""
     return _limits(comparison, bootstrap=False)
-
-
-def too_noisy(found: Estimate | None) -> bool:
-    """Whether a relative change's interval is too wide to say anything."""
-    return found is not None and found.low is not None and found.high is not None and found.high - found.low > _TOO_WIDE
 
 
 def change_range(comparison: Comparison, say: Words) -> str:
@@ -110,7 +103,14 @@ def interval(comparison: Comparison, say: Words) -> str:
 def _no_interval(comparison: Comparison, say: Words) -> str:
     if comparison.measure.log and too_noisy(comparison.change):
         return say("too_noisy", n=comparison.n)
-    return say("one_seed_short" if comparison.pairs else "no_pair_short")
+    if not comparison.pairs:
+        return say("no_pair_short")
+    return _without_interval(comparison.change if comparison.measure.log else comparison.difference, say)
+
+
+def _without_interval(found: Estimate | None, say: Words) -> str:
+    """Why a mean has no interval: it is of one value, or of values that are all the same."""
+    return say("no_spread_short" if found is not None and found.n > 1 else "one_seed_short")
 
 
 def margin(name: str) -> str:
@@ -134,7 +134,7 @@ def found(verdict: Verdict, say: Words) -> str:
     if hypothesis.compare == "value":
         return text
     if estimate.low is None or estimate.high is None:
-        return say("in_brackets", text=text, more=say("one_seed_short"))
+        return say("in_brackets", text=text, more=_without_interval(estimate, say))
     if hypothesis.compare == "change" and too_noisy(estimate):
         return say("in_brackets", text=text, more=say("too_noisy", n=estimate.n))
     limits = {"low": amount(hypothesis, estimate.low, say), "high": amount(hypothesis, estimate.high, say)}

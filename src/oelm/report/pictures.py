@@ -12,8 +12,8 @@ from ..analysis.arms import Setup
 from ..analysis.compare import Comparison
 from ..analysis.flops import flop_ratio
 from ..analysis.run import finite
+from ..analysis.stats import too_noisy
 from .charts import Chart, Figure, Grid, Intervals, Lines, Row, Series, Styles
-from .numbers import too_noisy
 from .strings import Words
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from . import numbers
 from .strings import Words, words
 
 # Notes on a comparison that a summary must not leave out.
-_DOUBTS = ("edge_low", "edge_high", "better_elsewhere", "no_spread")
+_DOUBTS = ("edge_low", "edge_high", "better_elsewhere")
 # Settings that go with a run's length: a longer one warms up longer and is looked at less often.
 _FOLLOW_LENGTH = ("eval.every", "optimizer.warmup_steps")
 # Values that change nothing, and so add nothing to a name where another setup has others.
@@ -88,6 +88,8 @@ def reading(one: Comparison, say: Words) -> str:
         return say("says_confounded", fields=", ".join(item.field for item in one.confounds))
     if not one.pairs:
         return say("says_unpaired")
+    if one.no_spread:
+        return say("says_no_spread")
     if one.adjusted is None:
         return say("says_one_seed")
     parts = []
@@ -106,6 +108,8 @@ def short_reading(one: Comparison, say: Words) -> tuple[str, str]:
     """The same in a word, and its tone."""
     if not one.sound:
         return say("basis_confounded_short"), "open"
+    if one.no_spread:
+        return say("undecided"), "open"
     if one.adjusted is None:
         return say("one_seed_short") if one.pairs else say("no_pair_short"), "open"
     alike = one.alike is not None and one.alike < ALPHA

@@ -112,6 +112,10 @@ STRINGS: dict[str, tuple[str, str]] = {
         "单独看为{towards}，但经本报告多项假设的校正后不成立（校正后 p {p}）",
     ),
     "says_one_seed": ("No verdict from one seed.", "只有一个种子，不下结论。"),
+    "says_no_spread": (
+        "No verdict: every pair differs by exactly the same amount. Are these independent runs?",
+        "不下结论：每一对的差值完全相同。这些运行是否相互独立？",
+    ),
     "says_confounded": ("No verdict: confounded by {fields}.", "不下结论：受 {fields} 混淆。"),
     "says_unpaired": ("No verdict: the two arms share no seed.", "不下结论：两者没有共同的种子。"),
     "verdict_line": ("{title}: {numbers}", "{title}：{numbers}"),
@@ -133,6 +137,7 @@ STRINGS: dict[str, tuple[str, str]] = {
     "interval": ("95 % interval {low} to {high}, {n} seeds", "95 % 区间 {low} 至 {high}，{n} 个种子"),
     "one_seed_short": ("one seed: no interval", "一个种子：无区间"),
     "too_noisy": ("too noisy to say, {n} seeds", "噪声过大，无法判断，{n} 个种子"),
+    "no_spread_short": ("no spread: no interval", "无离散：无区间"),
     "no_pair_short": ("no common seed: no interval", "无共同种子：无区间"),
     "slope_interval": ("95 % interval {low} to {high}, {n} data sets", "95 % 区间 {low} 至 {high}，{n} 个数据集"),
     "per_doubling": ("{value} per doubling of the data", "数据每翻一倍 {value}"),
@@ -294,6 +299,10 @@ STRINGS: dict[str, tuple[str, str]] = {
     "note_no_spread": (
         "every pair differs by exactly the same amount: are these independent runs?",
         "每一对的差值完全相同：这些运行是否相互独立？",
+    ),
+    "note_no_scatter": (
+        "the data sets lie exactly on a line: are these independent runs?",
+        "各数据集恰好落在一条直线上：这些运行是否相互独立？",
     ),
     "note_cautions": ("also different: {fields}", "另有不同：{fields}"),
     "note_old_config": (
