@@ -13,7 +13,7 @@ from ..config import GPT, RANDOM, ModelConfig, RunConfig
 from ..data.examples import Encoded, encode
 from ..data.judgements import judgement_tokenizer
 from ..data.tasks import BUILTIN
-from ..data.tokenizer import fingerprint, load_model_tokenizer
+from ..data.tokenizer import load_model_tokenizer, vocabulary_sha256
 from ..errors import ConfigError, first_line
 from ..files import require_reachable
 from .gpt import gpt_config
@@ -48,7 +48,7 @@ class Reader:
 
     @property
     def sha256(self) -> str:
-        return fingerprint(self.tokenizer.backend_tokenizer)
+        return vocabulary_sha256(self.tokenizer.backend_tokenizer)
 
     def read(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Encoded:
         """Texts, or pairs of them, as the model reads them; the longer of two is cut first."""
