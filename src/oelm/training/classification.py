@@ -140,8 +140,7 @@ class Classification(Task):
             "description": self.data.description,
             "synthetic": self.data.synthetic,
             "labels": list(self.data.labels),
-            "longest": self.reader.longest,
-            "tokenizer": self.reader.sha256,
+            **self.reader.describe(),
             "pairs": self.data.splits["train"].pairs is not None,
             "splits": {
                 name: {

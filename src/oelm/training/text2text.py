@@ -148,8 +148,7 @@ class TextToText(Task):
         return {
             "description": self.data.description,
             "synthetic": self.data.synthetic,
-            "longest": self.reader.longest,
-            "tokenizer": self.reader.sha256,
+            **self.reader.describe(),
             "pairs": "{pair}" in PROMPTS.get(self.data.name, ""),
             "splits": {
                 name: {**self.data.sources.get(name, {}), "examples": len(split)}
