@@ -25,7 +25,7 @@ from oelm.training import engine
 from oelm.training.state import list_checkpoints, named_tensors
 from oelm.training.task import open_task
 
-from .finetune_helpers import config, fields, run_here
+from .finetune_helpers import config, fields, labelled_folder, run_here
 from .train_helpers import Death, assert_same_run, final_tensors, finished, read, start, written
 
 METHODS = [
@@ -192,6 +192,30 @@ def test_accumulation_changes_nothing_but_rounding(tmp_path):
     whole = run_here(tmp_path / "whole", **still)
     parts = run_here(tmp_path / "parts", **still, train={"micro_batch_size": 4})
     assert parts["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-3)
+
+
+def test_some_of_the_validation_rows_stand_for_all_however_the_file_is_sorted(tmp_path):
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    seen = []
+    for name, order in (("sorted", sorted), ("as-made", list)):
+        folder = labelled_folder(tmp_path / name, ("text", "label"), order)
+        changes = {
+            "task": {"name": "folder"},
+            "model": {"tokenizer": str(tmp_path / "reader")},
+            "data": {"path": str(folder)},
+            "train": {"max_steps": 2},
+            "eval": {"every": 2, "sequences": 20},
+        }
+        result = run_here(tmp_path / f"runs-{name}", **changes)
+        assert (result["last"]["n"], result["last"]["held_out"]) == (20, 100)
+        assert "(20 of 100 examples)" in (config(tmp_path / f"runs-{name}", **changes).folder / "train.log").read_text()
+        task = open_task(config(tmp_path, **changes, seed=5, method="oelm-freeze"))
+        texts = task.data.splits["validation"].texts
+        seen.append((sorted(texts[row] for row in task.in_turn), result["last"]["per_class"]["good"]["support"]))
+        more = open_task(config(tmp_path, **changes | {"eval": {"sequences": 50}}))
+        assert set(task.in_turn) < set(more.in_turn), "fewer are part of more"
+    assert seen[0] == seen[1]
+    assert 4 < seen[0][1] < 16
 
 
 # Resume
