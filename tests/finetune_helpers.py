@@ -32,5 +32,15 @@ def config(output: Path, **changes: Any) -> RunConfig:
     return RunConfig.load(fields(output, **changes))
 
 
+def labelled_folder(place: Path, columns: tuple[str, str], order: Any = sorted) -> Path:
+    """Films that are good or bad, as CSV files whose rows stand in an order: by default sorted by their answer."""
+    place.mkdir()
+    for split, size in (("train", 60), ("validation", 100)):
+        rows = [(word, f"the {split} film number {i} was {word}") for i in range(size // 2) for word in ("good", "bad")]
+        lines = "".join(f"{text},{answer}\n" for answer, text in order(rows))
+        (place / f"{split}.csv").write_text(f"{','.join(columns)}\n{lines}")
+    return place
+
+
 def run_here(output: Path, **changes: Any) -> dict[str, Any]:
     return train(config(output, **changes), quiet=True)

@@ -539,7 +539,7 @@ def test_two_hundred_runs_load_and_group(tmp_path):
 
 
 def test_what_an_older_version_did_not_record_of_the_data_tells_no_setups_apart(tmp_path):
-    for seed, data in enumerate(({}, {"tokenizer": "a"}, {"tokenizer": "a"})):
+    for seed, data in enumerate(({}, {"tokenizer": "a"}, {"tokenizer": "a", "marks": "b"})):
         classification_run(tmp_path, seed=seed, environment={"data": data})
     (group,) = group_runs(load_runs([tmp_path]).runs)
     (setup,) = group.setups

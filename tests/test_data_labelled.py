@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from oelm.data import DataError, load_model_tokenizer, open_labelled
 from oelm.data.cuts import digest, first_share, split_off
+from oelm.data.labelled import Examples, by_content
 from oelm.data.tasks import NAMES, TASKS
 
 from .test_data_common import SEPARATOR, gpt2_folder
@@ -267,6 +268,25 @@ def test_cuts_go_by_content_and_class(rows, share, larger, random):
             {items[row] for row in np.flatnonzero(function(*cut(items), share))} for items in (distinct, shuffled)
         )
         assert one == other, "the order of the rows plays no part"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a b", "A b", "a  b", "c", "d e"]), st.integers(0, 1)), min_size=1, max_size=40
+    ),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_the_order_by_content_is_not_the_files(rows, written, random):
+    def ordered(items):
+        labels = np.array([label for _, label in items], dtype=np.int64)
+        answers = [f"answer {label}" for label in labels] if written else None
+        examples = Examples([text for text, _ in items], None, labels[:0] if written else labels, answers)
+        return [items[row] for row in by_content(examples)]
+
+    assert ordered(rows) == ordered(random.sample(rows, len(rows)))
+    assert sorted(ordered(rows)) == sorted(rows)
 
 
 def test_a_fraction_keeps_the_classes_and_their_order(tmp_path):

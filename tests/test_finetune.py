@@ -15,7 +15,9 @@ import oelm
 from oelm import commands
 from oelm.cli import app
 from oelm.data import judgement_tokenizer
+from oelm.errors import CheckpointError
 from oelm.metrics import classification_figures
+from oelm.models.reader import Reader
 from oelm.models.small import small_model
 from oelm.records import read_metrics
 from oelm.runs import evaluate_run, load_run, predict_one
@@ -23,7 +25,7 @@ from oelm.training import engine
 from oelm.training.state import list_checkpoints, named_tensors
 from oelm.training.task import open_task
 
-from .finetune_helpers import config, fields, run_here
+from .finetune_helpers import config, fields, labelled_folder, run_here
 from .train_helpers import Death, assert_same_run, final_tensors, finished, read, start, written
 
 METHODS = [
@@ -192,6 +194,30 @@ def test_accumulation_changes_nothing_but_rounding(tmp_path):
     assert parts["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-3)
 
 
+def test_some_of_the_validation_rows_stand_for_all_however_the_file_is_sorted(tmp_path):
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    seen = []
+    for name, order in (("sorted", sorted), ("as-made", list)):
+        folder = labelled_folder(tmp_path / name, ("text", "label"), order)
+        changes = {
+            "task": {"name": "folder"},
+            "model": {"tokenizer": str(tmp_path / "reader")},
+            "data": {"path": str(folder)},
+            "train": {"max_steps": 2},
+            "eval": {"every": 2, "sequences": 20},
+        }
+        result = run_here(tmp_path / f"runs-{name}", **changes)
+        assert (result["last"]["n"], result["last"]["held_out"]) == (20, 100)
+        assert "(20 of 100 examples)" in (config(tmp_path / f"runs-{name}", **changes).folder / "train.log").read_text()
+        task = open_task(config(tmp_path, **changes, seed=5, method="oelm-freeze"))
+        texts = task.data.splits["validation"].texts
+        seen.append((sorted(texts[row] for row in task.in_turn), result["last"]["per_class"]["good"]["support"]))
+        more = open_task(config(tmp_path, **changes | {"eval": {"sequences": 50}}))
+        assert set(task.in_turn) < set(more.in_turn), "fewer are part of more"
+    assert seen[0] == seen[1]
+    assert 4 < seen[0][1] < 16
+
+
 # Resume
 
 
@@ -209,6 +235,36 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
         assert not (run / "result.json").exists()
         finished("train", file, "-q")
         assert_same_run(run, config(whole, **changes).folder)
+
+
+def test_a_tokenizer_that_puts_other_marks_around_a_text_is_refused(tmp_path):
+    """Its vocabulary is the same, but the rest of the run would read other ids."""
+    marked, bare = judgement_tokenizer(), judgement_tokenizer()
+    bare.backend_tokenizer.post_processor = None
+    marked.save_pretrained(tmp_path / "reader")
+    changes = {"model": {"tokenizer": str(tmp_path / "reader")}, "train": {"max_steps": 2}, "eval": {"every": 2}}
+    run_here(tmp_path, **changes)
+    (config(tmp_path, **changes).folder / "result.json").unlink()
+    run_here(tmp_path, **changes)
+    (config(tmp_path, **changes).folder / "result.json").unlink()
+    before = open_task(config(tmp_path, **changes)).describe()
+    bare.save_pretrained(tmp_path / "reader")
+    with pytest.raises(CheckpointError, match="builtin:sentiment or the tokenizer that reads them have changed since"):
+        run_here(tmp_path, **changes, checkpoint={"resume": "inexact"})
+    after = open_task(config(tmp_path, **changes)).describe()
+    assert [name for name in before if before[name] != after[name]] == ["marks"], (
+        "records of any age compare by the rest"
+    )
+
+
+def test_how_a_tokenizer_was_used_before_does_not_show_in_its_hash(tmp_path):
+    one, other = (Reader.of(config(tmp_path)) for _ in range(2))
+    other.tokenizer(["a good film"], truncation=True, max_length=3, padding="max_length")
+    assert one.sha256 == other.sha256
+    other.save(tmp_path / "saved")
+    again = Reader.of(config(tmp_path, model={"tokenizer": str(tmp_path / "saved")}))
+    assert again.sha256 == one.sha256, "saved and loaded it is the same"
+    assert again.read(["a good film"]).ids.tolist() == one.read(["a good film"]).ids.tolist()
 
 
 # Models

@@ -1,4 +1,4 @@
-"""The figures of classification, against values worked out by hand and against their definitions."""
+"""Perplexity and the figures of classification, against values worked out by hand and against their definitions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from oelm.metrics import accuracy_interval, classification_figures, is_at_chance, majority, matthews
+from oelm.metrics import accuracy_interval, classification_figures, is_at_chance, majority, matthews, perplexity
 
 KNOWN = np.array([[50, 10], [5, 35]])
+
+
+def test_perplexity_by_hand():
+    assert perplexity(math.log(7)) == pytest.approx(7)
+    assert perplexity(1e4) == math.inf
+    assert math.isnan(perplexity(math.nan))
 
 
 def test_two_classes_by_hand():

@@ -12,7 +12,7 @@ from oelm.training.engine import train
 from oelm.training.task import open_task
 from oelm.training.text2text import judged
 
-from .finetune_helpers import fields
+from .finetune_helpers import fields, labelled_folder
 from .train_helpers import read
 
 pytest.importorskip("sacrebleu")
@@ -77,6 +77,33 @@ def test_the_users_own_columns(tmp_path):
     base["task"] = {**columns, "target": "reply"}
     with pytest.raises(DataError, match="reply"):
         open_task(oelm.RunConfig.load(base))
+
+
+def test_what_is_judged_does_not_depend_on_the_order_of_the_rows(tmp_path):
+    """A file that is sorted by answer would have one of them in its first rows, and always writing that scored all."""
+    from oelm.data.judgements import judgement_tokenizer
+
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    seen = []
+    for name, order in (("sorted", sorted), ("as-made", list)):
+        base = text_run(tmp_path / f"runs-{name}", train={"max_steps": 2}, eval={"every": 2, "sequences": 30})
+        folder = labelled_folder(tmp_path / name, ("source", "target"), order)
+        base |= {"task": {"name": "folder", "form": "text"}, "data": {"path": str(folder)}}
+        base["model"]["tokenizer"] = str(tmp_path / "reader")
+        run = oelm.RunConfig.load(base)
+        task = open_task(run)
+        good, bad = task.judge(["good"] * 20), task.judge(["bad"] * 20)
+        assert 0.2 < good["exact_match"] < 0.8
+        assert good["exact_match"] + bad["exact_match"] == 1.0
+        assert (good["written"], good["held_out"]) == (20, 100)
+        rows = task.validation(0, 30, 30)
+        texts = task.reader.tokenizer.batch_decode(rows["input_ids"], skip_special_tokens=True)
+        seen.append((good, texts, rows["labels"].tolist()))
+        result = train(run, quiet=True)
+        assert (result["last"]["written"], result["last"]["held_out"]) == (20, 100)
+        assert "(20 of 100 answers)" in (run.folder / "train.log").read_text()
+        assert evaluate_run(run.folder)["written"] == 100
+    assert seen[0] == seen[1]
 
 
 def test_answers_that_the_tokenizer_cannot_write_are_refused(tmp_path):

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from oelm.cli import app
 from oelm.config import RunConfig, TrainConfig
 from oelm.errors import ConfigError
+from oelm.files import parse_yaml
 from oelm.method import PRESETS, Method
 
 from .train_helpers import config, oelm, tiny, token_folder, written
@@ -93,6 +94,9 @@ def test_a_config_that_cannot_be(overrides, says, refused):
         ("!!python/object/apply:os.getcwd []", "not YAML or JSON"),
         ("seed: 2026-13-45", "not YAML or JSON (month must be in 1..12)"),
         ("a: " + "[" * 5000, "not YAML or JSON (nested too deeply)"),
+        ("seed: 1\ntrain: {}\nseed: 2", "run.yaml: not YAML or JSON (line 3: the key 'seed' is there already, on line"),
+        ("train:\n  epochs: 1\n  epochs: 1", "line 3: the key 'epochs' is there already, on line 2"),
+        ('{"seed": 1, "seed": 2}', "line 1: the key 'seed' is there already, on line 1"),
     ],
 )
 def test_a_file_that_is_no_config(content, says, tmp_path):
@@ -105,6 +109,27 @@ def test_a_file_that_is_no_config(content, says, tmp_path):
     missing = CliRunner().invoke(app, ["train", str(tmp_path / "none.yaml")])
     assert missing.exit_code == 2
     assert "none.yaml: cannot be read (No such file or directory)" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}",
+        "a: &a {x: 1}\nb: &b {x: 2}\nc: {<<: [*a, *b], x: 3}\nd: {<<: *a, <<: *b}",
+        # What is merged from the inside is filled up before its own turn comes.
+        "deep: {er: {a: &a {<<: {x: 1}, x: 2}}}\nb: {<<: *a, x: 3}\nc: *a",
+        "=: 1\n1: one\n'1': also one",
+        "same: [{x: 1}, {x: 2}]",
+    ],
+)
+def test_what_yaml_merges_is_no_repeated_key(text):
+    assert parse_yaml(text) == yaml.safe_load(text)
+
+
+def test_a_repeated_key_is_one_however_it_is_written():
+    for text in ("1: a\n0x1: b", "a: 1\n'a': 2", "x: [{b: {c: 1, c: 1}}]", "a: &a {x: 1}\nb: {<<: *a, x: 2, x: 3}"):
+        with pytest.raises(ValueError, match=r"line \d: the key .* is there already, on line \d; keep one"):
+            parse_yaml(text)
 
 
 def test_settings_without_a_config():

@@ -170,6 +170,7 @@ class TrainConfig(Strict, refusal=ConfigError):
 class EvalConfig(Strict, refusal=ConfigError):
     """Validation: how often, on how many sequences (none: all), and what is measured beside the loss.
 
+    Fewer than all are the first windows of a token file; of labelled examples those that their content chooses.
     `choose` is the figure that tells the best model; by default accuracy for classification, else the loss. `targets`
     are perplexities, or accuracies, whose first time is recorded. `generations` is how many answers of a text-to-text
     task are written out. `probe` is how many sequences the attention's entropy is measured on; 0 turns that off.

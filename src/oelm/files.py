@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from .errors import CheckpointError, TrainingError, first_line
 
 # Room to leave on a disk beside what is about to be written.
 _HEADROOM = 64 * 1024**2
+# What YAML writes where a key stands, and is none: `<<` may be there twice, and both are merged.
+_YAML_SIGNS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 
 
 def to_json(content: Any, **options: Any) -> str:
@@ -86,15 +89,45 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """The content of YAML or JSON text; a ValueError of one line where it is neither."""
+    """The content of YAML or JSON text; a ValueError of one line where it is neither, or gives a key twice."""
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _yaml_loader())  # noqa: S506 - it is a SafeLoader
     except (yaml.YAMLError, ValueError) as error:  # yaml lets a date such as 2026-13-45 fail by itself
         raise ValueError(" ".join(str(error).split())) from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+@cache
+def _yaml_loader() -> Any:
+    """yaml's safe loader, which keeps the last of two values of a key and says nothing, made to refuse the second."""
+    import yaml
+
+    class OneValuePerKey(yaml.SafeLoader):
+        def __init__(self, stream: str) -> None:
+            super().__init__(stream)
+            self._seen: set[yaml.MappingNode] = set()
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            """Called before a mapping is made, and adds what `<<` merges: only what it has before that is its own."""
+            if node not in self._seen:
+                self._seen.add(node)
+                self._require_distinct(node)
+            super().flatten_mapping(node)
+
+        def _require_distinct(self, node: yaml.MappingNode) -> None:
+            lines: dict[Any, int] = {}
+            for key_node, _ in node.value:
+                if not isinstance(key_node, yaml.ScalarNode) or key_node.tag in _YAML_SIGNS:
+                    continue
+                key, line = self.construct_object(key_node), key_node.start_mark.line + 1
+                if key in lines:
+                    raise ValueError(f"line {line}: the key {key!r} is there already, on line {lines[key]}; keep one")
+                lines[key] = line
+
+    return OneValuePerKey
 
 
 def looks_local(name: str) -> bool:

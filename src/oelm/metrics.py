@@ -1,6 +1,6 @@
-"""What a confusion matrix says: accuracy, macro-F1, Matthews, each class alone, and whether it is more than chance.
+"""What sums and counts say: perplexity; of a confusion matrix accuracy, macro-F1, Matthews, and whether it is chance.
 
-Pure functions of counts, so that figures add up over batches and processes, and can be computed again from a record.
+Pure functions, so that figures add up over batches and processes, and can be computed again from a record.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ import numpy.typing as npt
 Counts = npt.NDArray[np.int64]
 # Two-sided 95 % of a normal distribution.
 _Z = 1.959963984540054
+
+
+def perplexity(loss: float) -> float:
+    """e to the loss; infinite where that overflows."""
+    return math.inf if loss > 700 else math.exp(loss)
 
 
 def classification_figures(confusion: Counts, labels: Sequence[str]) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from .errors import OelmError, nearest
+from .files import parse_yaml
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Published:
 def load() -> Published:
     """The published figures of published.yaml, each checked to be whole."""
     text = resources.files(__package__).joinpath("published.yaml").read_text(encoding="utf-8")
-    content = yaml.safe_load(text)
+    content = parse_yaml(text)
     experiments = tuple(_experiment(id, entry, content) for id, entry in content["experiments"].items())
     known = {experiment.id for experiment in experiments}
     for experiment in experiments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,11 @@ def digest(*texts: str) -> bytes:
     return hashlib.blake2b(joined.encode(), digest_size=8, key=_SALT).digest()
 
 
+def lowest_first(digests: Sequence[bytes], rows: Iterable[int]) -> list[int]:
+    """Rows in the order of their digests: the first of them are as good as drawn, and fewer are part of more."""
+    return sorted(rows, key=lambda row: digests[row])
+
+
 def first_share(digests: Sequence[bytes], classes: Classes, share: float) -> Mask:
     """The rows to keep: of each class the share with the lowest digests, rounded up.
 
@@ -27,8 +32,7 @@ def first_share(digests: Sequence[bytes], classes: Classes, share: float) -> Mas
     """
     kept = np.zeros(len(digests), dtype=np.bool_)
     for rows in _by_class(classes):
-        rows.sort(key=lambda row: digests[row])
-        kept[rows[: _share_of(len(rows), share)]] = True
+        kept[lowest_first(digests, rows)[: _share_of(len(rows), share)]] = True
     return kept
 
 

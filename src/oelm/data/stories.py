@@ -20,7 +20,7 @@ from . import words
 from .draws import Draws
 from .errors import DataError
 from .readers import SEPARATOR
-from .tokenizer import fingerprint, token_id
+from .tokenizer import token_id, vocabulary_sha256
 from .tokens import TokenDataset, in_memory
 
 Kind = Literal["colour", "owner", "spot", "pet", "food"]
@@ -99,7 +99,7 @@ def builtin(
         documents=(len(train), len(val)),
         text_bytes=(sum(map(len, train)), sum(map(len, val))),
         tokenizer_json=backend.to_str(),
-        tokenizer_hash=fingerprint(backend),
+        tokenizer_hash=vocabulary_sha256(backend),
         eos_token=SEPARATOR,
         synthetic=True,
         description=f"built-in synthetic stories, seed {seed}, {documents:,} documents",

@@ -46,7 +46,7 @@ class TextTokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        return fingerprint(self.backend)
+        return vocabulary_sha256(self.backend)
 
     def save(self, folder: Path) -> None:
         """Write a folder that `PreTrainedTokenizerFast.from_pretrained` reads."""
@@ -61,11 +61,11 @@ def token_id(backend: Tokenizer, token: str) -> int:
     return found
 
 
-def fingerprint(backend: Tokenizer) -> str:
-    """The sha256 of a tokenizer's canonical JSON.
+def vocabulary_sha256(backend: Tokenizer) -> str:
+    """The sha256 of a tokenizer's canonical JSON, as far as it decides how text becomes ids, and back.
 
-    Only what decides how text becomes ids, and back, counts. Truncation, padding and the tokens that a
-    post-processor adds around a text play no part here, and transformers rewrites them when it loads a tokenizer.
+    Truncation, padding and the tokens that a post-processor puts around a text do not count: a corpus has none of them,
+    and transformers rewrites them when it loads a tokenizer. `Reader` hashes those that a model reads.
     """
     content: dict[str, Any] = json.loads(backend.to_str())
     for unused in ("truncation", "padding", "post_processor"):

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from ..schema import Strict
 from .errors import DataError
-from .tokenizer import fingerprint, wrap
+from .tokenizer import vocabulary_sha256, wrap
 
 FORMAT = "oelm-tokens"
 VERSION = 1
@@ -167,7 +167,7 @@ class TokenDataset:
         if not (place / "tokenizer.json").is_file():
             raise DataError(f"{place}: no tokenizer.json; prepare the data again, or copy the folder completely")
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(place))
-        found = fingerprint(tokenizer.backend_tokenizer)
+        found = vocabulary_sha256(tokenizer.backend_tokenizer)
         if found != self.tokenizer_hash:
             raise DataError(
                 f"{place}: this tokenizer has sha256 {found}, the tokens were made with {self.tokenizer_hash}; "

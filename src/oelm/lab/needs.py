@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
-import yaml
-
 from ..config import GPT, RANDOM, RunConfig
-from ..files import looks_local
+from ..files import looks_local, parse_yaml
 from .errors import LabError
 from .expand import Planned
 
@@ -36,7 +34,7 @@ class Need:
 @cache
 def needs() -> dict[str, Need]:
     """Every data set and local model of the shipped experiments, by name."""
-    content = yaml.safe_load(files("oelm.lab").joinpath("data.yaml").read_text(encoding="utf-8"))
+    content = parse_yaml(files("oelm.lab").joinpath("data.yaml").read_text(encoding="utf-8"))
     return {name: Need(**entry) for name, entry in content.items()}
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from ..config import GPT, RANDOM, ModelConfig, RunConfig
 from ..data.examples import Encoded, encode
 from ..data.judgements import judgement_tokenizer
 from ..data.tasks import BUILTIN
-from ..data.tokenizer import fingerprint, load_model_tokenizer
+from ..data.tokenizer import load_model_tokenizer, vocabulary_sha256
 from ..errors import ConfigError, first_line
 from ..files import require_reachable
 from .gpt import gpt_config
@@ -24,6 +28,8 @@ from .small import require_fields, small_config
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
 # Rows of an embedding beyond the tokenizer's last token: vocabularies are padded, but not by more than this.
 _SPARE_ROWS = 1024
+# Two texts, so that what stands before, between and after them can be told apart, whatever a vocabulary makes of them.
+_PROBE = ("a good film", "the story was bad")
 _SPECIAL = ("pad_token_id", "cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -48,7 +54,30 @@ class Reader:
 
     @property
     def sha256(self) -> str:
-        return fingerprint(self.tokenizer.backend_tokenizer)
+        """Of all by which a text becomes what the model reads."""
+        return hashlib.sha256(f"{self._vocabulary}\0{self._marks}".encode()).hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """What the environment records of it. The vocabulary has its own hash, by which records of any age compare."""
+        return {"longest": self.longest, "tokenizer": self._vocabulary, "marks": self._marks}
+
+    @cached_property
+    def _vocabulary(self) -> str:
+        return vocabulary_sha256(self.tokenizer.backend_tokenizer)
+
+    @cached_property
+    def _marks(self) -> str:
+        """The sha256 of what is put around a text, between two, and after a short one, as a probe shows it.
+
+        The post-processor that puts it there can be written in several ways, and transformers rewrites it.
+        """
+        backend = deepcopy(self.tokenizer.backend_tokenizer)
+        backend.no_truncation()
+        backend.no_padding()
+        read = [backend.encode(_PROBE[0]), backend.encode(*_PROBE)]
+        seen = [self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, [one.ids for one in read]]
+        types = [one.type_ids for one in read] if self._types else None
+        return hashlib.sha256(json.dumps([*seen, types]).encode()).hexdigest()
 
     def read(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Encoded:
         """Texts, or pairs of them, as the model reads them; the longer of two is cut first."""

@@ -27,7 +27,7 @@ def watch(
     before: object = None
     running: tuple[Run, ...] = ()
     while True:
-        now = fingerprint(paths)
+        now = stamps(paths)
         # A run that is killed writes nothing.
         if now != before or not all(is_alive(run.path, run.status) for run in running):
             before, running = now, ()
@@ -43,7 +43,7 @@ def watch(
         time.sleep(seconds)
 
 
-def fingerprint(paths: Sequence[str | PathLike[str]]) -> tuple[tuple[str, int, int], ...]:
+def stamps(paths: Sequence[str | PathLike[str]]) -> tuple[tuple[str, int, int], ...]:
     """The records below some folders by name, size and time: equal as long as nothing was written."""
     names = ("config.json", "metrics.jsonl", "result.json", "status.json")
     found = []

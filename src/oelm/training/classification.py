@@ -17,12 +17,12 @@ from ..config import RunConfig
 from ..data.batches import Order
 from ..data.errors import DataError
 from ..data.examples import Encoded, Grouped
-from ..data.labelled import Examples, LabelledData, open_labelled
+from ..data.labelled import Examples, LabelledData, by_content, open_labelled
 from ..errors import ConfigError
 from ..metrics import classification_figures
 from ..models.finetune import build_classifier, kept_head
 from ..models.reader import Reader
-from .task import IGNORED, Batch, Figures, Task
+from .task import IGNORED, Batch, Figures, Task, of_all
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Classification(Task):
         train = _encoded(data, "train", reader)
         order = Grouped(train.lengths, config.train.batch_size, config.data_seed)
         held_out = _encoded(data, "validation", reader)
-        in_turn = _longest_first(held_out, config.eval.sequences)
+        some = None if config.eval.sequences is None else by_content(data.splits["validation"])[: config.eval.sequences]
+        in_turn = _longest_first(held_out, some)
         about_head = kept_head(config.model, reader, data.labels)
         choose = config.eval.choose or "accuracy"
         return cls(data, reader, train, order, "validation", held_out, in_turn, choose, about_head)
@@ -72,7 +73,7 @@ class Classification(Task):
         return self._rows(self.train, "train", self.order.chosen(first, count))
 
     def largest(self, count: int) -> Batch:
-        return self._rows(self.train, "train", np.resize(_longest_first(self.train, None), count))
+        return self._rows(self.train, "train", np.resize(_longest_first(self.train), count))
 
     def targets(self, first: int, count: int) -> int:
         return int((self.order.chosen(first, count) >= 0).sum())
@@ -89,7 +90,8 @@ class Classification(Task):
     def figures(self, sums: list[float]) -> Figures:
         classes = len(self.data.labels)
         confusion = np.rint(sums[2:]).astype(np.int64).reshape(classes, classes)
-        return {"loss": sums[0] / sums[1], **classification_figures(confusion, self.data.labels)}
+        found = classification_figures(confusion, self.data.labels)
+        return {"loss": sums[0] / sums[1], **found, "held_out": len(self.held_out)}
 
     def score(self, figures: Figures) -> tuple[float, ...]:
         by_loss = -float(figures["loss"])
@@ -101,7 +103,8 @@ class Classification(Task):
     def headline(self, figures: Figures) -> str:
         return (
             f"accuracy {figures['accuracy']:.4f} (majority {figures['majority']['accuracy']:.4f}), "
-            f"macro-F1 {figures['macro_f1']:.4f}, validation loss {figures['loss']:.4f}"
+            f"macro-F1 {figures['macro_f1']:.4f}, validation loss {figures['loss']:.4f} "
+            f"({of_all(figures['n'], figures['held_out'])} examples)"
         )
 
     def others(self) -> dict[str, Task]:
@@ -109,7 +112,7 @@ class Classification(Task):
         for name in self.data.splits:
             if name not in ("train", "validation"):
                 encoded = _encoded(self.data, name, self.reader)
-                found[name] = replace(self, split=name, held_out=encoded, in_turn=_longest_first(encoded, None))
+                found[name] = replace(self, split=name, held_out=encoded, in_turn=_longest_first(encoded))
         return found
 
     def results(self, last: Figures, best: Figures) -> dict[str, Any]:
@@ -140,8 +143,7 @@ class Classification(Task):
             "description": self.data.description,
             "synthetic": self.data.synthetic,
             "labels": list(self.data.labels),
-            "longest": self.reader.longest,
-            "tokenizer": self.reader.sha256,
+            **self.reader.describe(),
             "pairs": self.data.splits["train"].pairs is not None,
             "splits": {
                 name: {
@@ -254,7 +256,7 @@ def _require_one_end(encoded: Encoded, reader: Reader, where: str) -> None:
         )
 
 
-def _longest_first(encoded: Encoded, most: int | None) -> Order:
-    """The first `most` examples by falling length: little padding, and what does not fit is found at once."""
-    considered = encoded.lengths[:most]
-    return np.argsort(-considered, kind="stable").astype(np.int64)
+def _longest_first(encoded: Encoded, some: Order | None = None) -> Order:
+    """Some examples (none: all) by falling length: little padding, and what does not fit is found at once."""
+    rows = np.arange(len(encoded)) if some is None else np.sort(some)
+    return rows[np.argsort(-encoded.lengths[rows], kind="stable")].astype(np.int64)

@@ -18,6 +18,7 @@ from torch import nn
 from ..config import RunConfig
 from ..errors import ConfigError, OelmError, TrainingError
 from ..files import new_folder, read_json, read_record, require_space, write_json
+from ..metrics import perplexity
 from ..models.checkpoint import load
 from ..operate import apply
 from ..proof import audit, verify
@@ -29,7 +30,7 @@ from .optim import build_optimizer, idle_multipliers, learning_rate, set_learnin
 from .pace import Pace
 from .parallel import World, joined, reshard, wrap
 from .probe import attention_figures
-from .progress import Display, perplexity
+from .progress import Display
 from .result import result_of
 from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening

@@ -18,8 +18,8 @@ from ..data.stories import builtin
 from ..data.tasks import BUILTIN
 from ..data.tokens import TokenDataset
 from ..errors import ConfigError
+from ..metrics import perplexity
 from ..models.language import build_for_run
-from .progress import perplexity
 from .task import IGNORED, Batch, Figures, Task
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -68,11 +67,6 @@ class Display:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-
-def perplexity(loss: float) -> float:
-    """e to the loss; infinite where that overflows."""
-    return math.inf if loss > 700 else math.exp(loss)
 
 
 def duration(seconds: float) -> str:

@@ -48,10 +48,13 @@ def find_checkpoint(config: RunConfig, folder: RunFolder, now: dict[str, Any]) -
     if was["id"] != now["id"]:
         raise CheckpointError(f"{there[-1]}: is of another config ({was['id']}, this run's is {now['id']})")
     if was["data"] != now["data"]:
-        raise CheckpointError(
-            f"{there[-1]}: the content of data.path {config.data.path} has changed since; restore it, or start again "
-            "under another experiment's name"
-        )
+        changed = f"the content of data.path {config.data.path} has changed since; restore it"
+        if config.task.kind != "language":
+            changed = (
+                f"the examples of {config.data.path or config.task.name} or the tokenizer that reads them have changed "
+                "since, or an older oelm, which did not look at all of that, wrote it; restore what was"
+            )
+        raise CheckpointError(f"{there[-1]}: {changed}, or start again under another experiment's name")
     was = {"gpu": now["gpu"], **was}  # an older checkpoint does not say
     differs = "; ".join(f"{key} {was.get(key)} then, {now[key]} now" for key in now if was.get(key) != now[key])
     if differs and config.checkpoint.resume == "auto" and now["deterministic"]:

@@ -72,7 +72,7 @@ class Task(ABC):
 
     @abstractmethod
     def validation(self, first: int, count: int, fill_to: int) -> Batch:
-        """Validation examples in order, filled up to `fill_to` rows whose targets are ignored."""
+        """Validation examples in their turn, filled up to `fill_to` rows whose targets are ignored."""
 
     @abstractmethod
     def figures(self, sums: list[float]) -> Figures:
@@ -116,6 +116,11 @@ class Task(ABC):
     def warnings(self) -> list[str]:
         """What must be known about the data to read the result, such as how many texts were cut."""
         return []
+
+
+def of_all(judged: int, held_out: int) -> str:
+    """How many examples figures are of, for the terminal."""
+    return f"{judged:,}" if judged == held_out else f"{judged:,} of {held_out:,}"
 
 
 def open_task(config: RunConfig) -> Task:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from ..config import RunConfig
 from ..data.batches import Order
 from ..data.errors import optional
 from ..data.examples import Encoded, Grouped
-from ..data.labelled import PROMPTS, Examples, LabelledData
+from ..data.labelled import PROMPTS, Examples, LabelledData, by_content
 from ..errors import ConfigError
 from ..models.finetune import build_text_to_text
 from ..models.reader import Reader
 from .classification import cut_warnings, open_data, sha256_of
-from .task import IGNORED, Batch, Figures, Task
+from .task import IGNORED, Batch, Figures, Task, of_all
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Sides:
     examples: Examples
     sources: Encoded
     targets: Encoded
+
+    @cached_property
+    def in_turn(self) -> Order:
+        """The order in which examples are judged, so that the first of them stand for all."""
+        return by_content(self.examples)
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ class TextToText(Task):
 
     def validation(self, first: int, count: int, fill_to: int) -> Batch:
         chosen = np.full(fill_to, -1, dtype=np.int64)
-        chosen[: max(0, count)] = np.arange(first, first + max(0, count))
+        chosen[: max(0, count)] = self.held_out.in_turn[first : first + max(0, count)]
         return self._rows(self.held_out, chosen)
 
     def figures(self, sums: list[float]) -> Figures:
@@ -102,23 +108,23 @@ class TextToText(Task):
 
     def write(self, model: nn.Module, first: int, count: int) -> list[str]:
         longest = max(int(sides.targets.lengths.max()) for sides in (self.train, self.held_out))
-        return answer(model, self.reader, self.held_out.sources, np.arange(first, first + count), longest)
+        chosen = self.held_out.in_turn[first : first + count]
+        return answer(model, self.reader, self.held_out.sources, chosen, longest)
 
     def judge(self, written: list[str]) -> Figures:
         assert self.held_out.examples.answers is not None
         # What the tokenizer makes of a target is what a model can write; that it may not be able to is not its fault.
-        targets = self.held_out.targets
-        ends = zip(targets.offsets[: len(written)], targets.offsets[1:], strict=False)
-        tokens = [targets.ids[start:end] for start, end in ends]
+        targets, chosen = self.held_out.targets, self.held_out.in_turn[: len(written)]
+        tokens = [targets.ids[targets.offsets[row] : targets.offsets[row + 1]] for row in chosen]
         wanted = self.reader.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return judged(written, [text.strip() for text in wanted])
+        return judged(written, [text.strip() for text in wanted]) | {"held_out": self.held_out_count}
 
     def headline(self, figures: Figures) -> str:
         said = f"validation loss {figures['loss']:.4f}"
         if "exact_match" in figures:
             said += (
                 f", exact match {figures['exact_match']:.4f}, chrF {figures['chrf']:.1f}, BLEU {figures['bleu']:.1f} "
-                f"({figures['written']} answers)"
+                f"({of_all(figures['written'], figures['held_out'])} answers)"
             )
         return said
 
@@ -148,8 +154,7 @@ class TextToText(Task):
         return {
             "description": self.data.description,
             "synthetic": self.data.synthetic,
-            "longest": self.reader.longest,
-            "tokenizer": self.reader.sha256,
+            **self.reader.describe(),
             "pairs": "{pair}" in PROMPTS.get(self.data.name, ""),
             "splits": {
                 name: {**self.data.sources.get(name, {}), "examples": len(split)}
