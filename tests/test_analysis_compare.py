@@ -143,6 +143,13 @@ def test_arms_that_differ_in_more_than_the_method_are_flagged_with_the_field(tmp
     assert (found.adjusted, found.winner) == (None, None)  # and nothing is concluded from it
 
 
+def test_another_experiment_offers_no_reference(tmp_path):
+    other = {"model": {"name": "gpt:small"}, "optimizer": {"weight_decay": 0.3}, "train": {"batch_size": 32}}
+    language_run(tmp_path, "baseline", 0, 3.0)
+    language_run(tmp_path, "oelm-freeze", 0, 3.2, changes=other, steps=800)
+    assert not analyse([tmp_path]).comparisons
+
+
 def test_other_commits_and_other_places_do_not_confound(tmp_path):
     for seed in (0, 1, 2):
         language_run(tmp_path, "baseline", seed, 3.0 + seed / 100)

@@ -14,9 +14,10 @@ from .stats import ALPHA, Estimate, estimate, holm, tost
 # How far apart two arms may be and still be called alike: a share of the figure, or points of a hundred.
 MARGINS = {"perplexity": 0.05, "best_perplexity": 0.05, "accuracy": 1.0, "best_accuracy": 1.0, "exact_match": 1.0}
 
-
 # The confound of arms that lost seeds: no field of a config, so it needs a name.
 FAILED = "seeds that failed"
+# In how many fields of the config two setups may differ and still belong to one experiment.
+_SAME_EXPERIMENT = 4
 
 
 @dataclass(frozen=True)
@@ -209,14 +210,18 @@ def best_rate(arm: Arm, measure: Measure) -> float:
 
 
 def nearest_reference(setup: Setup, others: Iterable[Setup]) -> tuple[Setup, Arm] | None:
-    """A reference for arms whose own setup has none: that of the group's setup that differs in the fewest fields."""
+    """A reference for arms whose own setup has none: that of the group's setup that differs in the fewest fields.
+
+    One that differs in many has none to offer: it is another experiment, and a number beside it would mislead.
+    """
     mine = dict(setup.settings)
     found = []
     for other in others:
         if other is not setup and other.reference is not None:
             theirs = dict(other.settings)
-            count = sum(mine.get(name) != theirs.get(name) for name in set(mine) | set(theirs))
-            found.append((count, other, other.reference))
+            apart = [name for name in set(mine) | set(theirs) if mine.get(name) != theirs.get(name)]
+            if sum(not name.startswith("environment.") for name in apart) <= _SAME_EXPERIMENT:
+                found.append((len(apart), other, other.reference))
     if not found:
         return None
     _, other, arm = min(found, key=lambda item: item[0])
