@@ -49,7 +49,7 @@ def explain(error: ValidationError, model: type[BaseModel], also: tuple[str, ...
 
     `also` are keys beside the model's own fields.
     """
-    clauses: dict[str, None] = {}
+    clauses: dict[str, list[str]] = {}
     for problem in error.errors():
         path = tuple(part for part in problem["loc"] if not _UNION_MEMBER.fullmatch(str(part)))
         message = problem["msg"].removeprefix("Value error, ")
@@ -58,11 +58,24 @@ def explain(error: ValidationError, model: type[BaseModel], also: tuple[str, ...
             message = f"unknown key.{nearest(str(path[-1]), known)} Known keys: {', '.join(known)}"
         elif problem["type"] == "tuple_type":  # what a file calls a list
             message = f"should be a list, such as [{problem['input']!r}]"
+        elif problem["type"] == "model_type":
+            message = f"should be a section with settings of its own (got {problem['input']!r})"
         elif problem["type"] != "value_error":
             message = f"{message} (got {problem['input']!r})"
         where = ".".join(str(part) for part in path)
-        clauses[f"{where}: {message}" if where else message] = None
-    return "; ".join(clauses)
+        told = clauses.setdefault(where, [])
+        told += [message] if message not in told else []
+    return "; ".join(f"{where}: {_alternatives(told)}" if where else "; ".join(told) for where, told in clauses.items())
+
+
+def _alternatives(messages: list[str]) -> str:
+    """What is wrong with one field: where each member of a union says what it would take, these as one sentence."""
+    begins = "Input should be "
+    got = {message.partition(" (got ")[2] for message in messages}
+    if len(messages) == 1 or len(got) != 1 or not all(message.startswith(begins) for message in messages):
+        return "; ".join(messages)
+    takes = [message.removeprefix(begins).partition(" (got ")[0] for message in messages]
+    return f"{begins}{', '.join(takes[:-1])} or {takes[-1]} (got {got.pop()}"
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
