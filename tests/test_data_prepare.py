@@ -30,6 +30,10 @@ def texts_of(data: TokenDataset, split: str) -> list[str]:
     return data.load_tokenizer().decode(tokens).split(SEPARATOR)[:-1]
 
 
+def command(*arguments: object):
+    return CliRunner().invoke(app, ["data", "prepare", *map(str, arguments)])
+
+
 def test_the_tokens_are_those_of_the_bare_tokenizer(tmp_path, gpt2):
     texts = [*documents(30), "ünïcödé ☃ 日本語", " leading and trailing ", "tabs\tand\n\nlines"]
     data = prepare(write_corpus(tmp_path / "a.txt", texts), tmp_path / "out", gpt2, val_fraction=0)
@@ -90,6 +94,29 @@ def test_a_validation_file_is_taken_whole_and_shared_documents_are_counted(tmp_p
     ]
 
 
+@pytest.mark.parametrize("cut", [SEPARATOR, "\n\n"], ids=["documents", "running text"])
+@pytest.mark.parametrize("how", ["tokenizer", "bpe"])
+def test_validation_text_that_is_all_training_text_is_refused(tmp_path, gpt2, how, cut):
+    (tmp_path / "a.txt").write_text(cut.join(documents(200)))  # running text is read in blocks of 8,192 characters
+    chosen = {"tokenizer": gpt2} if how == "tokenizer" else {"train_bpe": 300}
+    with pytest.raises(DataError, match=r"a.txt: every document of the validation text is also in the training text"):
+        prepare(tmp_path / "a.txt", tmp_path / "out", val=tmp_path / "a.txt", **chosen)
+    assert not (tmp_path / "out").exists()
+
+
+def test_shared_documents_are_validation_documents_however_often_they_were_trained_on(tmp_path, gpt2):
+    train = write_corpus(tmp_path / "train.txt", documents(20) * 3)
+    val = write_corpus(tmp_path / "val.txt", [*documents(10, seed=5), *documents(3), documents(1)[0]])
+    assert prepare(train, tmp_path / "out", gpt2, val=val).shared_documents == 4
+    alone = write_corpus(tmp_path / "alone.txt", documents(10, seed=5))
+    data = prepare(train, tmp_path / "alone", gpt2, val=alone)
+    assert (data.shared_documents, data.overlap) == (0, "")
+    for said in ("wrote", "holds this data already"):
+        done = command(train, "--val", val, "--tokenizer", gpt2, "--out", tmp_path / "c")
+        assert said in done.stdout
+        assert done.stderr.endswith("warning: 4 of 14 validation documents are also in the training text\n")
+
+
 def test_text_without_separators_is_split_at_blank_lines(tmp_path, gpt2):
     paragraphs = [text + "\n\n" for text in documents(400)]
     (tmp_path / "a.txt").write_text("".join(paragraphs))
@@ -137,8 +164,8 @@ def test_the_same_call_again_opens_what_is_there(tmp_path, gpt2):
 
 def test_the_command_says_what_it_wrote_and_what_was_there(tmp_path):
     corpus = write_corpus(tmp_path / "a.txt", list(stories(1, 60)))
-    arguments = ["data", "prepare", str(corpus), "--train-bpe", "300", "--val-fraction", "0.2", "--out"]
-    first, again = (CliRunner().invoke(app, [*arguments, str(tmp_path / "out")]) for _ in range(2))
+    arguments = (corpus, "--train-bpe", 300, "--val-fraction", 0.2, "--out", tmp_path / "out")
+    first, again = (command(*arguments) for _ in range(2))
     data = TokenDataset.open(tmp_path / "out")
     counts = f"{len(data.train):,} tokens for training and {len(data.val):,} for validation, vocabulary 300"
     assert first.stdout == f"wrote {tmp_path / 'out'}: {counts}\n"

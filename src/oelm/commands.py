@@ -280,3 +280,5 @@ def prepare_data(
         held = f" and {len(data.val):,} for validation" if data.val else ""
         counts = f"{len(data.train):,} tokens for training{held}, vocabulary {data.vocab_size:,}"
         typer.echo(f"{out}: holds this data already, whole: {counts}" if there else f"wrote {out}: {counts}")
+        if data.overlap:
+            typer.echo(f"warning: {data.overlap}", err=True)

@@ -287,6 +287,11 @@ def _check_split(state: FeederState, corpus: _Corpus, partial: bool = False) -> 
             f"{where}: val_fraction {corpus.val_fraction:g} left no text for validation; anything above "
             f"{state.lowest:.4f} takes some. Raise it, give a validation file, or set it to 0 for no validation"
         )
+    if corpus.val and state.shared == state.documents["val"]:
+        raise DataError(
+            f"{corpus.val.description}: every document of the validation text is also in the training text: "
+            "they must be different data"
+        )
 
 
 def _check(
