@@ -218,7 +218,7 @@ def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path, gpt2, text, how
 
 def test_a_share_that_leaves_no_validation_says_which_would(tmp_path, gpt2):
     corpus = write_corpus(tmp_path / "a.txt", documents(8))
-    with pytest.raises(DataError, match=r"val_fraction 0.0001 left no text for validation") as caught:
+    with pytest.raises(DataError, match=r"val_fraction 0.0001 \(--val-fraction\) left no text") as caught:
         prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.0001)
     assert not (tmp_path / "out").exists()
     enough = float(str(caught.value).split("above ")[1].split()[0]) + 0.0001
@@ -233,12 +233,12 @@ def test_a_share_that_leaves_no_validation_says_which_would(tmp_path, gpt2):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"val_fraction": 1.0}, "val_fraction 1.0"),
+        ({"val_fraction": 1.0}, "val_fraction 1.0 \\(--val-fraction\\): must be at least 0 and below 1"),
         ({"seed": -1}, "seed -1"),
         ({"workers": 0}, "workers 0"),
         ({"limit_bytes": 0}, "limit_bytes 0"),
-        ({"train_bpe": 300}, "either a tokenizer .* or train_bpe .* not both"),
-        ({"tokenizer": None}, "either a tokenizer"),
+        ({"train_bpe": 300}, "^two tokenizers: give either tokenizer .* or train_bpe .*, not both$"),
+        ({"tokenizer": None}, r"^no tokenizer: give either .*--tokenizer, .* or .*--train-bpe, a vocabulary size\)$"),
         ({"tokenizer": None, "train_bpe": 100}, "at least 257"),
         (
             {"tokenizer": None, "train_bpe": 70_000, "dtype": "uint16"},
