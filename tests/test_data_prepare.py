@@ -172,6 +172,14 @@ def test_the_command_says_what_it_wrote_and_what_was_there(tmp_path):
     assert again.stdout == f"{tmp_path / 'out'}: holds this data already, whole: {counts}\n"
 
 
+def test_the_command_says_why_a_vocabulary_is_smaller_than_asked_for(tmp_path):
+    corpus = write_corpus(tmp_path / "a.txt", documents(20))
+    done = command(corpus, "--train-bpe", 8192, "--val-fraction", 0, "--out", tmp_path / "out")
+    size = TokenDataset.open(tmp_path / "out").vocab_size
+    assert size < 8192
+    assert done.stdout.endswith(f"vocabulary {size:,} (not 8,192: the text has no more pairs to merge)\n")
+
+
 def test_another_recipe_for_the_same_folder_is_refused(tmp_path, gpt2):
     corpus = write_corpus(tmp_path / "a.txt", documents(50))
     prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)

@@ -278,7 +278,9 @@ def prepare_data(
             progress=True,
         )
         held = f" and {len(data.val):,} for validation" if data.val else ""
-        counts = f"{len(data.train):,} tokens for training{held}, vocabulary {data.vocab_size:,}"
+        fewer = train_bpe is not None and data.vocab_size < train_bpe
+        why = f" (not {train_bpe:,}: the text has no more pairs to merge)" if fewer else ""
+        counts = f"{len(data.train):,} tokens for training{held}, vocabulary {data.vocab_size:,}{why}"
         typer.echo(f"{out}: holds this data already, whole: {counts}" if there else f"wrote {out}: {counts}")
         if data.overlap:
             typer.echo(f"warning: {data.overlap}", err=True)
