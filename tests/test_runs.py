@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 
 import pytest
@@ -139,6 +140,15 @@ def test_folders_that_are_no_runs(trained, tmp_path):
     (untrained.folder / "config.json").write_text(untrained.to_json())
     with pytest.raises(CheckpointError, match="holds neither its best model nor a checkpoint"):
         load_run(untrained.folder)
+
+
+def test_the_last_checkpoint_of_a_run_that_was_cleaned(trained, tmp_path):
+    cleaned = tmp_path / "run"
+    shutil.copytree(trained[0], cleaned, ignore=shutil.ignore_patterns("checkpoints"))
+    done = command("eval", cleaned, "--last")
+    assert done.exit_code == 2
+    assert "run: has no checkpoint (oelm clean removes those of finished runs); leave out --last to use" in done.output
+    assert command("eval", cleaned).exit_code == 0
 
 
 def test_the_evaluation_harness_reads_a_runs_best_folder(trained):

@@ -80,6 +80,11 @@ def _place_of_model(run: Path, last: bool) -> Path:
         if not stale:
             return run / "best"
         warnings.warn(f"{run}: {stale}: the last checkpoint's model is taken", stacklevel=3)
+    if not checkpoints and last and (run / "best").is_dir():
+        raise CheckpointError(
+            f"{run}: has no checkpoint (oelm clean removes those of finished runs); leave out --last to use its best "
+            "model"
+        )
     if not checkpoints:
         raise CheckpointError(f"{run}: holds neither its best model nor a checkpoint; has it been trained?")
     return checkpoints[-1]
