@@ -116,6 +116,10 @@ def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path):
     assert_refused(run("diagnose", tmp_path / "nowhere"), "nowhere: no such folder")
 
 
+def test_export_of_what_is_not_there_says_so_first():
+    assert_refused(run("export", "nowhere", "out"), "oelm: nowhere: no such folder, and on the Hub no config")
+
+
 def test_export_writes_a_plain_checkpoint(folders, tmp_path):
     done = run("export", folders / "operated", tmp_path / "out")
     assert done.returncode == 0, done.stderr

@@ -213,9 +213,10 @@ def test_generate(trained):
 
 
 def test_export_of_a_run(trained, tmp_path):
-    run, _ = trained
+    run, result = trained
     done = command("export", run, tmp_path / "plain")
     assert done.exit_code == 0, done.output
+    assert done.stdout == f"wrote {tmp_path / 'plain'}: the best model, of step {result['best_step']}\n"
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain").eval()
     assert plain.config.model_type == "gpt2"
     ids = torch.arange(5, 25)[None]
@@ -224,6 +225,9 @@ def test_export_of_a_run(trained, tmp_path):
     again = command("export", run, tmp_path / "plain")
     assert again.exit_code == 2
     assert "not empty" in again.stderr
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("best"))
+    done = command("export", tmp_path / "run", tmp_path / "last")
+    assert done.stdout == f"wrote {tmp_path / 'last'}: the last checkpoint's model, of step 30\n"
 
 
 def test_train_through_the_command_line(tmp_path):

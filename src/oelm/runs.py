@@ -62,6 +62,13 @@ def load_run(run: Path, last: bool = False) -> PreTrainedModel:
     return _load_from(_place_of_model(run, last), config_of(run))
 
 
+def load_named(run: Path) -> tuple[PreTrainedModel, str]:
+    """What `load_run` gives, and in words which of the run's models that is."""
+    place = _place_of_model(run, last=False)
+    which, step = "the best model" if place.name == "best" else "the last checkpoint's model", step_of(place)
+    return _load_from(place, config_of(run)), which if step is None else f"{which}, of step {step:,}"
+
+
 def _load_from(place: Path, config: RunConfig) -> PreTrainedModel:
     if place.name == "best":
         return load(place)
