@@ -99,8 +99,9 @@ def diagnose(
 def methods(as_json: JsonOption = False) -> None:
     """List the presets: what each sets and freezes.
 
-    A preset is a start: a method in a YAML file names one and changes its fields. So oelm-freeze with an adapter on q
-    and k has a trained LoRA beside frozen Q and K, while the rest of the model trains; docs/methods.md shows how.
+    A preset is a start: a method in a YAML file names one and changes its fields.
+
+    So oelm-freeze with an adapter on q and k has a trained LoRA beside frozen Q and K; docs/methods.md shows how.
     """
     from .method import ABOUT, PRESETS
 

@@ -159,7 +159,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
     last: Annotated[bool, typer.Option("--last", help="Use the last checkpoint, not the best model.")] = False,
 ) -> None:
-    """Evaluate a run's model again, on every labelled split except the training one; prints JSON."""
+    """Evaluate a run's model again, on all of its validation data and any other labelled split; prints JSON."""
     with errors():
         from .runs import evaluate_run
 
