@@ -1,6 +1,7 @@
 """The command line as a user runs it: real processes, their exit codes, and what they print where."""
 
 import errno
+import inspect
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 
 import oelm
+from oelm import commands
 from oelm.cli import app
 from oelm.diagnose import diagnose, train_steps
 from oelm.families import known_types
@@ -56,6 +58,12 @@ def test_help_names_every_command():
     assert done.returncode == 0
     assert all(command in done.stdout for command in ("diagnose", "methods", "families", "export"))
     assert run("diagnose", "--help").returncode == 0
+
+
+def test_the_help_of_a_command_keeps_its_line_ends_so_no_paragraph_has_any():
+    for command in (*app.registered_commands, *commands.data_app.registered_commands):
+        paragraphs = inspect.getdoc(command.callback).split("\n\n")
+        assert not [text for text in paragraphs if "\n" in text], command.name
 
 
 def test_version():
@@ -114,6 +122,10 @@ def test_an_unknown_model_is_one_clear_line():
 
 def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path):
     assert_refused(run("diagnose", tmp_path / "nowhere"), "nowhere: no such folder")
+
+
+def test_export_of_what_is_not_there_says_so_first():
+    assert_refused(run("export", "nowhere", "out"), "oelm: nowhere: no such folder, and on the Hub no config")
 
 
 def test_export_writes_a_plain_checkpoint(folders, tmp_path):

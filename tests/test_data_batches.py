@@ -80,7 +80,8 @@ def test_sequential_ends_with_what_is_left():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tokens": 10, "length": 10}, "a window needs 11 tokens, the corpus has 10"),
+        ({"tokens": 10, "length": 10}, "a window needs 11 tokens, the corpus has 10: .*data.sequence_length"),
+        ({"tokens": 10, "length": 10, "text": "the validation text"}, "11 tokens, the validation text has 10"),
         ({"tokens": 100, "length": 60, "fraction": 0.5}, "the first 0.5 of 100"),
         ({"length": 0}, "length 0"),
         ({"fraction": 0.0}, "fraction 0.0"),

@@ -30,6 +30,10 @@ def texts_of(data: TokenDataset, split: str) -> list[str]:
     return data.load_tokenizer().decode(tokens).split(SEPARATOR)[:-1]
 
 
+def command(*arguments: object):
+    return CliRunner().invoke(app, ["data", "prepare", *map(str, arguments)])
+
+
 def test_the_tokens_are_those_of_the_bare_tokenizer(tmp_path, gpt2):
     texts = [*documents(30), "ünïcödé ☃ 日本語", " leading and trailing ", "tabs\tand\n\nlines"]
     data = prepare(write_corpus(tmp_path / "a.txt", texts), tmp_path / "out", gpt2, val_fraction=0)
@@ -90,6 +94,29 @@ def test_a_validation_file_is_taken_whole_and_shared_documents_are_counted(tmp_p
     ]
 
 
+@pytest.mark.parametrize("cut", [SEPARATOR, "\n\n"], ids=["documents", "running text"])
+@pytest.mark.parametrize("how", ["tokenizer", "bpe"])
+def test_validation_text_that_is_all_training_text_is_refused(tmp_path, gpt2, how, cut):
+    (tmp_path / "a.txt").write_text(cut.join(documents(200)))  # running text is read in blocks of 8,192 characters
+    chosen = {"tokenizer": gpt2} if how == "tokenizer" else {"train_bpe": 300}
+    with pytest.raises(DataError, match=r"a.txt: every document of the validation text is also in the training text"):
+        prepare(tmp_path / "a.txt", tmp_path / "out", val=tmp_path / "a.txt", **chosen)
+    assert not (tmp_path / "out").exists()
+
+
+def test_shared_documents_are_validation_documents_however_often_they_were_trained_on(tmp_path, gpt2):
+    train = write_corpus(tmp_path / "train.txt", documents(20) * 3)
+    val = write_corpus(tmp_path / "val.txt", [*documents(10, seed=5), *documents(3), documents(1)[0]])
+    assert prepare(train, tmp_path / "out", gpt2, val=val).shared_documents == 4
+    alone = write_corpus(tmp_path / "alone.txt", documents(10, seed=5))
+    data = prepare(train, tmp_path / "alone", gpt2, val=alone)
+    assert (data.shared_documents, data.overlap) == (0, "")
+    for said in ("wrote", "holds this data already"):
+        done = command(train, "--val", val, "--tokenizer", gpt2, "--out", tmp_path / "c")
+        assert said in done.stdout
+        assert done.stderr.endswith("warning: 4 of 14 validation documents are also in the training text\n")
+
+
 def test_text_without_separators_is_split_at_blank_lines(tmp_path, gpt2):
     paragraphs = [text + "\n\n" for text in documents(400)]
     (tmp_path / "a.txt").write_text("".join(paragraphs))
@@ -137,12 +164,20 @@ def test_the_same_call_again_opens_what_is_there(tmp_path, gpt2):
 
 def test_the_command_says_what_it_wrote_and_what_was_there(tmp_path):
     corpus = write_corpus(tmp_path / "a.txt", list(stories(1, 60)))
-    arguments = ["data", "prepare", str(corpus), "--train-bpe", "300", "--val-fraction", "0.2", "--out"]
-    first, again = (CliRunner().invoke(app, [*arguments, str(tmp_path / "out")]) for _ in range(2))
+    arguments = (corpus, "--train-bpe", 300, "--val-fraction", 0.2, "--out", tmp_path / "out")
+    first, again = (command(*arguments) for _ in range(2))
     data = TokenDataset.open(tmp_path / "out")
     counts = f"{len(data.train):,} tokens for training and {len(data.val):,} for validation, vocabulary 300"
     assert first.stdout == f"wrote {tmp_path / 'out'}: {counts}\n"
     assert again.stdout == f"{tmp_path / 'out'}: holds this data already, whole: {counts}\n"
+
+
+def test_the_command_says_why_a_vocabulary_is_smaller_than_asked_for(tmp_path):
+    corpus = write_corpus(tmp_path / "a.txt", documents(20))
+    done = command(corpus, "--train-bpe", 8192, "--val-fraction", 0, "--out", tmp_path / "out")
+    size = TokenDataset.open(tmp_path / "out").vocab_size
+    assert size < 8192
+    assert done.stdout.endswith(f"vocabulary {size:,} (not 8,192: the text has no more pairs to merge)\n")
 
 
 def test_another_recipe_for_the_same_folder_is_refused(tmp_path, gpt2):
@@ -191,7 +226,7 @@ def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path, gpt2, text, how
 
 def test_a_share_that_leaves_no_validation_says_which_would(tmp_path, gpt2):
     corpus = write_corpus(tmp_path / "a.txt", documents(8))
-    with pytest.raises(DataError, match=r"val_fraction 0.0001 left no text for validation") as caught:
+    with pytest.raises(DataError, match=r"val_fraction 0.0001 \(--val-fraction\) left no text") as caught:
         prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.0001)
     assert not (tmp_path / "out").exists()
     enough = float(str(caught.value).split("above ")[1].split()[0]) + 0.0001
@@ -206,12 +241,12 @@ def test_a_share_that_leaves_no_validation_says_which_would(tmp_path, gpt2):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"val_fraction": 1.0}, "val_fraction 1.0"),
+        ({"val_fraction": 1.0}, "val_fraction 1.0 \\(--val-fraction\\): must be at least 0 and below 1"),
         ({"seed": -1}, "seed -1"),
         ({"workers": 0}, "workers 0"),
         ({"limit_bytes": 0}, "limit_bytes 0"),
-        ({"train_bpe": 300}, "either a tokenizer .* or train_bpe .* not both"),
-        ({"tokenizer": None}, "either a tokenizer"),
+        ({"train_bpe": 300}, "^two tokenizers: give either tokenizer .* or train_bpe .*, not both$"),
+        ({"tokenizer": None}, r"^no tokenizer: give either .*--tokenizer, .* or .*--train-bpe, a vocabulary size\)$"),
         ({"tokenizer": None, "train_bpe": 100}, "at least 257"),
         (
             {"tokenizer": None, "train_bpe": 70_000, "dtype": "uint16"},

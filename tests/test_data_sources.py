@@ -111,7 +111,7 @@ def test_the_text_column_is_found_or_asked_for(tmp_path):
     assert texts(write_jsonl(tmp_path / "a.jsonl", rows)) == ["S"]
     assert texts(tmp_path / "a.jsonl", text_field="title") == ["T"]
     assert texts(write_jsonl(tmp_path / "b.jsonl", [{"n": 1, "words": "only text"}])) == ["only text"]
-    with pytest.raises(DataError, match=r"which column holds the text\? It has 'x', 'y'; name one as text_field"):
+    with pytest.raises(DataError, match=r"text\? It has 'x', 'y'; name one as text_field \(--text-field\)"):
         texts(write_csv(tmp_path / "c.csv", [{"x": "1", "y": "2"}]))
     with pytest.raises(DataError, match=r"c.csv: no column 'text'; it has 'x', 'y'"):
         texts(tmp_path / "c.csv", text_field="text")

@@ -269,7 +269,7 @@ def test_only_what_runs_can_be_stopped(zoo, tmp_path):
     assert "no run is in progress" in refusal("stop", "--all", "--out", zoo)
     assert "name one run, or give --all" in refusal("stop", "--out", zoo)
     assert "--all done: stops everything in a folder" in refusal("stop", "done", "--all", "--out", zoo)
-    assert "or give it with --out" in refusal("stop", "--all", "done")
+    assert "nowhere: no such folder; name the one that holds the runs" in refusal("stop", "--all", "nowhere")
     assert f"no run is in progress below {zoo}" in refusal("stop", "--all", zoo)
 
 

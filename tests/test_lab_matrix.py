@@ -378,7 +378,8 @@ def test_asked_to_stop_a_matrix_saves_its_runs_and_goes_on_later(tmp_path):
     assert work.run(interrupt) == {"stopped": 2, "left": 1}
     assert "asked to stop by SIGTERM: saving and stopping 2 runs" in said
     assert "left     1 run: the same command resumes from here" in said
-    assert [line[-14:] for line in said[-2:]] == [" [1/3, 1 left]", " [2/3, 1 left]"], "what is left is not done"
+    told = [line.rpartition(" [")[2] for line in said[-2:]]
+    assert told == ["0/3, 1 stopped, 1 left]", "0/3, 2 stopped, 1 left]"], "what is stopped or left is not done"
     assert [look(run.folder).state for run in planned] == ["stopped", "stopped", "new"]
     assert Matrix(planned, ForkLauncher(), tell=said.append).run() == {"finished": 3}
     assert "resumed from step" in (planned[0].folder / "train.log").read_text()

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 
 import pytest
@@ -141,6 +142,15 @@ def test_folders_that_are_no_runs(trained, tmp_path):
         load_run(untrained.folder)
 
 
+def test_the_last_checkpoint_of_a_run_that_was_cleaned(trained, tmp_path):
+    cleaned = tmp_path / "run"
+    shutil.copytree(trained[0], cleaned, ignore=shutil.ignore_patterns("checkpoints"))
+    done = command("eval", cleaned, "--last")
+    assert done.exit_code == 2
+    assert "run: has no checkpoint (oelm clean removes those of finished runs); leave out --last to use" in done.output
+    assert command("eval", cleaned).exit_code == 0
+
+
 def test_the_evaluation_harness_reads_a_runs_best_folder(trained):
     pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
@@ -203,9 +213,10 @@ def test_generate(trained):
 
 
 def test_export_of_a_run(trained, tmp_path):
-    run, _ = trained
+    run, result = trained
     done = command("export", run, tmp_path / "plain")
     assert done.exit_code == 0, done.output
+    assert done.stdout == f"wrote {tmp_path / 'plain'}: the best model, of step {result['best_step']}\n"
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain").eval()
     assert plain.config.model_type == "gpt2"
     ids = torch.arange(5, 25)[None]
@@ -214,6 +225,9 @@ def test_export_of_a_run(trained, tmp_path):
     again = command("export", run, tmp_path / "plain")
     assert again.exit_code == 2
     assert "not empty" in again.stderr
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("best"))
+    done = command("export", tmp_path / "run", tmp_path / "last")
+    assert done.stdout == f"wrote {tmp_path / 'last'}: the last checkpoint's model, of step 30\n"
 
 
 def test_train_through_the_command_line(tmp_path):

@@ -99,8 +99,9 @@ def diagnose(
 def methods(as_json: JsonOption = False) -> None:
     """List the presets: what each sets and freezes.
 
-    A preset is a start: a method in a YAML file names one and changes its fields. So oelm-freeze with an adapter on q
-    and k has a trained LoRA beside frozen Q and K, while the rest of the model trains; docs/methods.md shows how.
+    A preset is a start: a method in a YAML file names one and changes its fields.
+
+    So oelm-freeze with an adapter on q and k has a trained LoRA beside frozen Q and K; docs/methods.md shows how.
     """
     from .method import ABOUT, PRESETS
 
@@ -134,15 +135,15 @@ def export(
         from .files import empty_folder, new_folder
         from .models.checkpoint import export as write
         from .models.checkpoint import load
-        from .runs import is_run, load_run, save_tokenizer_of
+        from .runs import is_run, load_named, save_tokenizer_of
 
         quiet_libraries()
-        model = load_run(Path(source)) if is_run(Path(source)) else load(source)
+        model, which = load_named(Path(source)) if is_run(Path(source)) else (load(source), "")
         # Whole or not at all; a folder that is there may be a mount, which nothing can take the place of.
         with empty_folder(out) if out.is_dir() else new_folder(out) as folder:
             write(model, folder)
             save_tokenizer_of(Path(source), folder)
-        typer.echo(f"wrote {out}")
+        typer.echo(f"wrote {out}: {which}" if which else f"wrote {out}")
 
 
 def _print_diagnosis(result: Any, steps: int) -> None:

@@ -159,7 +159,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
     last: Annotated[bool, typer.Option("--last", help="Use the last checkpoint, not the best model.")] = False,
 ) -> None:
-    """Evaluate a run's model again, on every labelled split except the training one; prints JSON."""
+    """Evaluate a run's model again, on all of its validation data and any other labelled split; prints JSON."""
     with errors():
         from .runs import evaluate_run
 
@@ -278,5 +278,9 @@ def prepare_data(
             progress=True,
         )
         held = f" and {len(data.val):,} for validation" if data.val else ""
-        counts = f"{len(data.train):,} tokens for training{held}, vocabulary {data.vocab_size:,}"
+        fewer = train_bpe is not None and data.vocab_size < train_bpe
+        why = f" (not {train_bpe:,}: the text has no more pairs to merge)" if fewer else ""
+        counts = f"{len(data.train):,} tokens for training{held}, vocabulary {data.vocab_size:,}{why}"
         typer.echo(f"{out}: holds this data already, whole: {counts}" if there else f"wrote {out}: {counts}")
+        if data.overlap:
+            typer.echo(f"warning: {data.overlap}", err=True)

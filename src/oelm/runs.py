@@ -62,6 +62,13 @@ def load_run(run: Path, last: bool = False) -> PreTrainedModel:
     return _load_from(_place_of_model(run, last), config_of(run))
 
 
+def load_named(run: Path) -> tuple[PreTrainedModel, str]:
+    """What `load_run` gives, and in words which of the run's models that is."""
+    place = _place_of_model(run, last=False)
+    which, step = "the best model" if place.name == "best" else "the last checkpoint's model", step_of(place)
+    return _load_from(place, config_of(run)), which if step is None else f"{which}, of step {step:,}"
+
+
 def _load_from(place: Path, config: RunConfig) -> PreTrainedModel:
     if place.name == "best":
         return load(place)
@@ -80,6 +87,11 @@ def _place_of_model(run: Path, last: bool) -> Path:
         if not stale:
             return run / "best"
         warnings.warn(f"{run}: {stale}: the last checkpoint's model is taken", stacklevel=3)
+    if not checkpoints and last and (run / "best").is_dir():
+        raise CheckpointError(
+            f"{run}: has no checkpoint (oelm clean removes those of finished runs); leave out --last to use its best "
+            "model"
+        )
     if not checkpoints:
         raise CheckpointError(f"{run}: holds neither its best model nor a checkpoint; has it been trained?")
     return checkpoints[-1]

@@ -30,10 +30,12 @@ class Windows:
     epoch; fewer than `length` tokens at the end of the corpus are left over.
 
     Sample i of a run, counted from 0 without end, belongs to epoch i // count and is the window at place i % count
-    of that epoch's permutation. `fraction` keeps only the first share of the tokens.
+    of that epoch's permutation. `fraction` keeps only the first share of the tokens. `text` is what errors call them.
     """
 
-    def __init__(self, tokens: Tokens, length: int, seed: int = 0, fraction: float = 1.0) -> None:
+    def __init__(
+        self, tokens: Tokens, length: int, seed: int = 0, fraction: float = 1.0, text: str = "the corpus"
+    ) -> None:
         if length < 1:
             raise DataError(f"length {length}: a window needs at least 1 input token")
         if seed < 0:
@@ -44,8 +46,8 @@ class Windows:
         if kept < length + 1:
             share = "" if fraction == 1.0 else f" (the first {fraction:g} of {len(tokens):,})"
             raise DataError(
-                f"a window needs {length + 1:,} tokens, the corpus has {kept:,}{share}: "
-                "use a shorter length or more text"
+                f"a window needs {length + 1:,} tokens, {text} has {kept:,}{share}: "
+                "use a shorter length (data.sequence_length) or more text"
             )
         # A plain view: slicing a memmap object itself is several times slower.
         self.tokens = np.asarray(tokens)[:kept]

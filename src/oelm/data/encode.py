@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -77,7 +77,9 @@ class Feeder:
         self._fraction = 0.0 if val is not None else val_fraction
         self._key = seed.to_bytes(8, "little")
         self._limit = limit_bytes
-        self._held_out: set[bytes] = set()
+        self._held_out: Counter[bytes] = Counter()  # validation documents that the training text has not had
+        self._shared = 0
+        self._document: hashlib.blake2b | None = None  # of the text so far
         self.state = state or FeederState()
 
     def groups(self) -> Iterator[list[Piece]]:
@@ -92,12 +94,15 @@ class Feeder:
 
     def _units(self) -> Iterator[tuple[Unit, SplitName | None]]:
         for unit in self._val or ():
-            if not (unit.more or unit.joined):
-                self._held_out.add(self._digest(unit))
+            ended = self._ended(unit)
+            if ended:
+                self._held_out[ended] += 1
             yield unit, "val"
         for unit in self._train:
             if self._limit is not None and self.state.read_bytes >= self._limit:
                 return
+            if self._held_out:
+                self._shared += self._held_out.pop(self._ended(unit), 0)
             yield unit, "train" if self._fraction == 0.0 else None
 
     def _take(self, unit: Unit, forced: SplitName | None) -> list[Piece]:
@@ -109,8 +114,7 @@ class Feeder:
         state.bytes[split] += size
         if forced != "val":
             state.read_bytes += size
-        if forced == "train" and self._held_out and not (unit.more or unit.joined):
-            state.shared += self._digest(unit) in self._held_out
+        state.shared = self._shared
         state.run_split = split
         state.run_text += unit.text
         if not unit.more:
@@ -135,6 +139,16 @@ class Feeder:
         place = int.from_bytes(self._digest(unit), "little") / 2**64
         self.state.lowest = min(self.state.lowest, place)
         return "val" if place < self._fraction else "train"
+
+    def _ended(self, unit: Unit) -> bytes:
+        """The digest of the document that ends with a unit, however it was cut; nothing while it goes on."""
+        text = unit.text if self._document else unit.text.lstrip()
+        self._document = self._document or hashlib.blake2b(digest_size=8, key=self._key)
+        self._document.update((text if unit.more else text.rstrip()).encode())
+        if unit.more:
+            return b""
+        digest, self._document = self._document.digest(), None
+        return digest
 
     def _digest(self, unit: Unit) -> bytes:
         return hashlib.blake2b(unit.text.strip().encode(), digest_size=8, key=self._key).digest()

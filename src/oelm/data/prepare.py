@@ -278,14 +278,19 @@ def _check_split(state: FeederState, corpus: _Corpus, partial: bool = False) -> 
     if not any(state.bytes.values()):
         raise DataError(f"{where}: the corpus is empty: no document with any text")
     if state.bytes["train"] == 0:
-        every = f": with val_fraction {corpus.val_fraction:g} every document is for validation"
+        every = f": with val_fraction {corpus.val_fraction:g} (--val-fraction) every document is for validation"
         raise DataError(f"{where}: no text is left for training{'' if corpus.val else every}")
     if "val" in corpus.splits and state.bytes["val"] == 0 and not partial:
         if corpus.val:
             raise DataError(f"{corpus.val.description}: the validation source is empty: no document with any text")
         raise DataError(
-            f"{where}: val_fraction {corpus.val_fraction:g} left no text for validation; anything above "
-            f"{state.lowest:.4f} takes some. Raise it, give a validation file, or set it to 0 for no validation"
+            f"{where}: val_fraction {corpus.val_fraction:g} (--val-fraction) left no text for validation; anything "
+            f"above {state.lowest:.4f} takes some. Raise it, give a validation file, or set it to 0 for no validation"
+        )
+    if corpus.val and state.shared == state.documents["val"]:
+        raise DataError(
+            f"{corpus.val.description}: every document of the validation text is also in the training text: "
+            "they must be different data"
         )
 
 
@@ -298,16 +303,17 @@ def _check(
     train_bpe: int | None,
 ) -> None:
     if not 0.0 <= val_fraction < 1.0:
-        raise DataError(f"val_fraction {val_fraction}: must be at least 0 and below 1")
+        raise DataError(f"val_fraction {val_fraction} (--val-fraction): must be at least 0 and below 1")
     if not 0 <= seed < 2**64:
         raise DataError(f"seed {seed}: must be at least 0 and below 2**64")
     for name, value in (("limit_bytes", limit_bytes), ("workers", workers)):
         if value is not None and value < 1:
             raise DataError(f"{name} {value}: must be at least 1")
     if (tokenizer is None) == (train_bpe is None):
-        given = "none" if tokenizer is None else "two"
+        given = "no tokenizer" if tokenizer is None else "two tokenizers"
         raise DataError(
-            f"{given} given: give either a tokenizer (a folder or a name) or train_bpe (a vocabulary size), not both"
+            f"{given}: give either tokenizer (--tokenizer, a folder or a name) or train_bpe (--train-bpe, a vocabulary "
+            f"size){'' if tokenizer is None else ', not both'}"
         )
     if train_bpe is not None:
         check_bpe_size(train_bpe)

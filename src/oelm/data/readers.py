@@ -154,5 +154,6 @@ def find_text_field(row: Row, wanted: str | None, where: str) -> str:
     if len(textual) == 1:
         return textual[0]
     raise DataError(
-        f"{where}: which column holds the text? It has {', '.join(map(repr, columns))}; name one as text_field"
+        f"{where}: which column holds the text? It has {', '.join(map(repr, columns))}; "
+        "name one as text_field (--text-field)"
     )

@@ -140,7 +140,7 @@ def _folder(folder: Path, reading: Reading) -> Files:
     if held_out and training:
         raise DataError(
             f"{folder}: holds {training[0].name} and {held_out[0].name}, and taking both as one corpus would train "
-            "on held-out text: name the training file as the source and the validation file as val"
+            "on held-out text: name the training file as the source and the validation file as val (--val)"
         )
     ignored = tuple(path.relative_to(folder).as_posix() for path in visible if path not in paths)
     return Files(folder, paths, reading, ignored)

@@ -101,8 +101,8 @@ class Split:
 class TokenDataset:
     """A tokenized corpus: a prepared folder, or arrays in memory.
 
-    `shared_documents` counts the training documents that the separate validation file holds too (0 when the
-    validation split was cut from the corpus itself, which never shares one).
+    `shared_documents` counts the documents of a separate validation file that are in the training text too (0 when
+    the validation split was cut from the corpus itself, which never shares one).
     """
 
     train: Split
@@ -142,6 +142,14 @@ class TokenDataset:
         """One hash for the whole dataset: tokenizer and token files. What a run's record should keep."""
         parts = [self.tokenizer_hash, self.train.sha256, self.val.sha256 if self.val else ""]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    @property
+    def overlap(self) -> str:
+        """What to warn of where validation documents are training text too; nothing where none is."""
+        if self.val is None or not self.shared_documents:
+            return ""
+        counts = f"{self.shared_documents:,} of {self.val.documents:,}"
+        return f"{counts} validation documents are also in the training text"
 
     def verify(self) -> None:
         """Read every token and compare the hashes: a second or so for every gigabyte, and never done by `open`."""

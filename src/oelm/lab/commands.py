@@ -219,7 +219,7 @@ def stop(
             state = find_run(name, out)
             typer.echo(f"{state.name}: {control.stop(state)}")
             return
-        if name is not None and (out != _RUNS or not Path(name).is_dir()):
+        if name is not None and out != _RUNS:
             raise LabError(f"--all {name}: stops everything in a folder: name only the folder, or give it with --out")
         out = out if name is None else Path(name)
         _require_folder(out)

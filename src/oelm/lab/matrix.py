@@ -325,10 +325,12 @@ class Matrix:
 
     def _end(self, entry: Entry, state: str, message: str) -> None:
         entry.state, entry.message = state, message
-        left = sum(other.state == "left" for other in self.entries)
-        done = f"{sum(not other.open for other in self.entries) - left}/{len(self.entries)}"
+        counts = self.counts()
+        resumable = {kind: counts[kind] for kind in ("stopped", "left") if kind in counts}
+        done = sum(not other.open for other in self.entries) - sum(resumable.values())
+        told = ", ".join([f"{done}/{len(self.entries)}", *(f"{count} {kind}" for kind, count in resumable.items())])
         took = f" in {entry.seconds:.0f} s" if entry.seconds else ""
-        self._tell(f"{state:<8} {entry.planned.name}{took}: {message} [{done}{f', {left} left' if left else ''}]")
+        self._tell(f"{state:<8} {entry.planned.name}{took}: {message} [{told}]")
 
     def _ask_to_stop(self) -> None:
         """Ask our runs to save and stop, once."""

@@ -117,7 +117,8 @@ def _read_config(path: str | PathLike[str], reader: Any, options: dict[str, Any]
     try:
         return reader.from_pretrained(path, trust_remote_code=False, **where)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: no config that transformers can read ({first_line(error)})") from None
+        found = "no" if Path(path).exists() else "no such folder, and on the Hub no"
+        raise CheckpointError(f"{path}: {found} config that transformers can read ({first_line(error)})") from None
 
 
 def _recorded_method(config: Any, path: str | PathLike[str]) -> Method:
