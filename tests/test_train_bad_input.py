@@ -191,7 +191,7 @@ def test_data_without_validation(tmp_path, refused):
 
 def test_a_corpus_shorter_than_one_window(refused):
     said = refused("data.sequence_length=100000")
-    assert "a window needs 100,001 tokens, the corpus has" in said
+    assert "100,001 tokens, the training text has" in said
     assert "the first 0.0001 of" in refused("data.fraction=0.0001")
 
 

@@ -1,6 +1,7 @@
 """The training engine: what one step does, what trains and what does not, what happens when something goes wrong."""
 
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from oelm import analysis, schedule
 from oelm.cli import app
 from oelm.config import OptimizerConfig
 from oelm.errors import ConfigError, TrainingError
+from oelm.files import read_json, write_json
 from oelm.models.language import build_for_run
 from oelm.models.small import small_model
 from oelm.records import read_metrics
@@ -40,6 +42,7 @@ from .train_helpers import (
     run_here,
     timeless,
     tiny,
+    token_folder,
     weights,
     written,
 )
@@ -661,3 +664,11 @@ def test_the_result_of_a_run(tmp_path):
     assert environment["data"]["synthetic"] is True
     assert environment["data"]["vocab_size"] == 400
     assert outcome(run.folder)["data"]["synthetic"] is True
+
+
+def test_a_run_says_that_its_validation_text_was_trained_on(tmp_path):
+    tokens = shutil.copytree(token_folder(), tmp_path / "tokens")
+    header = read_json(tokens / "data.json")
+    write_json(tokens / "data.json", {**header, "shared_documents": 2})
+    result = run_here(tmp_path / "runs", data={"path": str(tokens)})
+    assert any("validation documents are also in the training text" in warning for warning in result["warnings"])

@@ -45,8 +45,8 @@ class LanguageModelling(Task):
         if config.checkpoint.best:
             data.load_tokenizer()  # it goes beside the best model: what is wrong with it is told now, not then
         length = config.data.sequence_length
-        windows = Windows(data.train.tokens, length, config.data_seed, config.data.fraction)
-        return cls(data, windows, Windows(data.val.tokens, length), length)
+        windows = Windows(data.train.tokens, length, config.data_seed, config.data.fraction, "the training text")
+        return cls(data, windows, Windows(data.val.tokens, length, text="the validation text"), length)
 
     @property
     def samples_per_epoch(self) -> int:
@@ -116,10 +116,7 @@ class LanguageModelling(Task):
         return loss / math.log(2) / (self.data.val.bytes / len(self.data.val.tokens))
 
     def warnings(self) -> list[str]:
-        shared = self.data.shared_documents
-        if not shared:
-            return []
-        return [f"{shared:,} training documents are in the validation text too: its figures flatter the model"]
+        return [self.data.overlap] if self.data.overlap else []
 
     def describe(self) -> dict[str, Any]:
         splits = {"train": self.data.train, "val": self.data.val}
