@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import errors, quiet_libraries
+from .terminal import errors, progress_bar, quiet_libraries
 
 data_app = typer.Typer(help="Prepare text for training.", no_args_is_help=True)
 
@@ -232,11 +232,15 @@ def bench(
         if decode:
             room = decoding.room_for(sequence_length, rounds, steps)
             planned = plan_arms(names, model, batch_size, room, vocab_size, kind, compile_model, overrides)
-            rows = decoding.summarise(decoding.measure(planned, sequence_length, rounds, steps), names[0])
+            with progress_bar() as tell:
+                written = decoding.measure(planned, sequence_length, rounds, steps, tell=tell)
+            rows = decoding.summarise(written, names[0])
             typer.echo(to_json(rows, indent=2) if as_json else render(decoding_table(rows)))
             return
         planned = plan_arms(names, model, batch_size, sequence_length, vocab_size, kind, compile_model, overrides)
-        rows = summarise(benchmark(planned, rounds, steps), names[0])
+        with progress_bar() as tell:
+            timed = benchmark(planned, rounds, steps, tell=tell)
+        rows = summarise(timed, names[0])
         typer.echo(to_json(rows, indent=2) if as_json else render(bench_table(rows)))
         for row in rows:
             if row["warning"]:
