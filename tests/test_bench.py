@@ -229,6 +229,25 @@ def test_the_command_prints_json_and_warns_beside_it():
     assert warning == f"warning: {rows[1]['warning']}"
 
 
+@pytest.mark.parametrize("more", [(), ("--decode",)])
+def test_a_line_below_the_table_says_how_the_ratio_is_made(more):
+    done = command("oelm-freeze", "--sequence-length", 8, "--vocab-size", 64, "--rounds", 2, "--steps", 1, *more)
+    assert done.exit_code == 0, done.output
+    line = done.stdout.splitlines()[-1]
+    assert "to oelm-freeze's within a round, averaged over the rounds" in line
+    assert "the machine's speed changes between rounds" in line
+
+
+def test_help_names_the_arms_that_run_unless_some_are_given(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    help_text = " ".join(command("--help").output.split())
+    assert "Default: baseline, oelm-freeze, identity-key." in help_text
+    planned = []
+    monkeypatch.setattr(bench, "plan_arms", lambda names, *_: planned.extend(names) or {})
+    command()
+    assert planned == ["baseline", "oelm-freeze", "identity-key"]
+
+
 @pytest.mark.parametrize(
     ("more", "stages"),
     [

@@ -128,7 +128,7 @@ def benchmark(
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         _take_workspaces(device)
-    built = {}
+    built: dict[str, tuple[Stepper, TrainState, float, int | None]] = {}
     for name, config in arms.items():
         tell(f"building {name} and warming it up", len(built), len(arms))
         before = _allocated(device)
