@@ -538,6 +538,20 @@ def test_a_confounded_comparison_has_one_mark_in_the_table_and_in_its_note(tmp_p
     assert re.search(r"^- ❔ oelm-freeze: .*confounded by", text, re.MULTILINE)
 
 
+def test_where_no_scenario_is_selected_the_summary_says_what_stays_open(tmp_path):
+    for seed, noise in enumerate((0.3, -0.4)):
+        language_run(tmp_path, "oelm-nofreeze", seed, 3.0)
+        language_run(tmp_path, "oelm-freeze", seed, 3.0 + noise)
+    found = analyse([tmp_path])
+    for language, opens in (
+        ("en", "These runs leave open whether oelm-freeze"),
+        ("zh", "这些运行不足以判断 oelm-freeze"),
+    ):
+        line = summary(found, language)[-1]
+        assert line.startswith(opens)
+        assert "oelm-nofreeze" in line
+
+
 def test_what_is_not_judged_on_synthetic_data_says_so(tmp_path):
     smoke, synthetic = {"experiment": "GPT-02-smoke"}, {"data": {"synthetic": True}}
     for method in ("baseline", "oelm-freeze"):

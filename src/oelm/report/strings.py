@@ -226,8 +226,9 @@ STRINGS: dict[str, tuple[str, str]] = {
         "（可训练的 core、放开前几层、只冻结 Q 或 K）。",
     ),
     "scenario_none": (
-        "These runs select none of the plan's three scenarios (freeze better than, like or worse than no-freeze).",
-        "这些运行不足以选出计划中的三种情景之一（freeze 优于、相当于或劣于 no-freeze）。",
+        "These runs leave open whether oelm-freeze is better than, like or worse than oelm-nofreeze, which has the "
+        "same start and trains it.",
+        "这些运行不足以判断 oelm-freeze 优于、相当于还是劣于初始化相同但不冻结的 oelm-nofreeze。",
     ),
     # Notes
     "every_arm": ("every arm", "所有方法"),
