@@ -510,7 +510,7 @@ def test_smoke_runs_are_no_verdict_on_a_published_figure(tmp_path):
     effect = found["GPT-02", "perplexity"]
     assert effect.measured_change.low < effect.published_change < effect.measured_change.high
     assert {one.verdict for one in found.values()} == {"not-judged"}
-    assert effect.stand_in
+    assert not effect.stand_in, "synthetic text stands in for nothing"
 
 
 def test_a_published_effect_outside_our_interval_differs_and_one_seed_decides_nothing(tmp_path):

@@ -3,7 +3,10 @@
 No time is asserted: machines are shared.
 """
 
+import io
 import json
+import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from oelm.config import RunConfig
 from oelm.errors import OelmError
 from oelm.models.small import small_model
 from oelm.tables import bench_table, render
+from oelm.terminal import progress_bar
 from oelm.training.classification import ClassifierLoss
 from oelm.training.task import open_task
 
@@ -27,6 +31,20 @@ BERT = {"model": "random:bert", "batch_size": 4, "length": LENGTH}
 
 def command(*arguments: object):
     return CliRunner().invoke(app, ["bench", *(str(argument) for argument in arguments)])
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def open_terminal(monkeypatch) -> Terminal:
+    """A terminal as standard error, and what is shown there."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    return shown
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +227,58 @@ def test_the_command_prints_json_and_warns_beside_it():
     assert [row["arm"] for row in rows] == ["baseline", "baseline@1"]
     (warning,) = done.stderr.splitlines()
     assert warning == f"warning: {rows[1]['warning']}"
+
+
+@pytest.mark.parametrize("more", [(), ("--decode",)])
+def test_a_line_below_the_table_says_how_the_ratio_is_made(more):
+    done = command("oelm-freeze", "--sequence-length", 8, "--vocab-size", 64, "--rounds", 2, "--steps", 1, *more)
+    assert done.exit_code == 0, done.output
+    line = done.stdout.splitlines()[-1]
+    assert "to oelm-freeze's within a round, averaged over the rounds" in line
+    assert "the machine's speed changes between rounds" in line
+
+
+def test_help_names_the_arms_that_run_unless_some_are_given(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    help_text = " ".join(command("--help").output.split())
+    assert "Default: baseline, oelm-freeze, identity-key." in help_text
+    planned = []
+    monkeypatch.setattr(bench, "plan_arms", lambda names, *_: planned.extend(names) or {})
+    command()
+    assert planned == ["baseline", "oelm-freeze", "identity-key"]
+
+
+@pytest.mark.parametrize(
+    ("more", "stages"),
+    [
+        ((), ["building baseline and warming it up", "building identity-key and warming it up"]),
+        (
+            ("--decode",),
+            ["building baseline", "building identity-key", "warming up baseline", "warming up identity-key"],
+        ),
+    ],
+)
+def test_progress_shows_in_a_terminal_and_nowhere_else(more, stages, monkeypatch, capsys):
+    terminal = open_terminal(monkeypatch)
+    small = ["--batch-size=2", "--sequence-length=8", "--vocab-size=64", "--rounds=2", "--steps=1", "--json"]
+    app(["bench", "baseline", "identity-key", *small, *more], standalone_mode=False)
+    assert [row["arm"] for row in json.loads(capsys.readouterr().out)] == ["baseline", "identity-key"]
+    shown = terminal.getvalue()
+    places = [shown.find(stage) for stage in [*stages, "rounds measured"]]
+    assert places[0] >= 0
+    assert places == sorted(places)
+    assert re.search(r"rounds measured [^\n]*1/2", shown)
+    assert command("baseline", *small, *more).stderr == ""
+
+
+def test_nothing_draws_while_steps_are_timed(monkeypatch):
+    terminal = open_terminal(monkeypatch)
+    threads = threading.active_count()
+    with progress_bar() as tell:
+        tell("rounds measured", 0, 2)
+        assert threading.active_count() == threads
+        drawn = terminal.getvalue()
+    assert "rounds measured" in drawn
 
 
 def test_rows_have_every_field_of_those_that_were_kept(unequal):

@@ -170,6 +170,8 @@ def test_the_demo_keeps_to_its_budget(small_demo, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     states = [run.state for run in survey(tmp_path / "demo" / "runs")]
     assert states == ["finished"] * 2, "the first seed of both arms"
+    assert result.stdout.startswith("Up to seven ways")
+    assert "what does not fit into that is left out" in result.stdout
     assert "left     4 runs: too late to be done in time" in result.stderr
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from oelm import families
+from oelm.config import RunConfig
 from oelm.method import PRESETS, Method, Projection
 
 ROOT = Path(__file__).parent.parent
@@ -69,6 +70,12 @@ def test_every_family_is_in_the_table():
     table = [line for line in text.splitlines() if line.startswith("|")][2:]
     named = {name for line in table for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
     assert named == set(families.known_types())
+
+
+def test_every_section_of_a_config_is_in_the_table():
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").split("## The config")[1].split("## ")[0]
+    named = {name for line in text.splitlines() if line.startswith("|") for name in re.findall(r"`(\w+)`", line)}
+    assert set(RunConfig.model_fields) <= named
 
 
 def test_links_and_modules_that_the_documents_name_exist():

@@ -528,6 +528,57 @@ def test_figures_on_other_splits_say_of_which_step_they_are(tmp_path):
     assert re.search(r"mismatched .*\| 200 – 300 \|", (tmp_path / "out" / "report.md").read_text(encoding="utf-8"))
 
 
+@needs_matplotlib
+@pytest.mark.parametrize(("language", "cross"), [("en", "The cross is the time expected"), ("zh", "叉号为仅按")])
+def test_step_times_are_scaled_from_a_reference_only_where_there_is_one(tmp_path, language, cross):
+    for seed in (0, 1):
+        language_run(tmp_path / "without", "oelm-freeze", seed)
+        language_run(tmp_path / "with", "oelm-freeze", seed)
+        language_run(tmp_path / "with", "baseline", seed)
+    captions = {}
+    for runs in ("with", "without"):
+        write_report([tmp_path / runs], tmp_path / "out" / runs, formats=("md",), language=language)
+        text = (tmp_path / "out" / runs / "report.md").read_text(encoding="utf-8")
+        (captions[runs],) = [line for line in text.splitlines() if words(language)("cap_time") in line]
+    assert cross in captions["with"]
+    assert "baseline" in captions["with"]
+    assert cross not in captions["without"]
+
+
+def test_a_confounded_comparison_has_one_mark_in_the_table_and_in_its_note(tmp_path):
+    for seed in (0, 1, 2):
+        language_run(tmp_path / "runs", "baseline", seed)
+        language_run(tmp_path / "runs", "oelm-freeze", seed, changes={"train": {"batch_size": 4}})
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "| ❔ confounded |" in text
+    assert re.search(r"^- ❔ oelm-freeze: .*confounded by", text, re.MULTILINE)
+
+
+def test_where_no_scenario_is_selected_the_summary_says_what_stays_open(tmp_path):
+    for seed, noise in enumerate((0.3, -0.4)):
+        language_run(tmp_path, "oelm-nofreeze", seed, 3.0)
+        language_run(tmp_path, "oelm-freeze", seed, 3.0 + noise)
+    found = analyse([tmp_path])
+    for language, opens in (
+        ("en", "These runs leave open whether oelm-freeze"),
+        ("zh", "这些运行不足以判断 oelm-freeze"),
+    ):
+        line = summary(found, language)[-1]
+        assert line.startswith(opens)
+        assert "oelm-nofreeze" in line
+
+
+def test_what_is_not_judged_on_synthetic_data_says_so(tmp_path):
+    smoke, synthetic = {"experiment": "GPT-02-smoke"}, {"data": {"synthetic": True}}
+    for method in ("baseline", "oelm-freeze"):
+        language_run(tmp_path / "runs", method, changes=smoke, environment=synthetic)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    section = (tmp_path / "out" / "report.md").read_text(encoding="utf-8").split("## Published against measured")[1]
+    assert "not judged (synthetic data)" in section
+    assert "stand-in" not in section
+
+
 def test_a_verdict_on_a_stand_in_says_so(tmp_path):
     for seed, noise in enumerate((0.0, 0.004, -0.003)):
         for method, loss in (("baseline", 3.8), ("oelm-freeze", 3.94 + noise)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -40,6 +40,8 @@ from .training.timing import StepTimer
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX A5000": 111e12, "4090": 165e12}
 
 Kind = Literal["language", "classification"]
+# Told between what is timed: what comes next, how much of its kind is done, and of how much.
+Tell = Callable[[str, int, int], None]
 
 _GPT_VOCABULARY = 8192
 _CLASSES = ("one", "two", "three")
@@ -107,8 +109,17 @@ def plan_arms(
     return arms
 
 
+def tell_nobody(what: str, done: int, total: int) -> None:
+    pass
+
+
 def benchmark(
-    arms: dict[str, RunConfig], rounds: int = 5, steps: int = 20, warmup: int = 10, seed: int = 0
+    arms: dict[str, RunConfig],
+    rounds: int = 5,
+    steps: int = 20,
+    warmup: int = 10,
+    seed: int = 0,
+    tell: Tell = tell_nobody,
 ) -> list[Arm]:
     """Time whole optimiser steps of every arm on random tokens, `rounds` times `steps` each, interleaved."""
     device = device_for(next(iter(arms.values())).train.device)
@@ -117,8 +128,9 @@ def benchmark(
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         _take_workspaces(device)
-    built = {}
+    built: dict[str, tuple[Stepper, TrainState, float, int | None]] = {}
     for name, config in arms.items():
+        tell(f"building {name} and warming it up", len(built), len(arms))
         before = _allocated(device)
         stepper, state, flops = _stepper(config, world, seed)
         _forget_peak(device)
@@ -127,7 +139,8 @@ def benchmark(
         peak = _peak(device)
         built[name] = (stepper, state, flops, None if peak is None else peak - before)
     times: dict[str, list[list[float]]] = {name: [] for name in arms}
-    for _ in range(rounds):
+    for number in range(rounds):
+        tell("rounds measured", number, rounds)
         for name, (stepper, state, _, _) in built.items():
             _step(stepper, state)  # the caches belong to the arm before it
             times[name].append(_timed(stepper, state, steps, device))

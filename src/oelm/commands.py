@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .terminal import errors, quiet_libraries
+from .terminal import errors, progress_bar, quiet_libraries
 
 data_app = typer.Typer(help="Prepare text for training.", no_args_is_help=True)
 
@@ -17,6 +17,7 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value overrides, such as train.max_steps=100 method=oelm-freeze.")
 ]
 _BERT = "bert-base-uncased"
+_BENCH_ARMS = ["baseline", "oelm-freeze", "identity-key"]
 
 
 class Recipe(StrEnum):
@@ -189,8 +190,9 @@ def bench(
     arms: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Presets to compare; PRESET@N uses batches of N. Also key=value settings of model, optimizer and "
-            "train, such as train.precision=bfloat16 or model.fields.num_hidden_layers=12."
+            help=f"Presets to compare; PRESET@N uses batches of N. Default: {', '.join(_BENCH_ARMS)}. Also "
+            "key=value settings of model, optimizer and train, such as train.precision=bfloat16 or "
+            "model.fields.num_hidden_layers=12."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="gpt:SIZE, random:FAMILY, a folder or a Hub name.")] = "gpt:tiny",
@@ -221,10 +223,10 @@ def bench(
         from . import decoding
         from .bench import Kind, benchmark, plan_arms, summarise
         from .files import to_json
-        from .tables import bench_table, decoding_table, render
+        from .tables import bench_table, decoding_table, render_bench
 
         quiet_libraries()
-        names = [one for one in arms or [] if "=" not in one] or ["baseline", "oelm-freeze", "identity-key"]
+        names = [one for one in arms or [] if "=" not in one] or _BENCH_ARMS
         overrides = [one for one in arms or [] if "=" in one]
         kind: Kind | None = None
         if task is not None:
@@ -232,12 +234,16 @@ def bench(
         if decode:
             room = decoding.room_for(sequence_length, rounds, steps)
             planned = plan_arms(names, model, batch_size, room, vocab_size, kind, compile_model, overrides)
-            rows = decoding.summarise(decoding.measure(planned, sequence_length, rounds, steps), names[0])
-            typer.echo(to_json(rows, indent=2) if as_json else render(decoding_table(rows)))
+            with progress_bar() as tell:
+                written = decoding.measure(planned, sequence_length, rounds, steps, tell=tell)
+            rows = decoding.summarise(written, names[0])
+            typer.echo(to_json(rows, indent=2) if as_json else render_bench(decoding_table(rows), names[0]))
             return
         planned = plan_arms(names, model, batch_size, sequence_length, vocab_size, kind, compile_model, overrides)
-        rows = summarise(benchmark(planned, rounds, steps), names[0])
-        typer.echo(to_json(rows, indent=2) if as_json else render(bench_table(rows)))
+        with progress_bar() as tell:
+            timed = benchmark(planned, rounds, steps, tell=tell)
+        rows = summarise(timed, names[0])
+        typer.echo(to_json(rows, indent=2) if as_json else render_bench(bench_table(rows), names[0]))
         for row in rows:
             if row["warning"]:
                 typer.echo(f"warning: {row['warning']}", err=True)

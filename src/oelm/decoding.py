@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import StaticCache
 
-from .bench import ratio_of_rounds
+from .bench import Tell, ratio_of_rounds, tell_nobody
 from .config import RunConfig
 from .errors import ConfigError
 from .models.language import build_for_run
@@ -54,17 +54,27 @@ def room_for(context: int, rounds: int, tokens: int) -> int:
 
 @torch.inference_mode()
 def measure(
-    arms: dict[str, RunConfig], context: int, rounds: int = 5, tokens: int = 10, seed: int = 0
+    arms: dict[str, RunConfig],
+    context: int,
+    rounds: int = 5,
+    tokens: int = 10,
+    seed: int = 0,
+    tell: Tell = tell_nobody,
 ) -> list[Decoding]:
     """Time single tokens of every arm after `context` random ones, `rounds` times `tokens` each, interleaved."""
     for name, config in arms.items():
         _check(name, config)
     torch._dynamo.config.recompile_limit = 64  # every arm is one more variant of the same code
-    writers = {name: _Writer(config, context, seed) for name, config in arms.items()}
-    for writer in writers.values():
+    writers: dict[str, _Writer] = {}
+    for name, config in arms.items():
+        tell(f"building {name}", len(writers), len(arms))
+        writers[name] = _Writer(config, context, seed)
+    for done, (name, writer) in enumerate(writers.items()):
+        tell(f"warming up {name}", done, len(arms))
         list(writer.write(_WARMUP))
     times: dict[str, list[list[float]]] = {name: [] for name in arms}
-    for _ in range(rounds):
+    for number in range(rounds):
+        tell("rounds measured", number, rounds)
         for name, writer in writers.items():
             list(writer.write(1))  # the caches belong to the arm before it
             times[name].append(list(writer.write(tokens)))

@@ -127,6 +127,15 @@ def decoding_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def render_bench(table: Table, against: str) -> str:
+    """A benchmark's table, and below it how its ratios are made and why the times beside them may give others."""
+    return (
+        f"{render(table)}\n"
+        f"ratio: of the medians to {against}'s within a round, averaged over the rounds; the times above, medians over "
+        "all rounds, may give another, since the machine's speed changes between rounds"
+    )
+
+
 def _with_spread(ratio: float, half: float) -> str:
     """A ratio with half of its interval; one round has none."""
     return f"{ratio:.3f} ± {half:.3f}" if math.isfinite(half) else f"{ratio:.3f}"

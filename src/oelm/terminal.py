@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -48,6 +48,28 @@ def errors() -> Iterator[None]:
         if not (isinstance(error, MemoryError) or told):
             raise
         _refuse(f"not enough memory: use a smaller model, batch or sequence length ({first_line(error)})")
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A callback that shows what is under way, how much is done and of how much: a line in a terminal, else nothing.
+
+    It is drawn when told to and never in between: a thread that redraws would run beside what is being timed.
+    """
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("", visible=False)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total, visible=True, refresh=True)
+
+        yield show
 
 
 def _refuse(why: str) -> NoReturn:

@@ -99,7 +99,7 @@ def _of_arm(experiment: published.Experiment, known: published.Published, setup:
                 ours.change if ours else None,
                 ours,
                 differs,
-                setup.stand_in or synthetic,
+                setup.stand_in,
                 verdict,
             )
         )

@@ -47,8 +47,9 @@ def run_demo(out: Path, budget: float) -> int:
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     steps = _steps(out, budget - REPORT, jobs)
-    _say(f"Seven ways to set and freeze a tiny GPT's attention, {steps} steps each on built-in stories (synthetic).")
-    _say(f"{jobs} at a time on the CPU, at most {spell(budget)} in all. Runs go to {out / 'runs'}.\n")
+    _say("Up to seven ways to set and freeze a tiny GPT's attention,")
+    _say(f"{steps} steps each on built-in stories (synthetic), {jobs} at a time on the CPU,")
+    _say(f"at most {spell(budget)} in all: what does not fit into that is left out. Runs go to {out / 'runs'}.\n")
     with MatrixView() as view:
         work = Matrix(_runs(out, steps, tuple(range(SEEDS))), WarmLauncher(jobs), retries=0, tell=view.say)
         work.deadline = deadline

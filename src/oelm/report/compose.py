@@ -121,9 +121,12 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
 
 
 def notes(comparisons: Sequence[Comparison], say: Words) -> list[Block]:
-    """What a reader must know about these comparisons, each thing once, with the arms that it is about."""
+    """What a reader must know about these comparisons, each thing once, with the arms that it is about.
+
+    A note on what is confounded has the mark that the comparison has in its table.
+    """
     told = [
-        Cell(text, tone="" if any(one.sound for one in about) else "bad")
+        Cell(text, tone="" if any(one.sound for one in about) else "open")
         for text, about in shared_notes(comparisons, say)
     ]
     return [Bullets(told)] if told else []

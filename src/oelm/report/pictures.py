@@ -229,11 +229,13 @@ def _time(
         rows.append(Row(method, styles[method], middle, low, high, doubt, thinned(sample, _DOTS), cross))
     if not rows:
         return None
-    caption = say("cap_time", reference=reference.method if reference is not None else "–")
+    captions = [say("cap_time")]
+    if reference is not None and any(row.cross is not None for row in rows):
+        captions.append(say("cap_time_cross", reference=reference.method))
     if doubtful:
-        caption = f"{caption} {say('cap_time_doubt')}"
+        captions.append(say("cap_time_doubt"))
     chart = Intervals(say("axis_step_ms"), rows, cross_label=say("flop_bound"))
-    return Figure(name, say("fig_time"), caption, [chart])
+    return Figure(name, say("fig_time"), " ".join(captions), [chart])
 
 
 def _target(

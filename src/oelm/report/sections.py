@@ -54,8 +54,10 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
     rows, doubts = [], []
     for one in analysis.replications:
         verdict = say(one.verdict)
-        if one.stand_in:
-            verdict = say("in_brackets", text=verdict, more=say("note_stand_in"))
+        synthetic = one.setup.runs[0].synthetic
+        if synthetic or one.stand_in:
+            kind = say("note_synthetic" if synthetic else "note_stand_in")
+            verdict = say("in_brackets", text=verdict, more=kind)
         limits = numbers.bounds(one.metric, one.measured, say)
         ours = say("in_brackets", text=numbers.figure(one.metric, one.measured.mean), more=limits)
         change = "–"

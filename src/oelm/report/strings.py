@@ -231,8 +231,9 @@ STRINGS: dict[str, tuple[str, str]] = {
         "（可训练的 core、放开前几层、只冻结 Q 或 K）。",
     ),
     "scenario_none": (
-        "These runs select none of the plan's three scenarios (freeze better than, like or worse than no-freeze).",
-        "这些运行不足以选出计划中的三种情景之一（freeze 优于、相当于或劣于 no-freeze）。",
+        "These runs leave open whether oelm-freeze is better than, like or worse than oelm-nofreeze, which has the "
+        "same start and trains it.",
+        "这些运行不足以判断 oelm-freeze 优于、相当于还是劣于初始化相同但不冻结的 oelm-nofreeze。",
     ),
     # Notes
     "every_arm": ("every arm", "所有方法"),
@@ -310,6 +311,7 @@ STRINGS: dict[str, tuple[str, str]] = {
         "由另一版本的 oelm 写成；按原样读取其配置",
     ),
     "note_stand_in": ("stand-in data", "替代数据"),
+    "note_synthetic": ("synthetic data", "合成数据"),
     "note_doubt": ("doubt: {text}", "疑点：{text}"),
     # Left out
     "kind_damaged": ("damaged", "损坏"),
@@ -377,9 +379,11 @@ STRINGS: dict[str, tuple[str, str]] = {
     "fig_time": ("Step time by arm", "各方法的单步时间"),
     "cap_time": (
         "Median time of whole optimiser steps, with the range from the 10th to the 90th percentile; dots are single "
-        "steps, up to twice the 90th percentile. The cross is the time expected from FLOPs alone, scaled from "
-        "{reference}.",
-        "完整优化步的时间中位数，横条为第 10 至第 90 百分位，小点为单步（至后者的两倍为止）。"
+        "steps, up to twice the 90th percentile.",
+        "完整优化步的时间中位数，横条为第 10 至第 90 百分位，小点为单步（至后者的两倍为止）。",
+    ),
+    "cap_time_cross": (
+        "The cross is the time expected from FLOPs alone, scaled from {reference}.",
         "叉号为仅按 FLOP 推算的时间，以 {reference} 为准。",
     ),
     "cap_time_doubt": (
