@@ -298,12 +298,12 @@ STRINGS: dict[str, tuple[str, str]] = {
         "{arm} 各种子的单步时间相差 {factor} 倍：机器当时是否在忙别的？",
     ),
     "note_no_spread": (
-        "every pair differs by exactly the same amount: are these independent runs?",
-        "每一对的差值完全相同：这些运行是否相互独立？",
+        "every pair differs by exactly the same amount, so these may not be independent runs",
+        "每一对的差值完全相同，这些运行可能并不相互独立",
     ),
     "note_no_scatter": (
-        "the data sets lie exactly on a line: are these independent runs?",
-        "各数据集恰好落在一条直线上：这些运行是否相互独立？",
+        "the data sets lie exactly on a line, so these may not be independent runs",
+        "各数据集恰好落在一条直线上，这些运行可能并不相互独立",
     ),
     "note_cautions": ("also different: {fields}", "另有不同：{fields}"),
     "note_old_config": (
