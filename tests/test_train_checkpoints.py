@@ -382,6 +382,16 @@ def test_a_full_disk_is_told_before_anything_is_written(cut, tmp_path, monkeypat
     assert_same_run(cut, config(tmp_path / "whole").folder)
 
 
+def test_a_run_that_could_not_save_itself_takes_no_step(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000_000))
+    with pytest.raises(TrainingError, match="make room and start the run again"):
+        run_here(tmp_path)
+    assert not read_metrics(config(tmp_path).folder)
+    monkeypatch.undo()
+    assert run_here(tmp_path)["steps"] == 12
+
+
 class NoQuestions:
     """The check for room is passed: the disk fills up while it is written to."""
 

@@ -36,6 +36,7 @@ from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening
 from .state import (
     TrainState,
+    checkpoint_bytes,
     list_checkpoints,
     load_checkpoint,
     mark_best,
@@ -218,6 +219,7 @@ def _build(config: RunConfig, world: World, folder: RunFolder, stop: StopRequest
     state.notes += [note for note in told if note not in state.notes]
     report = _audit_of(model, world)
     if world.main:
+        require_space(folder.path, checkpoint_bytes(model))  # now, and not after the steps up to the first one
         if not folder.start_metrics(state.step):
             state.notes.append(f"step {state.step}: {folder / 'metrics.jsonl'} was gone; the lines before are lost")
         write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))

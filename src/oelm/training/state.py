@@ -93,6 +93,11 @@ def stale_best(run: Path, best: dict[str, Any], done: int) -> str:
     return f"best/ is of step {step}, and the best validation was at step {best.get('step')}"
 
 
+def checkpoint_bytes(model: nn.Module) -> int:
+    """How large a checkpoint will be: the weights, and two more numbers of the optimiser for each that trains."""
+    return sum(p.numel() * p.element_size() * (3 if p.requires_grad else 1) for p in model.parameters())
+
+
 def save_checkpoint(
     folder: Path,
     keep: int,
