@@ -323,6 +323,13 @@ def test_an_override_hides_no_mistake(fields, override, says):
     assert says in str(error.value)
 
 
+def test_a_mistake_in_an_override_is_not_laid_to_the_file(tmp_path):
+    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
+    with pytest.raises(ConfigError) as error:
+        RunConfig.load(file, ["seed=1", "out=runs"])
+    assert str(error.value).startswith(f"{file} with seed=1 out=runs: out: unknown key. Did you mean 'output'?")
+
+
 def test_the_id_is_of_what_changes_a_number(tmp_path):
     base = config(tmp_path)
     same = [

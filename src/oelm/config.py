@@ -300,6 +300,7 @@ class RunConfig(Strict, refusal=ConfigError):
         for override in overrides or []:
             fields = set_field(fields, *parse_override(override))
         where = "config" if isinstance(source, dict) else str(source)
+        where += f" with {' '.join(overrides)}" if overrides else ""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
