@@ -17,7 +17,7 @@ from torch import nn
 
 from ..config import RunConfig
 from ..errors import ConfigError, OelmError, TrainingError
-from ..files import new_folder, read_json, read_record, require_space, write_json
+from ..files import new_folder, read_json, require_space, write_json
 from ..metrics import perplexity
 from ..models.checkpoint import load
 from ..operate import apply
@@ -31,13 +31,12 @@ from .pace import Pace
 from .parallel import World, joined, reshard, wrap
 from .probe import attention_figures
 from .progress import Display
-from .result import result_of
+from .result import final_numbers, result_of, result_there, with_gaps
 from .resume import about, find_checkpoint, require_the_same, torch_for
 from .signals import EXIT_REQUEUE, StopRequest, listening
 from .state import (
     TrainState,
     checkpoint_bytes,
-    list_checkpoints,
     load_checkpoint,
     mark_best,
     read_state,
@@ -49,7 +48,7 @@ from .state import (
 from .step import Stepper, share_of
 from .task import Figures, Task, open_task
 from .timing import StepTimer
-from .trackers import Trackers, flat
+from .trackers import Trackers
 
 # How long a signal that comes again is the same one, passed on by a launcher: in seconds.
 _SAME_SIGNAL = 2.0
@@ -116,7 +115,7 @@ def _train_in(
     if world.any(world.main and (folder / "result.json").is_file()):
         if not world.main:
             return {}
-        result = _result_of(folder)
+        result = result_there(folder)
         Display(folder, quiet).say(f"{folder.path}: {ending(result['val_loss'])} already; its records are there")
         return result
     run = _build(config, world, folder, stop, quiet)
@@ -128,14 +127,6 @@ def _train_in(
     finally:
         run.trackers.close(ended)
         run.display.close()
-
-
-def _result_of(folder: RunFolder) -> dict[str, Any]:
-    try:
-        return read_record(folder / "result.json")
-    except TrainingError as error:
-        again = "writes it again" if list_checkpoints(folder.checkpoints) else "trains it again: it has no checkpoint"
-        raise TrainingError(f"{error}. Delete the file, and the same command {again}") from None
 
 
 def _train(run: Run) -> bool:
@@ -388,7 +379,7 @@ def _finish(run: Run) -> dict[str, Any]:
     if not run.world.main:
         return {}
     result = result_of(config, run.task, run.pace, state, report, timing, evaluations, memory, run.world.size)
-    run.trackers.send(_final(result), state.step)
+    run.trackers.send(final_numbers(result), state.step)
     write_json(run.folder / "timing.json", {**timing, "notes": state.notes})
     write_json(run.folder / "audit.json", report)
     write_json(run.folder / "result.json", result)
@@ -397,7 +388,7 @@ def _finish(run: Run) -> dict[str, Any]:
         run.display.say(f"warning: {warning}")
     best = f"; best at step {state.best['step']}: {run.task.headline(state.best)}" if state.best else ""
     run.display.say(
-        f"{ending(result['val_loss'])}: {run.task.headline(_numbers(state.last))}{best}; records in {run.folder.path}"
+        f"{ending(result['val_loss'])}: {run.task.headline(with_gaps(state.last))}{best}; records in {run.folder.path}"
     )
     return dict(read_json(run.folder / "result.json"))
 
@@ -419,17 +410,6 @@ def _other_splits(run: Run) -> dict[str, Figures]:
         found[name] = {"step": step, **_figures(run, module, model, other, None)}
         run.state.notes += [note for note in other.warnings() if note not in run.task.warnings()]
     return found
-
-
-def _final(result: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a result, for trackers. Those of the last and the best validation have names of their own too."""
-    whole = flat({name: value for name, value in result.items() if name not in ("last", "best")})
-    return {f"final/{name}": value for name, value in whole.items() if type(value) in (int, float)}
-
-
-def _numbers(figures: Figures) -> Figures:
-    """Figures whose missing numbers, null in a record, are not-a-number again."""
-    return {name: math.nan if value is None else value for name, value in figures.items()}
 
 
 def _audit_of(model: nn.Module, world: World) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..config import RunConfig
-from ..records import ending
+from ..errors import TrainingError
+from ..files import read_record
+from ..records import RunFolder, ending
 from .pace import Pace
-from .state import TrainState
+from .state import TrainState, list_checkpoints
 from .task import Figures, Task
+from .trackers import flat
 
 
 def result_of(
@@ -63,3 +67,23 @@ def _troubles(state: TrainState) -> list[str]:
     if state.skipped:
         found.append(f"{state.skipped} of {state.step} steps were skipped for a gradient that is not finite")
     return found
+
+
+def result_there(folder: RunFolder) -> dict[str, Any]:
+    """The result of a run that is done; one that is damaged says how to get it again."""
+    try:
+        return read_record(folder / "result.json")
+    except TrainingError as error:
+        again = "writes it again" if list_checkpoints(folder.checkpoints) else "trains it again: it has no checkpoint"
+        raise TrainingError(f"{error}. Delete the file, and the same command {again}") from None
+
+
+def final_numbers(result: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a result, for trackers. Those of the last and the best validation have names of their own too."""
+    whole = flat({name: value for name, value in result.items() if name not in ("last", "best")})
+    return {f"final/{name}": value for name, value in whole.items() if type(value) in (int, float)}
+
+
+def with_gaps(figures: Figures) -> Figures:
+    """Figures whose missing numbers, null in a record, are not-a-number again."""
+    return {name: math.nan if value is None else value for name, value in figures.items()}
