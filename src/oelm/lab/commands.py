@@ -318,7 +318,7 @@ def _dry_run(planned: list[Planned]) -> None:
         what = f"{tried.parameters:,} parameters{counted}, {tried.trainable:,} of them trained, "
         what += f"{tried.matrices} matrices set or frozen{adapters}{changes}"
         typer.echo(f"{run.name}: {what}")
-    typer.echo(f"{so_many(len(planned))}, all in order")
+    typer.echo(f"{so_many(len(planned))}, all in order; their data was not looked at")
 
 
 def _require(planned: list[Planned]) -> None:
