@@ -34,10 +34,10 @@ def _parts(loaded: set[str]) -> set[str]:
 def test_analysis_and_report_know_records_alone(module):
     loaded = _loaded(f"import {module}")
     assert not loaded & {"torch", "transformers"}
-    assert not _parts(loaded) & {"bench", "lab", "models", "operate", "training"}
+    assert not _parts(loaded) & {"bench", "evaluation", "lab", "models", "training"}
 
 
-@pytest.mark.parametrize("module", ["proof", "model_flops"])
+@pytest.mark.parametrize("module", ["method.seal", "models.flops"])
 def test_what_is_told_of_a_model_needs_nothing_that_trains_one(module):
     assert not _parts(_loaded(f"import oelm.{module}")) & {"analysis", "bench", "lab", "report", "training"}
 
@@ -52,6 +52,6 @@ def test_every_public_name_resolves():
 def test_no_module_takes_a_functions_place():
     """Importing a submodule sets an attribute of its name on the package, so no public name may be a module's."""
     _loaded(
-        "import oelm, oelm.cli, oelm.runs, oelm.bench; assert all(callable(getattr(oelm, name)) for name in "
-        "('apply', 'audit', 'verify', 'load', 'export', 'train'))"
+        "import oelm, oelm.cli, oelm.evaluation.trained, oelm.bench.steps; "
+        "assert all(callable(getattr(oelm, name)) for name in ('apply', 'audit', 'verify', 'load', 'export', 'train'))"
     )

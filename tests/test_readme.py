@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from oelm import families
 from oelm.config import RunConfig
-from oelm.method import PRESETS, Method, Projection
+from oelm.method import families
+from oelm.method.spec import PRESETS, Method, Projection
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(ROOT.glob("docs/*.md"))
 
 

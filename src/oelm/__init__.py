@@ -9,55 +9,57 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .config import RunConfig
-    from .data.errors import DataError
     from .errors import (
         CheckpointError,
         ConfigError,
+        DataError,
         FamilyError,
+        FileError,
         FreezeError,
         MethodError,
         ModelError,
         OelmError,
         TrainingError,
     )
-    from .families import Family, Fused, Stack, register_family
-    from .method import Adapter, FeedForward, Method, Projection, Schedule
+    from .method.apply import apply
+    from .method.families import Family, Fused, Stack, register_family
+    from .method.layers import OrthogonalLinear, OrthogonalMultiHeadAttention
+    from .method.seal import FreezeReport, Verification, audit, verify
+    from .method.spec import Adapter, FeedForward, Method, Projection, Schedule
     from .models.checkpoint import export, load
-    from .modules import OrthogonalLinear, OrthogonalMultiHeadAttention
-    from .operate import apply
-    from .proof import FreezeReport, Verification, audit, verify
     from .training.engine import Stopped, train
 
 # Loaded on first use: torch and transformers take seconds to import, and `oelm --help` needs neither.
 _HOME = {
     "RunConfig": "config",
-    "DataError": "data.errors",
+    "DataError": "errors",
     "CheckpointError": "errors",
     "ConfigError": "errors",
     "FamilyError": "errors",
+    "FileError": "errors",
     "FreezeError": "errors",
     "MethodError": "errors",
     "ModelError": "errors",
     "OelmError": "errors",
     "TrainingError": "errors",
-    "Family": "families",
-    "Fused": "families",
-    "Stack": "families",
-    "register_family": "families",
-    "FeedForward": "method",
-    "Method": "method",
-    "Projection": "method",
-    "Adapter": "method",
-    "Schedule": "method",
+    "Family": "method.families",
+    "Fused": "method.families",
+    "Stack": "method.families",
+    "register_family": "method.families",
+    "FeedForward": "method.spec",
+    "Method": "method.spec",
+    "Projection": "method.spec",
+    "Adapter": "method.spec",
+    "Schedule": "method.spec",
     "export": "models.checkpoint",
     "load": "models.checkpoint",
-    "OrthogonalLinear": "modules",
-    "OrthogonalMultiHeadAttention": "modules",
-    "apply": "operate",
-    "FreezeReport": "proof",
-    "Verification": "proof",
-    "audit": "proof",
-    "verify": "proof",
+    "OrthogonalLinear": "method.layers",
+    "OrthogonalMultiHeadAttention": "method.layers",
+    "apply": "method.apply",
+    "FreezeReport": "method.seal",
+    "Verification": "method.seal",
+    "audit": "method.seal",
+    "verify": "method.seal",
     "Stopped": "training.engine",
     "train": "training.engine",
 }
@@ -70,6 +72,7 @@ __all__ = [
     "Family",
     "FamilyError",
     "FeedForward",
+    "FileError",
     "FreezeError",
     "FreezeReport",
     "Fused",

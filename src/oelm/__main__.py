@@ -1,5 +1,5 @@
 """`python -m oelm` is the `oelm` command."""
 
-from .cli import main
+from .cli.app import main
 
 main()

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from .base.files import parse_yaml
+from .base.strict import Strict, explain, merge
 from .errors import ConfigError, nearest
-from .files import parse_yaml
-from .method import PRESETS, Method
-from .schema import Strict, explain, merge
+from .method.spec import PRESETS, Method
 
 # No count comes near the upper bound; beyond it numpy and torch fail in words of their own.
 Positive = Annotated[int, Field(gt=0, le=10**15)]

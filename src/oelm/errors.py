@@ -37,6 +37,26 @@ class TrainingError(OelmError):
     """A run that had to stop: a non-finite loss, a full disk, a folder in use. Checkpoints stay as they were."""
 
 
+class DataError(OelmError):
+    """A corpus, token file or tokenizer that cannot be used as it is."""
+
+
+class LabError(OelmError):
+    """An experiment, a matrix or a launcher that is malformed or does not fit this machine or folder."""
+
+
+class AnalysisError(OelmError):
+    """Input that an analysis cannot use: no runs, a record of another format, a hypothesis that makes no sense."""
+
+
+class NoRunsError(AnalysisError):
+    """Folders that hold no run, or none yet."""
+
+
+class FileError(OelmError):
+    """A file or folder that cannot be read, written or locked, or that holds something else than it should."""
+
+
 class CheckpointError(OelmError):
     """A folder of a model or a run that is missing, does not hold what it should, or cannot be written."""
 
@@ -50,3 +70,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a mistyped name: ' Did you mean 'x'?' or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=_CLOSE)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def near(word: str, known: Iterable[str], count: int = 3) -> str:
+    """The nearest known names, whatever their case: ' Nearest: a, b, c.' or nothing."""
+    names = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), names, n=count, cutoff=0.5)
+    close += [low for low in names if word.lower() in low and low not in close]
+    return f" Nearest: {', '.join(names[low] for low in close[:count])}." if close else ""

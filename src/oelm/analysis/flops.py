@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import OelmError
-from ..flops import attention_flops, lora_flops, rotation_flops, weight_flops
-from ..method import Adapter, Method
+from ..method.flop_rules import attention_flops, lora_flops, rotation_flops, weight_flops
+from ..method.spec import Adapter, Method
 from .run import Run
 
 # What reads the same input, in the order in which a block computes.

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
-from ..errors import nearest
-from ..files import parse_yaml
-from ..schema import Strict, explain
+from ..base.files import parse_yaml
+from ..base.strict import Strict, explain
+from ..errors import AnalysisError, nearest
 from .arms import COUNTS, MEASURES, TIMES, Group, Setup
 from .compare import Comparison, Note, headline, note, of_pairs
-from .run import AnalysisError, Run
+from .run import Run
 from .stats import ALPHA, Estimate, above, below, estimate, holm, slope, slope_above, slope_below
 
 SUPPORTED, REFUTED, UNDECIDED = "supported", "refuted", "undecided"

@@ -11,13 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ..base.files import read_json
 from ..config import RunConfig
-from ..errors import ConfigError, MethodError, TrainingError
-from ..files import read_json
-from ..records import FORMAT, config_fields, is_alive, read_metrics
+from ..errors import AnalysisError, ConfigError, FileError, MethodError, NoRunsError
+from ..runs.folder import FORMAT, config_fields, is_alive, read_metrics
 from .arms import Place, places
 from .flops import flops_per_token
-from .run import DECODED, AnalysisError, Bench, LeftOut, NoRunsError, Run, at_chance
+from .run import DECODED, Bench, LeftOut, Run, at_chance
 from .shapes import check_shapes
 
 # A run that shows one of these is one; a folder with only a model's config.json is not.
@@ -158,7 +158,7 @@ def _read(path: Path) -> Run | LeftOut | None:
         if result:
             _check(run)
             return run
-    except (TrainingError, AnalysisError) as error:
+    except (FileError, AnalysisError) as error:
         return LeftOut(path, "damaged", str(error))
     except OSError as error:
         return LeftOut(path, "damaged", f"{error.filename or path}: cannot be read ({error.strerror})")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import published
+from ..runs import published
 from .arms import MEASURES, Arm, Difference, Group, Setup
 from .compare import Comparison, best_rate, headline, of_pairs
 from .run import Run, flatten

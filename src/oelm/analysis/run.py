@@ -12,16 +12,8 @@ from typing import Any
 
 from ..config import GPT, RANDOM, WITHOUT_EFFECT
 from ..errors import OelmError
-from ..method import PRESETS, Method
-from ..records import UNCOMPARABLE_TIMES
-
-
-class AnalysisError(OelmError):
-    """Input that the analysis cannot use: no runs, a record from the future, a hypothesis that makes no sense."""
-
-
-class NoRunsError(AnalysisError):
-    """Folders that hold no run, or none yet."""
+from ..method.spec import PRESETS, Method
+from ..runs.folder import UNCOMPARABLE_TIMES
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ..schema import explain
-from .run import AnalysisError, Run
+from ..base.strict import explain
+from ..errors import AnalysisError
+from .run import Run
 
 # JSON's keys are text.
 _Key = Annotated[float, Field(strict=False)]

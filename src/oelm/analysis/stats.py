@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .run import AnalysisError
+from ..errors import AnalysisError
 
 CONFIDENCE = 0.95
 ALPHA = 1 - CONFIDENCE

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from .batches import Windows
-from .errors import DataError
-from .judgements import judgement_tokenizer
-from .labelled import Examples, LabelledData, builtin_labelled, open_labelled
-from .prepare import prepare
-from .progress import Progress
-from .stories import annotated_stories, builtin, stories
+from ..errors import DataError
+from .corpus.batches import Windows
+from .corpus.prepare import prepare
+from .corpus.progress import Progress
+from .corpus.tokens import Split, TokenDataset, in_memory
+from .labelled.dataset import Examples, LabelledData, builtin_labelled, open_labelled
+from .synthetic.judgements import judgement_tokenizer
+from .synthetic.stories import annotated_stories, builtin, stories
 from .tokenizer import load_model_tokenizer
-from .tokens import Split, TokenDataset, in_memory
 
 __all__ = [
     "DataError",

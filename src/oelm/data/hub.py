@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..errors import first_line, nearest
-from .errors import DataError, optional
-from .readers import Reading, Unit, find_text_field, text_units
-from .rows import Choose, Meter, Row, text_of
+from ..errors import DataError, first_line, nearest
+from .corpus.readers import Reading, Unit, find_text_field, text_units
+from .packages import optional
+from .tables import Choose, Meter, Row, text_of
 
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

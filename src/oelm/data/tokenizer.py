@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ..files import looks_local
-from .errors import DataError
-from .readers import SEPARATOR
-from .rows import translated
+from ..base.files import looks_local
+from ..errors import DataError
+from .corpus.readers import SEPARATOR
+from .tables import translated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import new_folder, read_record, to_json, write_json, write_text
-from ..records import read_metrics
-from .errors import LabError
-from .survey import RunState, survey
+from ..base.files import new_folder, read_record, to_json, write_json, write_text
+from ..errors import LabError
+from ..runs.folder import read_metrics
+from .status import RunState, survey
 
 _ENDED = ("finished", "diverged", "failed")
 # What is copied as it was written. Checkpoints, models and logs stay where they are.

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import TrainingError
-from ..locks import hold, holder
-from ..records import ASKED, STOP
-from .errors import LabError
-from .launch import CONSOLE, launch_of
-from .survey import RunState, live_matrices, look
+from ..base.locks import hold, holder
+from ..errors import FileError, LabError
+from ..runs.folder import ASKED, STOP
+from .launch.local import CONSOLE, launch_of
+from .status import RunState, live_matrices, look
 
 _HOLDER = re.compile(r"process (\d+) on (.+)")
 
@@ -65,7 +64,7 @@ def matrix_of(run: RunState) -> str | None:
     """The name of the place of the matrix that started a run last: it stops the run itself, and once is enough."""
     try:
         return launch_of(run.path).get("matrix")
-    except TrainingError:  # damaged: nobody stops it but us
+    except FileError:  # damaged: nobody stops it but us
         return None
 
 
@@ -140,7 +139,7 @@ def free(things: list[Freeable]) -> int:
             with hold(thing.path.parent):
                 shutil.rmtree(thing.path)
                 freed += thing.bytes
-        except TrainingError:
+        except FileError:
             continue  # a process has it now
         except OSError as error:
             raise LabError(f"{thing.path}: cannot be removed ({error.strerror})") from None

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
-from ..errors import TrainingError
-from ..files import read_record
-from .dryrun import dry_run
-from .expand import Planned
-from .needs import tokens_of
-from .survey import is_done, so_many
+from ..base.files import read_record
+from ..errors import FileError
+from .dry_run import dry_run
+from .plan import Planned
+from .preflight import tokens_of
+from .status import is_done, so_many
 
 # The share of a plain matrix product's speed that whole training steps reach, roughly, on a CPU and on a GPU.
 _EFFICIENCY = {"cpu": 0.6, "cuda": 0.3}
@@ -71,7 +71,7 @@ def spell(seconds: float) -> str:
 def _is_done(run: Planned) -> bool:
     try:
         return is_done(run.folder, run.config.id)
-    except TrainingError:  # the matrix says what is wrong with it
+    except FileError:  # the matrix says what is wrong with it
         return False
 
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from ..base.strict import Strict, explain, merge
 from ..config import read_mapping
-from ..schema import Strict, explain, merge
-from .errors import LabError, near
+from ..errors import LabError, near
 
 Scale = Literal["full", "smoke"]
 # What an experiment says of itself alone; everything else comes from the one it extends, unless it says otherwise.

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..errors import OelmError, TrainingError
-from ..files import remove_leftovers, write_json, writing
-from ..locks import hold, holder
-from ..records import STOP
+from ..base.files import remove_leftovers, write_json, writing
+from ..base.locks import hold, holder
+from ..errors import FileError, OelmError
+from ..runs.folder import STOP
 from ..training.signals import StopRequest, listening
-from .expand import PLAIN, Planned
-from .launch import CONSOLE, LAUNCH, Job, Launcher, fresh_status, launch_of, status_stamp, was_stopped
-from .survey import LAB, RunState, is_done, look, so_many
+from .launch.local import CONSOLE, LAUNCH, Job, Launcher, fresh_status, launch_of, status_stamp, was_stopped
+from .plan import PLAIN, Planned
+from .status import LAB, RunState, is_done, look, so_many
 
 # The lock of a run that a runner has taken; the run's own lock is held by the process that trains it.
 TAKEN = "runner.lock"
@@ -140,7 +140,7 @@ class Matrix:
         try:
             if not is_done(folder, entry.planned.config.id):
                 return False
-        except TrainingError as error:
+        except FileError as error:
             self._end(entry, "failed", str(error))
             return True
         run = look(folder)
@@ -237,7 +237,7 @@ class Matrix:
         folder = entry.planned.folder
         try:
             lock = hold(folder, TAKEN, patience=0.1)
-        except TrainingError:
+        except FileError:
             who = holder(folder) or holder(folder, TAKEN) or "another process"
         else:
             if self._is_done(entry, "done by another matrix"):
@@ -257,7 +257,7 @@ class Matrix:
         orphans = []
         for entry in self.entries:
             if entry.state == "elsewhere":
-                with suppress(TrainingError):  # damaged: it says of no slot
+                with suppress(FileError):  # damaged: it says of no slot
                     launch = launch_of(entry.planned.folder)
                     if holder(self._root / LAB / str(launch.get("matrix"))) is None:
                         orphans.append(launch)

@@ -8,9 +8,9 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedModel
 
+from ..base.files import require_reachable
 from ..config import RANDOM
 from ..errors import ModelError, first_line
-from ..files import require_reachable
 from .checkpoint import class_of, load
 from .small import small_model
 

@@ -12,15 +12,15 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from ..adapters import merge_adapters
+from ..base.files import require_reachable
 from ..errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
-from ..files import require_reachable
-from ..method import Method
-from ..operate import check_operable, install
-from ..projections import CoreProjection, IdentityProjection, SplitProjection
-from ..proof import read_record, record_of, refreeze, verify
-from ..sites import find_sites, unwrapped
-from ..surgery import fuse
+from ..method.adapters import merge_adapters
+from ..method.apply import check_operable, install
+from ..method.fused import fuse
+from ..method.projections import CoreProjection, IdentityProjection, SplitProjection
+from ..method.seal import read_record, record_of, refreeze, verify
+from ..method.sites import find_sites, unwrapped
+from ..method.spec import Method
 from . import gpt
 from .convert import to_transformers
 

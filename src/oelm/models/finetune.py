@@ -19,7 +19,7 @@ from transformers import (
 
 from ..config import ModelConfig
 from ..errors import ConfigError, ModelError, first_line
-from .reader import Reader, is_fresh
+from ..training.tasks.model_tokenizer import Reader, is_fresh
 from .small import seeded
 
 

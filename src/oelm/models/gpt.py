@@ -25,11 +25,11 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from ..errors import OelmError, nearest
-from ..method import Method
-from ..operate import install
-from ..projections import IdentityProjection
-from ..proof import read_record
-from .states import fuses, masked, mix, mix_fused
+from ..method.apply import install
+from ..method.projections import IdentityProjection
+from ..method.seal import read_record
+from ..method.spec import Method
+from .attention.states import fuses, masked, mix, mix_fused
 
 D_HEAD = 64
 # name -> (width, layers); heads have 64 dimensions and the feed-forward layer is four times as wide.

@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from ..base.files import require_reachable
 from ..config import GPT, RANDOM, ModelConfig
 from ..errors import ConfigError, first_line
-from ..files import require_reachable
 from .build import build_model
 from .gpt import OelmGPTForCausalLM, gpt_config
 from .small import require_fields, seeded, small_config, small_model

@@ -14,9 +14,9 @@ from ..analysis.compare import MARGINS, Comparison
 from ..analysis.run import finite
 from ..analysis.stats import ALPHA, estimate
 from . import numbers
+from .chart_choice import pictures
 from .charts import Styles
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
-from .pictures import pictures
 from .sections import (
     handles,
     hypotheses_section,
@@ -38,7 +38,7 @@ from .sentences import (
     so_many,
     verdict_line,
 )
-from .strings import Words, words
+from .words import Words, words
 
 
 def compose(analysis: Analysis, out: Path, language: str = "en", title: str | None = None) -> Document:

@@ -21,18 +21,19 @@ from .. import __version__
 from ..analysis import Analysis, AnalysisError, analyse
 from ..analysis.arms import Setup
 from ..analysis.compare import between
+from ..base.files import write_text
+from ..base.strict import Strict, explain
 from ..config import read_mapping
-from ..files import write_text
-from ..schema import Strict, explain
-from . import figures, numbers
+from . import drawing as figures
+from . import numbers
+from .chart_choice import changes, pictures
 from .charts import Figure, Styles
 from .compose import arms_table, comparison_table, notes, settings
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .markdown import block_text, to_markdown
-from .pictures import changes, pictures
 from .sections import bench_blocks, relative, runs_of
 from .sentences import setup_data, setup_name, setup_settings, short_reading
-from .strings import Words, words
+from .words import Words, words
 
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*(%|points|x\b)")
 # Where a README's table of headlines stands.

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from .charts import COLOURS, DASHES, MARKS, Chart, Figure, Grid, as_data
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
-from .strings import words
+from .words import words
 
 # Nothing may be fetched from anywhere, whatever a run's name contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"

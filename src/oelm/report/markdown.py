@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from .charts import Figure
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
-from .strings import words
+from .words import words
 
 _TONES = {"good": "✅ ", "bad": "❌ ", "open": "❔ "}
 

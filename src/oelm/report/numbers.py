@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..analysis.compare import MARGINS, Comparison
 from ..analysis.hypotheses import Hypothesis, Verdict
 from ..analysis.stats import Estimate, too_noisy
-from .strings import Words
+from .words import Words
 
 MINUS = "−"
 # Larger ones are written with an exponent: a run that nearly diverged may have a perplexity of a hundred digits.

@@ -6,10 +6,10 @@ import os
 from importlib import import_module, resources
 from pathlib import Path
 
-from ..files import write_bytes
+from ..base.files import write_bytes
 from .charts import Figure
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
-from .figures import CJK_FONTS, FULL_WIDTH, height, width
+from .drawing import CJK_FONTS, FULL_WIDTH, height, width
 
 # A folder with fonts of one's own, where the system's cannot be changed.
 FONTS_VARIABLE = "OELM_FONTS"

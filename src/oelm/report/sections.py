@@ -17,7 +17,7 @@ from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
 from . import numbers
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
 from .sentences import language_of, note_text, place, verdict_numbers, why_left_out
-from .strings import Words
+from .words import Words
 
 _TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "bad"}
 

@@ -12,7 +12,7 @@ from ..analysis.hypotheses import REFUTED, SUPPORTED, Verdict
 from ..analysis.run import LeftOut
 from ..analysis.stats import ALPHA
 from . import numbers
-from .strings import Words, words
+from .words import Words, words
 
 # Notes on a comparison that a summary must not leave out.
 _DOUBTS = ("edge_low", "edge_high", "better_elsewhere")

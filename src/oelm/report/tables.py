@@ -12,7 +12,7 @@ from ..analysis import Analysis
 from ..analysis.compare import Comparison
 from ..analysis.flops import flops_per_token
 from ..analysis.stats import Estimate
-from ..files import to_json
+from ..base.files import to_json
 from .document import Table, spans
 
 FORMAT = 1

@@ -8,8 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..analysis.run import NoRunsError, Run
-from ..records import is_alive
+from ..analysis.run import Run
+from ..errors import NoRunsError
+from ..runs.folder import is_alive
 from .write import Report, write_report
 
 

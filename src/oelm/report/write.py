@@ -11,15 +11,16 @@ from os import PathLike
 from pathlib import Path
 
 from ..analysis import Analysis, AnalysisError, analyse
+from ..base.files import write_json, write_text
 from ..errors import nearest
-from ..files import write_json, write_text
-from . import figures, pdf
+from . import drawing as figures
+from . import pdf
 from .compose import compose
 from .document import Document, Table
 from .html import to_html
 from .markdown import to_markdown
-from .strings import Words, words
 from .tables import results_csv, results_json, table_csv, table_latex
+from .words import Words, words
 
 FORMATS = ("md", "html", "pdf")
 # The names of a report's figures and tables: the next one in the same folder removes those that it has no more.

@@ -15,26 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..base.files import new_folder, read_json, require_space, write_json
 from ..config import RunConfig
-from ..errors import ConfigError, OelmError, TrainingError
-from ..files import new_folder, read_json, require_space, write_json
-from ..metrics import perplexity
+from ..errors import ConfigError, FileError, OelmError, TrainingError
+from ..method.apply import apply
+from ..method.schedule import advance, due, events
+from ..method.seal import audit, verify
+from ..method.sites import find_sites
 from ..models.checkpoint import load
-from ..operate import apply
-from ..proof import audit, verify
-from ..records import UNCOMPARABLE_TIMES, RunFolder, ending, environment
-from ..schedule import advance, due, events
-from ..sites import find_sites
-from .evaluate import validate, written_figures
-from .optim import build_optimizer, idle_multipliers, learning_rate, set_learning_rate
-from .pace import Pace
-from .parallel import World, joined, reshard, wrap
-from .probe import attention_figures
-from .progress import Display
-from .result import final_numbers, result_of, result_there, with_gaps
-from .resume import about, find_checkpoint, require_the_same, torch_for
-from .signals import EXIT_REQUEUE, StopRequest, listening
-from .state import (
+from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder, ending, environment
+from .attention_stats import attention_figures
+from .checkpoint import (
     TrainState,
     checkpoint_bytes,
     load_checkpoint,
@@ -45,10 +36,20 @@ from .state import (
     stale_best,
     tidy,
 )
+from .length import Pace
+from .optim import build_optimizer, idle_multipliers, learning_rate, set_learning_rate
+from .parallel import World, joined, reshard, wrap
+from .progress import Display
+from .result import final_numbers, result_of, result_there, with_gaps
+from .resume import about, find_checkpoint, require_the_same, torch_for
+from .signals import EXIT_REQUEUE, StopRequest, listening
 from .step import Stepper, share_of
-from .task import Figures, Task, open_task
+from .tasks.base import Figures, Task
+from .tasks.metrics import perplexity
+from .tasks.open import open_task
 from .timing import StepTimer
 from .trackers import Trackers
+from .validation import validate, written_figures
 
 # How long a signal that comes again is the same one, passed on by a launcher: in seconds.
 _SAME_SIGNAL = 2.0
@@ -95,7 +96,7 @@ def train(config: RunConfig, quiet: bool = False) -> dict[str, Any]:
             with world.failing_together():
                 result = _train_in(config, world, folder, stop, quiet)
         except BaseException as error:
-            refused = isinstance(error, OelmError) and not isinstance(error, TrainingError)
+            refused = isinstance(error, OelmError) and not isinstance(error, TrainingError | FileError)
             if world.main and folder.claimed and not (refused and folder.withdraw()):
                 _try_to_say(folder, error)
             raise
@@ -428,7 +429,7 @@ def _untracked(config: RunConfig) -> RunConfig:
 def _try_to_say(folder: RunFolder, error: BaseException) -> None:
     """Record why a run failed; on a full or read-only disk that may not be possible, and the error itself says why."""
     message = f"{type(error).__name__}: {error}" if isinstance(error, OelmError) else repr(error)
-    with suppress(TrainingError):
+    with suppress(FileError):
         folder.log(f"failed: {error}")
-    with suppress(TrainingError):
+    with suppress(FileError):
         folder.status("failed", message=message)

@@ -10,9 +10,9 @@ from torch import nn
 
 from ..config import OptimizerConfig
 from ..errors import ConfigError
-from ..rest import adapter_parameters
-from ..sites import find_sites
-from .pace import Pace
+from ..method.sites import find_sites
+from ..method.trainable import adapter_parameters
+from .length import Pace
 
 
 @dataclass(frozen=True)

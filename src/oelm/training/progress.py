@@ -9,7 +9,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from ..records import RunFolder
+from ..runs.folder import RunFolder
 
 
 class _Lasting(Console):

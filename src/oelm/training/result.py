@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..base.files import read_record
 from ..config import RunConfig
-from ..errors import TrainingError
-from ..files import read_record
-from ..records import RunFolder, ending
-from .pace import Pace
-from .state import TrainState, list_checkpoints
-from .task import Figures, Task
+from ..errors import FileError
+from ..runs.folder import RunFolder, ending
+from .checkpoint import TrainState, list_checkpoints
+from .length import Pace
+from .tasks.base import Figures, Task
 from .trackers import flat
 
 
@@ -73,9 +73,9 @@ def result_there(folder: RunFolder) -> dict[str, Any]:
     """The result of a run that is done; one that is damaged says how to get it again."""
     try:
         return read_record(folder / "result.json")
-    except TrainingError as error:
+    except FileError as error:
         again = "writes it again" if list_checkpoints(folder.checkpoints) else "trains it again: it has no checkpoint"
-        raise TrainingError(f"{error}. Delete the file, and the same command {again}") from None
+        raise FileError(f"{error}. Delete the file, and the same command {again}") from None
 
 
 def final_numbers(result: dict[str, Any]) -> dict[str, float]:

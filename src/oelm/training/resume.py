@@ -13,10 +13,10 @@ import torch
 
 from ..config import RunConfig
 from ..errors import CheckpointError, ConfigError
-from ..records import RunFolder
+from ..runs.folder import RunFolder
+from .checkpoint import list_checkpoints, read_state, require_whole
 from .parallel import World
-from .state import list_checkpoints, read_state, require_whole
-from .task import Task
+from .tasks.base import Task
 
 
 def about(config: RunConfig, world: World, task: Task) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..config import RunConfig
 from ..errors import ConfigError, TrainingError
-from ..records import UNCOMPARABLE_TIMES
+from ..runs.folder import UNCOMPARABLE_TIMES
+from .checkpoint import TrainState, list_checkpoints
 from .parallel import World, without_sync
-from .state import TrainState, list_checkpoints
-from .task import Batch, Task
+from .tasks.base import Batch, Task
 
 _TOO_LARGE = (
     "one sequence at a time does not fit into the device's memory; use a smaller model or sequence length, or "

@@ -21,9 +21,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from ..base.files import read_record, write_json
 from ..config import RunConfig
-from ..errors import TrainingError
-from ..files import read_record, write_json
+from ..errors import FileError
 
 # What is imported for each. Before the first step: a thread that imports would take time from the steps.
 _PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
@@ -180,7 +180,7 @@ def _send_new(tracker: Tracker, known: dict[str, int], values: dict[str, float],
 def _name(config: RunConfig, folder: Path) -> str:
     """The name by which trackers know the run in this folder, the same whenever it is resumed."""
     path = folder / "trackers.json"
-    with suppress(TrainingError):  # none yet, or damaged: then the run begins anew there
+    with suppress(FileError):  # none yet, or damaged: then the run begins anew there
         known = read_record(path).get("name")
         if isinstance(known, str):
             return known

@@ -1,0 +1,1 @@
+"""Benchmarks: optimiser steps and generation, timed side by side."""

@@ -1,0 +1,95 @@
+"""Two runs side by side, for a terminal."""
+
+from __future__ import annotations
+
+from ..analysis import AnalysisError, Run
+from ..analysis.arms import MEASURES, Difference
+from ..analysis.compare import Comparison, compare_runs, of_pairs
+from ..analysis.flops import flop_ratio
+from ..report import numbers
+from ..report.words import Words, words
+
+# What is shown of two runs, where both have it.
+_SHOWN = {
+    "language": ("perplexity", "best_perplexity", "val_loss", "bits_per_byte"),
+    "classification": ("accuracy", "best_accuracy", "macro_f1", "matthews", "val_loss"),
+    "text2text": ("exact_match", "val_loss"),
+}
+_ALWAYS = ("step_seconds", "peak_memory", "trainable", "frozen_share")
+
+
+def compare_text(one: Run, other: Run, language: str = "en") -> str:
+    """What `oelm compare` prints: every figure of both, the change, and the fields in which they differ."""
+    say = words(language)
+    require_same_task(one, other, say)
+    comparison = compare_runs(one, other)
+    lines = [say("cli_two", one=_name(one), other=_name(other)), f"  {one.path}", f"  {other.path}", ""]
+    lines += _figures(comparison, one, other, say)
+    lines += ["", say("cli_one_pair"), ""]
+    lines += _differences(comparison, one, other, say)
+    return "\n".join(lines)
+
+
+def require_same_task(one: Run, other: Run, say: Words) -> None:
+    if one.task != other.task:
+        values = {"one": one.path, "task": one.task.name, "other": other.path, "other_task": other.task.name}
+        raise AnalysisError(say("cli_tasks", **values))
+
+
+def _figures(comparison: Comparison, one: Run, other: Run, say: Words) -> list[str]:
+    rows = []
+    for name in (*_SHOWN.get(one.task.kind, ("val_loss",)), *_ALWAYS):
+        a, b = one.figure(name), other.figure(name)
+        if a is None or b is None:
+            continue
+        doubt = " *" if name == "step_seconds" and (one.times_doubt or other.times_doubt) else ""
+        change = numbers.change(of_pairs(comparison, MEASURES[name]), say) if name in MEASURES else ""
+        rows.append((say(f"m_{name}"), numbers.figure(name, a), numbers.figure(name, b), change + doubt))
+    bound = flop_ratio(one, other)
+    if bound is not None:
+        rows.append((say("flop_bound"), "", "", numbers.percent(bound - 1)))
+    rows.insert(0, ("", _short(one), _short(other), say("col_change")))
+    widths = [max(_width(row[column]) for row in rows) for column in range(4)]
+    sides = (1, -1, -1, -1)
+    lines = []
+    for row in rows:
+        padded = [_pad(text, side * width) for text, side, width in zip(row, sides, widths, strict=True)]
+        lines.append(f"  {'  '.join(padded)}")
+    doubtful = one.times_doubt or other.times_doubt
+    return [*lines, f"  * {say('note_times_doubtful')}"] if doubtful else lines
+
+
+def _differences(comparison: Comparison, one: Run, other: Run, say: Words) -> list[str]:
+    lines = []
+    if one.method != other.method:
+        lines.append(f"{say('cli_method')}: {one.method} / {other.method}")
+    if comparison.confounds:
+        lines += [say("heading_of", head=say("cli_confounded")), *_fields(comparison.confounds)]
+    else:
+        lines.append(say("cli_same") if one.method != other.method else say("cli_identical"))
+    if comparison.cautions:
+        lines += [say("heading_of", head=say("cli_cautions")), *_fields(comparison.cautions)]
+    return lines
+
+
+def _fields(items: tuple[Difference, ...]) -> list[str]:
+    longest = max(len(item.field) for item in items)
+    return [f"  {item.field:<{longest}}  {item.one}  /  {item.other}" for item in items]
+
+
+def _name(run: Run) -> str:
+    return f"{run.method} (seed {run.seed}, {numbers.rate(run.rate)})"
+
+
+def _short(run: Run) -> str:
+    return run.method if len(run.method) <= 28 else f"{run.method[:27]}…"
+
+
+def _width(text: str) -> int:
+    """Columns that a text takes in a terminal: a Chinese character takes two."""
+    return sum(2 if "\u2e80" <= char <= "\uffef" else 1 for char in text)
+
+
+def _pad(text: str, width: int) -> str:
+    gap = " " * (abs(width) - _width(text))
+    return text + gap if width > 0 else gap + text

@@ -1,0 +1,87 @@
+"""The commands about results: report, compare. Thin, and gathered by `cli`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .terminal import errors
+
+Language = Annotated[str, typer.Option("--lang", help="en or zh.")]
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, or folders above them; also saved oelm bench --json output.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write the report to.")],
+    lang: Language = "en",
+    title: Annotated[str | None, typer.Option(help="The report's title.")] = None,
+    hypotheses: Annotated[
+        Path | None, typer.Option(help="A YAML file with your own hypotheses, in addition to the built-in ones.")
+    ] = None,
+    formats: Annotated[str, typer.Option(help="One or more of md,html,pdf.")] = "md,html,pdf",
+    watch: Annotated[bool, typer.Option("--watch", help="Rewrite the report while runs are in progress.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between checks.")] = 10.0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no summary.")] = False,
+) -> None:
+    """Report what runs show: summary, comparisons with intervals, hypotheses, figures; as Markdown, HTML and PDF."""
+    with errors():
+        from ..report.sentences import summary
+        from ..report.watch import watch as follow
+        from ..report.words import words
+        from ..report.write import Report, write_report
+
+        say = words(lang)
+        wanted = [name.strip() for name in formats.split(",") if name.strip()]
+
+        def told(made: Report | None) -> None:
+            if made is None:
+                typer.echo(say("waiting"))
+                return
+            counts = {"done": len(made.analysis.runs), "running": len(made.analysis.running)}
+            typer.echo(say("refreshed", **counts))
+
+        if watch:
+            typer.echo(say("watching", seconds=f"{every:g}"))
+            try:
+                made = follow(runs, out, every, told, language=lang, title=title, formats=wanted, hypotheses=hypotheses)
+            except KeyboardInterrupt:
+                sys.exit(130)
+        else:
+            made = write_report(runs, out, language=lang, title=title, formats=wanted, hypotheses=hypotheses)
+    if not quiet:
+        typer.echo("\n".join(summary(made.analysis, lang)))
+        typer.echo()
+    for problem in made.problems:
+        typer.secho(f"oelm: {problem}", fg="yellow", err=True)
+    for path in made.files:
+        if path.parent == out:
+            typer.echo(say("wrote", path=path))
+
+
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="A run's folder.")],
+    run_b: Annotated[Path, typer.Argument(help="The run to compare it with, such as the baseline.")],
+    lang: Language = "en",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Compare two finished runs: every figure, its change, and the settings in which they differ."""
+    with errors():
+        from ..analysis import load_run
+        from ..report.words import words
+        from .comparison import compare_text, require_same_task
+
+        one, other = load_run(run_a), load_run(run_b)
+        if as_json:
+            from ..analysis.compare import compare_runs
+            from ..report.tables import comparison_data
+
+            require_same_task(one, other, words(lang))
+            typer.echo(json.dumps(comparison_data(compare_runs(one, other)), indent=2, ensure_ascii=False))
+        else:
+            typer.echo(compare_text(one, other, lang))

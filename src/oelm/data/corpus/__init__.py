@@ -1,0 +1,1 @@
+"""Text corpora: from text files to token files and batches."""

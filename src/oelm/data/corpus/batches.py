@@ -1,0 +1,98 @@
+"""Batches as a pure function of seed and position: no iterator state, so nothing to save and nothing to get wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import DataError
+from .tokens import Tokens
+
+Batch = npt.NDArray[np.int64]
+Order = npt.NDArray[np.int64]
+
+
+def permutation(seed: int, epoch: int, size: int) -> Order:
+    """The order of the windows in one epoch.
+
+    Sorting raw 64-bit outputs rather than calling numpy's shuffle keeps the order the same under every numpy: the
+    raw stream of a bit generator is fixed, the algorithms of `Generator` are not.
+    """
+    keys = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(size)
+    return np.argsort(keys, kind="stable")
+
+
+class Windows:
+    """A corpus cut into windows of `length + 1` tokens, in an order fixed by `seed` for each epoch.
+
+    Window w covers tokens w * length to w * length + length, both included: its first `length` tokens are inputs,
+    its last `length` are targets. Every token but the first of the corpus is a target in exactly one window of an
+    epoch; fewer than `length` tokens at the end of the corpus are left over.
+
+    Sample i of a run, counted from 0 without end, belongs to epoch i // count and is the window at place i % count
+    of that epoch's permutation. `fraction` keeps only the first share of the tokens. `text` is what errors call them.
+    """
+
+    def __init__(
+        self, tokens: Tokens, length: int, seed: int = 0, fraction: float = 1.0, text: str = "the corpus"
+    ) -> None:
+        if length < 1:
+            raise DataError(f"length {length}: a window needs at least 1 input token")
+        if seed < 0:
+            raise DataError(f"seed {seed}: must not be negative")
+        if not 0.0 < fraction <= 1.0:
+            raise DataError(f"fraction {fraction}: must be above 0 and at most 1")
+        kept = len(tokens) if fraction == 1.0 else int(len(tokens) * fraction)
+        if kept < length + 1:
+            share = "" if fraction == 1.0 else f" (the first {fraction:g} of {len(tokens):,})"
+            raise DataError(
+                f"a window needs {length + 1:,} tokens, {text} has {kept:,}{share}: "
+                "use a shorter length (data.sequence_length) or more text"
+            )
+        # A plain view: slicing a memmap object itself is several times slower.
+        self.tokens = np.asarray(tokens)[:kept]
+        self.length = length
+        self.seed = seed
+        self.count = (kept - 1) // length
+        self._orders: tuple[tuple[int, Order], ...] = ()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, first: int, count: int) -> Batch:
+        """Samples first to first + count - 1, as rows of length + 1 ids. A batch may reach into later epochs."""
+        self._check(first, count)
+        windows = np.empty(count, dtype=np.int64)
+        done = 0
+        while done < count:
+            epoch, place = divmod(first + done, self.count)
+            taken = min(count - done, self.count - place)
+            windows[done : done + taken] = self._order(epoch)[place : place + taken]
+            done += taken
+        return self._gather(windows)
+
+    def sequential(self, first: int, count: int) -> Batch:
+        """Windows first to first + count - 1 in the order of the text, for validation; fewer rows at the end."""
+        self._check(first, count)
+        return self._gather(np.arange(min(first, self.count), min(first + count, self.count), dtype=np.int64))
+
+    def _gather(self, windows: npt.NDArray[np.int64]) -> Batch:
+        rows = np.empty((len(windows), self.length + 1), dtype=np.int64)
+        for row, window in zip(rows, windows.tolist(), strict=True):
+            start = window * self.length
+            row[:] = self.tokens[start : start + self.length + 1]
+        return rows
+
+    def _order(self, epoch: int) -> Order:
+        # Two at most: a batch that straddles two epochs, and the next batch, need no others.
+        for known, order in self._orders:
+            if known == epoch:
+                return order
+        order = permutation(self.seed, epoch, self.count)
+        self._orders = (*self._orders[-1:], (epoch, order))
+        return order
+
+    @staticmethod
+    def _check(first: int, count: int) -> None:
+        if first < 0 or count < 1:
+            raise DataError(f"samples from {first}, {count} of them: the first must not be negative, the count not 0")

@@ -1,0 +1,161 @@
+"""What a user names as a corpus, resolved: a file, a folder of files, or a dataset of the Hub."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from ...errors import DataError
+from .. import hub
+from .. import tables as rows
+from ..tables import Meter
+from . import readers
+from .readers import Reading, Unit
+from .tokens import SourceHeader
+
+SplitName = Literal["train", "val"]
+
+_HELD_OUT = re.compile(r"(val|valid|validation|dev|test)([-_.].*)?", re.IGNORECASE)
+_TRAIN = re.compile(r"train([-_.].*)?", re.IGNORECASE)
+
+
+class Source(Protocol):
+    """A corpus that can be read again and again, in the same order each time."""
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def total_bytes(self) -> int | None:
+        """What the meter will show at the end, where that is known."""
+
+    @property
+    def ignored(self) -> tuple[str, ...]: ...
+
+    def identify(self, split: SplitName, seen: Callable[[int], None]) -> tuple[SourceHeader, ...]:
+        """Names, sizes and hashes of the inputs; `seen` is told about every piece hashed."""
+
+    def units(self, meter: Meter) -> Iterator[Unit]: ...
+
+
+@dataclass(frozen=True)
+class Files:
+    """One file, or the files of a folder in the order of their names."""
+
+    root: Path
+    paths: tuple[Path, ...]
+    reading: Reading
+    ignored: tuple[str, ...] = ()
+    total_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total_bytes", sum(path.stat().st_size for path in self.paths))
+
+    @property
+    def description(self) -> str:
+        return self.root.name if len(self.paths) == 1 else f"{self.root.name} ({len(self.paths)} files)"
+
+    def identify(self, split: SplitName, seen: Callable[[int], None]) -> tuple[SourceHeader, ...]:
+        return tuple(
+            SourceHeader(name=self._name(path), split=split, bytes=path.stat().st_size, sha256=hash_file(path, seen))
+            for path in self.paths
+        )
+
+    def units(self, meter: Meter) -> Iterator[Unit]:
+        for path in self.paths:
+            yield from readers.read_units(path, self.reading, meter)
+
+    def _name(self, path: Path) -> str:
+        """Relative to the folder that was named: the same on every machine."""
+        return path.name if path == self.root else path.relative_to(self.root).as_posix()
+
+
+@dataclass(frozen=True)
+class Hub:
+    """One split of a dataset of the Hub."""
+
+    dataset: hub.HubDataset
+    split: str
+    reading: Reading
+    ignored: tuple[str, ...] = ()
+    total_bytes: int | None = None
+
+    @property
+    def description(self) -> str:
+        return f"{self.dataset} ({self.split})"
+
+    def identify(self, split: SplitName, seen: Callable[[int], None]) -> tuple[SourceHeader, ...]:
+        return (SourceHeader(name=f"{self.dataset} ({self.split})", split=split),)
+
+    def units(self, meter: Meter) -> Iterator[Unit]:
+        return hub.read_units(self.dataset, self.split, self.reading, meter)
+
+
+def resolve(source: str | Path, val: str | Path | None, reading: Reading) -> tuple[Source, Source | None]:
+    """The training source and, if there is a separate one, the validation source.
+
+    A name of the registry wins over a path of that name; write ./name for the path.
+    """
+    name = str(source)
+    if name not in hub.REGISTRY and Path(source).exists():
+        return _files(Path(source), reading), None if val is None else _files(Path(val), reading)
+    dataset = None if isinstance(source, Path) or _looks_like_path(name) else hub.parse(name)
+    if dataset is None:
+        hint = "" if isinstance(source, Path) or _looks_like_path(name) else hub.suggest(name)
+        raise DataError(f"{name}: no such file or folder.{hint}")
+    train = Hub(dataset, "train", reading)
+    if val is None:
+        return train, Hub(dataset, dataset.validation, reading) if dataset.validation else None
+    if Path(val).exists() or _looks_like_path(str(val)):
+        return train, _files(Path(val), reading)
+    return train, Hub(dataset, str(val), reading)
+
+
+def _looks_like_path(name: str) -> bool:
+    path = Path(name)
+    return path.is_absolute() or name.startswith((".", "~")) or "\\" in name or rows.format_of(path) != ("", "")
+
+
+def _files(path: Path, reading: Reading) -> Files:
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    if path.is_dir():
+        return _folder(path, reading)
+    if not rows.format_of(path)[0]:
+        raise DataError(f"{path}: the format is not known by this name; known are {rows.known_names()}")
+    return Files(path, (path,), reading)
+
+
+def _folder(folder: Path, reading: Reading) -> Files:
+    inside = [path for path in folder.rglob("*") if path.is_file()]
+    visible = [path for path in inside if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    visible.sort(key=lambda path: path.relative_to(folder).as_posix())
+    paths = tuple(path for path in visible if rows.format_of(path)[0])
+    if not paths:
+        raise DataError(f"{folder}: holds no file that can be read; known are {rows.known_names()}")
+    held_out = [path for path in paths if _HELD_OUT.fullmatch(path.name)]
+    training = [path for path in paths if _TRAIN.fullmatch(path.name)]
+    if held_out and training:
+        raise DataError(
+            f"{folder}: holds {training[0].name} and {held_out[0].name}, and taking both as one corpus would train "
+            "on held-out text: name the training file as the source and the validation file as val (--val)"
+        )
+    ignored = tuple(path.relative_to(folder).as_posix() for path in visible if path not in paths)
+    return Files(folder, paths, reading, ignored)
+
+
+def hash_file(path: Path, seen: Callable[[int], None] = lambda _: None) -> str:
+    """The sha256 of a file; `seen` is told the size of every block."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+                seen(len(block))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return digest.hexdigest()

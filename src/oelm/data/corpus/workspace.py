@@ -1,0 +1,189 @@
+"""The unfinished side of a prepared folder: a hidden work folder with checkpoints, published by renaming at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.files import put_json
+from ...errors import DataError, FileError
+from ..packages import writing
+from .sources import SplitName, hash_file
+from .tokens import HEADER, TOKENIZER, WORK, Header
+
+_JOB = "job.json"
+_CHECKPOINT = "checkpoint.json"
+TOKENIZER_FILE = "trained.json"
+# In this order they are moved to their final place: a folder with a header has everything else.
+_PUBLISHED = (TOKENIZER, "train.bin", "val.bin", HEADER)
+
+
+class Part:
+    """A token file that grows: it can be cut back to a checkpoint and continued."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], tokens: int = 0, max_id: int = 0) -> None:
+        self.path, self.tokens, self.max_id = path, tokens, max_id
+        self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
+        self._file.truncate(tokens * dtype.itemsize)
+        self._file.seek(0, os.SEEK_END)
+
+    def append(self, ids: npt.NDArray[Any]) -> None:
+        if len(ids):
+            self._file.write(ids.data)
+            self.tokens += len(ids)
+            self.max_id = max(self.max_id, int(ids.max()))
+
+    def sync(self) -> None:
+        """Bring everything to the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def sha256(self) -> str:
+        self.sync()
+        return hash_file(self.path)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Workspace:
+    """The work folder of one preparation, held by one process at a time."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.folder = out / WORK
+        self.parts: dict[SplitName, Part] = {}
+
+    def checkpoint(self) -> dict[str, Any] | None:
+        """The last checkpoint, if there is one."""
+        path = self.folder / _CHECKPOINT
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def open_parts(self, splits: tuple[SplitName, ...], dtype: np.dtype[Any]) -> dict[str, Any] | None:
+        """Open the token files as the last checkpoint left them; returns its state, or None for a fresh start."""
+        saved = self.checkpoint()
+        for split in splits:
+            tokens, max_id = saved["parts"][split] if saved else (0, 0)
+            self.parts[split] = Part(self.folder / f"{split}.bin", dtype, tokens, max_id)
+        return saved["state"] if saved else None
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Make everything written so far a checkpoint."""
+        for part in self.parts.values():
+            part.sync()
+        counts = {split: (part.tokens, part.max_id) for split, part in self.parts.items()}
+        put_json(self.folder / _CHECKPOINT, {"state": state, "parts": counts})
+
+    def close_parts(self) -> None:
+        for part in self.parts.values():
+            part.close()
+
+    def publish(self, header: Header) -> None:
+        """Move the finished files to their place, the header last."""
+        for part in self.parts.values():
+            part.sync()
+        self.close_parts()
+        put_json(self.folder / HEADER, header.model_dump(mode="json"))
+        self.move()
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything is done but the moving."""
+        return (self.folder / HEADER).is_file()
+
+    def move(self) -> None:
+        """Move what has not been moved yet. Safe to repeat after an interruption at any point."""
+        for name in _PUBLISHED:
+            source, target = self.folder / name, self.out / name
+            if source.exists():
+                if target.is_dir():
+                    shutil.rmtree(target)
+                source.replace(target)
+        shutil.rmtree(self.folder)
+
+    def clear(self) -> None:
+        """Remove an abandoned preparation, moved parts included: without a header they belong to nobody."""
+        for path in [
+            *(self.folder / name for name in (*_PUBLISHED, _CHECKPOINT, TOKENIZER_FILE, _JOB)),
+            *(self.out / name for name in _PUBLISHED if name != HEADER),
+        ]:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def workspace(out: Path, recipe: dict[str, Any]) -> Iterator[Workspace]:
+    """Hold the work folder of `out` for a preparation with this recipe.
+
+    Work left by an interrupted preparation is kept if its recipe was the same, and removed if not. After a failure
+    before the first checkpoint nothing stays behind.
+    """
+    work = Workspace(out)
+    with writing(out):
+        created = _create(work)
+        with _held(work):
+            try:
+                job = work.folder / _JOB
+                if not job.is_file() or json.loads(job.read_text(encoding="utf-8")) != recipe:
+                    work.clear()
+                    put_json(job, recipe)
+                yield work
+            finally:
+                work.close_parts()
+                if work.folder.exists() and not work.finished and work.checkpoint() is None:
+                    shutil.rmtree(work.folder)
+                    for folder in created:
+                        with suppress(OSError):
+                            folder.rmdir()
+
+
+def check_free(out: Path) -> None:
+    """Refuse an output folder that holds something else."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise DataError(f"{out}: a file of that name exists; choose another output folder")
+    names = sorted(path.name for path in out.iterdir())
+    if names and WORK not in names:
+        raise DataError(f"{out}: holds other files ({', '.join(names[:3])}); choose an empty or new folder")
+
+
+def discard(out: Path) -> None:
+    """Remove the work folder of a finished dataset: left when a process died between its last move and its end."""
+    if (out / WORK).exists():
+        with writing(out):
+            shutil.rmtree(out / WORK)
+
+
+def _create(work: Workspace) -> list[Path]:
+    """Make the folders; returns those that did not exist before, innermost first, without the work folder."""
+    created = []
+    missing = work.out
+    while not missing.exists():
+        created.append(missing)
+        missing = missing.parent
+    work.folder.mkdir(parents=True, exist_ok=True)
+    return created
+
+
+def _held(work: Workspace) -> AbstractContextManager[Any]:
+    """The work folder's lock."""
+    if sys.platform == "win32":  # which has no such locks
+        return nullcontext()
+    from ...base.locks import hold
+
+    try:
+        return hold(work.folder, patience=0)
+    except FileError:
+        raise DataError(f"{work.out}: another process is preparing this folder; wait for it to finish") from None

@@ -1,0 +1,1 @@
+"""Labelled tasks for fine-tuning: tables to texts and classes."""

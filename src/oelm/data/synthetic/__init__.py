@@ -1,0 +1,1 @@
+"""Built-in synthetic data, for runs that need no download."""

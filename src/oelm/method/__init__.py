@@ -1,0 +1,1 @@
+"""What a method is, and what it does to a model: plan, set, freeze, seal, verify."""

@@ -1,0 +1,173 @@
+"""Adapters beside frozen matrices (LoRA, OFT): peft's own layers, one per target, put in place and folded in again.
+
+Each layer is built around a stand-in of its matrix and then given the matrix itself. So peft never sees the model:
+it marks nothing in it, names come from oelm's table of families, and an error leaves the model as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import MethodError
+from . import matrices as init
+from .projections import Replaced
+from .sites import Site, is_adapter, weight_matrix, without_adapter
+from .spec import LORA_ALPHA, OFT_TERMS, Adapter
+
+_INSTALL = "pip install 'oelm[peft]'"
+
+
+def require_peft(adapter: Adapter) -> Any:
+    """The package, or an error that says how to get it."""
+    try:
+        import peft
+    except ImportError as error:
+        raise MethodError(f"adapter {adapter.kind!r} needs the package peft ({error}): {_INSTALL}") from None
+    return peft
+
+
+def adapter_alpha(adapter: Adapter) -> float:
+    return LORA_ALPHA if adapter.alpha is None else adapter.alpha
+
+
+def describe(model: nn.Module, adapter: Adapter) -> str:
+    """An adapter in words, with the sizes that it has in this model: 'lora, rank 8, alpha 16, on q, v'."""
+    if adapter.kind == "none":
+        return ""
+    widths = [weight_matrix(module).shape[1] for module in model.modules() if is_adapter(module)]
+    sizes = ", ".join(str(size) for size in sorted({adapter.size(width) for width in widths}))
+    shape = f"rank {sizes}, alpha {adapter_alpha(adapter):g}" if adapter.kind == "lora" else f"blocks of {sizes}"
+    dropout = f", dropout {adapter.dropout:g}" if adapter.dropout else ""
+    return f"{adapter.kind}, {shape}{dropout}, on {', '.join(adapter.targets)}"
+
+
+def adapter_targets(sites: list[Site], adapter: Adapter) -> list[tuple[Site, str, str]]:
+    """(site, role, path) of every matrix that gets an adapter. Raises for a role that none of the sites has."""
+    if adapter.kind == "none":
+        return []
+    found: list[tuple[Site, str, str]] = []
+    for site in sites:
+        places = [*site.roles.items(), *site.feed_forward()]
+        found += [(site, role, path) for role, path in places if role in adapter.targets]
+    absent = [role for role in adapter.targets if role not in {role for _, role, _ in found}]
+    if absent:
+        raise MethodError(f"adapter.targets {', '.join(absent)}: the chosen attentions have no such matrix")
+    return found
+
+
+def check_target(module: nn.Module, path: str, adapter: Adapter) -> None:
+    """Raises where the adapter does not fit a matrix: the message names the numbers."""
+    rows, width = weight_matrix(module).shape
+    size = adapter.size(width)
+    if adapter.kind == "lora" and size > min(rows, width):
+        raise MethodError(
+            f"{path}: adapter.rank {size} is too high for a matrix of {rows} x {width}; use at most {min(rows, width)}"
+        )
+    if adapter.kind == "oft" and (width % size or size < 2):
+        raise MethodError(
+            f"{path}: OFT's blocks of {size} do not fit its width of {width}; set adapter.rank to 2 or more that "
+            "divides it"
+        )
+
+
+def with_adapter(module: nn.Module, path: str, adapter: Adapter, seed: int | None) -> nn.Module:
+    """peft's layer around a projection, in its dtype and on its device.
+
+    First values are a function of the seed and the path alone. Without a seed they are left to be loaded.
+    """
+    peft = require_peft(adapter)
+    weight = cast(Tensor, module.weight)
+    rows, width = weight_matrix(module).shape
+    place = torch.device("meta" if weight.device.type == "meta" else "cpu")
+    holder = nn.ModuleDict({"matrix": _stand_in(module, rows, width, adapter, place)})
+    with torch.random.fork_rng(devices=[]), torch.device(place):
+        if seed is not None:
+            torch.default_generator.manual_seed(init.generator(seed, path).initial_seed())
+        peft.inject_adapter_in_model(_config(peft, module, width, adapter), holder)
+    layer: Any = holder["matrix"]
+    for name, child in layer.named_children():
+        if name != "base_layer":
+            child.to(weight.device, weight.dtype)
+    for part in list(layer.modules()):
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            # peft leaves OFT's indices out of the state; transformers, loading, would fill them with whatever is there.
+            part.register_buffer(name, buffer, persistent=True)
+    if adapter.kind == "oft" and isinstance(module, Conv1D):  # peft's OFT knows no Conv1D
+        layer.replaced, module = Replaced(module), _as_linear(module)
+    layer.base_layer = module
+    return cast(nn.Module, layer.train(module.training))
+
+
+def merge_adapters(model: nn.Module) -> None:
+    """Fold every adapter into its matrix, in place: computed in float64, then cast to the matrix's dtype."""
+    for path, layer in [(path, module) for path, module in model.named_modules() if is_adapter(module)]:
+        module = without_adapter(layer)
+        dtype = cast(Tensor, module.weight).dtype
+        cast(Any, layer.double()).merge()
+        module.to(dtype)
+        replaced = getattr(layer, "replaced", None)
+        if isinstance(replaced, Replaced):
+            weight = cast(Tensor, module.weight)
+            module = replaced.build(weight, cast("Tensor | None", module.bias), like=weight)
+        model.set_submodule(path, module)
+
+
+class Rotation(NamedTuple):
+    """What an OFT does to the input of one matrix: its parameters, the input's width, the size of its blocks."""
+
+    weight: nn.Parameter
+    width: int
+    block: int
+
+
+def rotations(model: nn.Module) -> Iterator[Rotation]:
+    """Every rotation that an OFT in the model does."""
+    for layer in model.modules():
+        if is_adapter(layer):
+            turns: Any = getattr(layer, "oft_R", {})
+            for turn in turns.values():
+                yield Rotation(turn.weight, turn.in_features, turn.block_size)
+
+
+def _stand_in(module: nn.Module, rows: int, width: int, adapter: Adapter, place: torch.device) -> nn.Module:
+    """A projection of the shape and, where it matters to peft, the kind; without values."""
+    with torch.device("meta"):
+        as_conv = isinstance(module, Conv1D) and adapter.kind == "lora"
+        empty = Conv1D(rows, width) if as_conv else nn.Linear(width, rows, bias=False)
+    return empty.to_empty(device=place)
+
+
+def _as_linear(module: nn.Module) -> nn.Linear:
+    """A Conv1D as the Linear with the same function, trainable as it was."""
+    matrix, bias = weight_matrix(module), cast("Tensor | None", module.bias)
+    linear = nn.Linear(matrix.shape[1], matrix.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(matrix.detach().contiguous(), matrix.requires_grad)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+    return linear.train(module.training)
+
+
+def _config(peft: Any, module: nn.Module, width: int, adapter: Adapter) -> Any:
+    size = adapter.size(width)
+    if adapter.kind == "lora":
+        return peft.LoraConfig(
+            r=size,
+            lora_alpha=adapter_alpha(adapter),
+            lora_dropout=adapter.dropout,
+            target_modules=["matrix"],
+            fan_in_fan_out=isinstance(module, Conv1D),
+        )
+    # The approximate Cayley transform is peft's default; named here so that a later default changes no run.
+    return peft.OFTConfig(
+        r=0,
+        oft_block_size=size,
+        module_dropout=adapter.dropout,
+        target_modules=["matrix"],
+        use_cayley_neumann=True,
+        num_cayley_neumann_terms=OFT_TERMS,
+    )

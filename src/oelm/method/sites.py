@@ -1,0 +1,240 @@
+"""Finds the attention sites of a model: one per distinct block and kind of attention, checked against the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import FamilyError, ModelError
+from .families import Family, Fused, Stack, family_of, read
+from .projections import CoreProjection, IdentityProjection, SplitProjection
+from .spec import Kind
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention: where it is, its heads, and the full paths of its projections.
+
+    A role's path is that of the projection on its own, as it is or would be once unfused: `....c_attn.q`.
+    `layer` is the block's place in its stack; with `shared`, the one block serves every layer.
+    """
+
+    kind: Kind
+    layer: int
+    shared: bool
+    block: str
+    heads: int
+    kv_heads: int
+    d_head: int
+    width: int
+    roles: dict[str, str]
+    fused: Fused | None
+    fused_path: str
+    ffn_in: tuple[str, ...]
+    ffn_out: str
+
+    def heads_of(self, role: str) -> int:
+        return self.heads if role == "q" else self.kv_heads
+
+    @property
+    def label(self) -> str:
+        return "shared" if self.shared else str(self.layer)
+
+    def feed_forward(self) -> Iterator[tuple[str, str]]:
+        """(role, path) of every feed-forward matrix of the block."""
+        for path in self.ffn_in:
+            yield "ffn_in", path
+        if self.ffn_out:
+            yield "ffn_out", self.ffn_out
+
+
+def find_sites(model: nn.Module) -> tuple[Family, list[Site]]:
+    """The model's family and every attention site, in order. Raises if one that the config calls for is not there."""
+    config = getattr(model, "config", None)
+    model_type = getattr(config, "model_type", None)
+    if not model_type:
+        raise FamilyError(f"{type(model).__name__} has no config.model_type: oelm works on Hugging Face models")
+    family = family_of(model_type)
+    prefix = base_prefix(model)
+    sites: list[Site] = []
+    for stack in family.stacks:
+        if stack.present(config):
+            sites += _sites_of_stack(model, prefix, family, stack)
+    if not sites:
+        wanted = ", ".join(prefix + stack.block for stack in family.stacks)
+        raise FamilyError(
+            f"{type(model).__name__}: found no attention of family {model_type!r}; looked for {wanted}. "
+            "If its blocks live elsewhere, name them with oelm.register_family(..., replace_existing=True)"
+        )
+    return family, sites
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, where torch.compile, data parallelism or peft has put a wrapper around it since."""
+    while True:
+        if isinstance(model, (DataParallel, DistributedDataParallel)):
+            model = model.module
+        elif type(model).__name__ == "OptimizedModule":  # by name: importing its class takes a second
+            model = model.get_submodule("_orig_mod")
+        elif type(model).__module__.partition(".")[0] == "peft" and hasattr(model, "get_base_model"):
+            model = cast("Callable[[], nn.Module]", model.get_base_model)()
+        else:
+            return model
+
+
+def is_adapter(module: nn.Module) -> bool:
+    """Whether the module is one of peft's layers around a projection. Told by name, so that peft need not be there."""
+    return type(module).__module__.partition(".")[0] == "peft" and hasattr(module, "base_layer")
+
+
+def without_adapter(module: nn.Module) -> nn.Module:
+    """The projection itself, where an adapter's layer stands around it."""
+    while is_adapter(module):
+        module = module.get_submodule("base_layer")
+    return module
+
+
+def path_without_adapter(model: nn.Module, path: str) -> str:
+    """The path of the projection itself, where an adapter's layer stands around it."""
+    while is_adapter(model.get_submodule(path)):
+        path = f"{path}.base_layer"
+    return path
+
+
+def weight_matrix(module: nn.Module) -> Tensor:
+    """A projection's weight as (rows out, width in), whichever way round its module stores it. A view, not a copy."""
+    module = without_adapter(module)
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.T if isinstance(module, Conv1D) else weight
+
+
+def is_projection(module: nn.Module) -> bool:
+    """Whether the module is a plain matrix product, safe to set and freeze: not quantised, not an adapter's wrapper."""
+    # By exact type: quantised and adapter layers subclass Linear. Falcon's own Linear only reorders the bias's sum.
+    return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
+
+
+def require_projection(module: nn.Module, path: str) -> None:
+    """Raises for a module that is no projection. Quantised layers are called Linear too, so the message says whose."""
+    if not is_projection(module):
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        raise ModelError(
+            f"{path} is a {kind}, not a plain Linear or Conv1D: quantised, or wrapped by an adapter? "
+            "Apply the method to the plain model first"
+        )
+
+
+def base_prefix(model: nn.Module) -> str:
+    """The path of the base model within the model, with its dot; empty where the model is its own base model."""
+    name = getattr(model, "base_model_prefix", "")
+    return f"{name}." if name and isinstance(getattr(model, name, None), nn.Module) else ""
+
+
+def _sites_of_stack(model: nn.Module, prefix: str, family: Family, stack: Stack) -> list[Site]:
+    config = model.config
+    blocks = _expand(model, prefix, stack.block)
+    if not blocks:
+        return []  # a class without this half of the model, such as an encoder of an encoder-decoder
+    expected = int(read(config, stack.layers))
+    if len(blocks) != expected:
+        raise FamilyError(
+            f"{type(model).__name__}: the config calls for {expected} blocks at {prefix}{stack.block}, "
+            f"but there are {len(blocks)}"
+        )
+    return [_site(model, family, stack, index, block) for index, block in enumerate(blocks)]
+
+
+def _expand(model: nn.Module, prefix: str, pattern: str) -> list[str]:
+    """Every path that a pattern with `*` for indices matches, each module once."""
+    paths = [prefix.rstrip(".")]
+    for part in pattern.split("."):
+        found = []
+        for path in paths:
+            module = model.get_submodule(path)
+            names = [name for name, _ in module.named_children()] if part == "*" else [part]
+            found += [f"{path}.{name}".lstrip(".") for name in names if hasattr(module, name)]
+        paths = found
+    distinct = {id(model.get_submodule(path)): path for path in reversed(paths)}
+    return [path for path in paths if distinct.get(id(model.get_submodule(path))) == path]
+
+
+def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str) -> Site:
+    config = model.config
+    heads = int(read(config, stack.heads))
+    kv_heads = int(read(config, stack.kv_heads)) if stack.kv_heads is not None else heads
+    in_fused: tuple[str, ...] = stack.fused.roles if stack.fused else ()
+    fused_path = f"{block}.{stack.fused.path}" if stack.fused else ""
+    roles = {}
+    for role, path in (("q", stack.q), ("k", stack.k), ("v", stack.v), ("o", stack.o)):
+        if role in in_fused:
+            roles[role] = f"{fused_path}.{role}"
+        elif path:
+            roles[role] = f"{block}.{path}"
+    ffn_in = stack.ffn_in(config) if callable(stack.ffn_in) else stack.ffn_in
+    fused = stack.fused
+    if fused is not None and callable(fused.layout):
+        fused = Fused(fused.path, fused.roles, fused.layout(config))
+    rows, width = _query_shape(model, roles["q"], fused, fused_path, heads, kv_heads)
+    if rows % heads:
+        raise FamilyError(f"{roles['q']}: {rows} rows cannot be cut into {heads} heads of equal size")
+    if heads % kv_heads:
+        raise FamilyError(f"{block}: {heads} query heads cannot share {kv_heads} key-value heads equally")
+    ffn_out = (stack.ffn_out,) if stack.ffn_out else ()
+    for path in (*(roles[r] for r in roles if r not in in_fused), *(f"{block}.{p}" for p in (*ffn_in, *ffn_out))):
+        _module(model, path)
+    return Site(
+        kind=stack.kind,
+        layer=index,
+        shared=family.shared,
+        block=block,
+        heads=heads,
+        kv_heads=kv_heads,
+        d_head=rows // heads,
+        width=width,
+        roles=roles,
+        fused=fused,
+        fused_path=fused_path,
+        ffn_in=tuple(f"{block}.{path}" for path in ffn_in),
+        ffn_out=f"{block}.{stack.ffn_out}" if stack.ffn_out else "",
+    )
+
+
+def _query_shape(
+    model: nn.Module, path: str, fused: Fused | None, fused_path: str, heads: int, kv_heads: int
+) -> tuple[int, int]:
+    """(rows, width) of Q, read off the modules as they are: plain, fused, or operated on."""
+    holder = _module(model, fused_path) if fused and "q" in fused.roles else None
+    if holder is not None and not isinstance(holder, SplitProjection):
+        require_projection(holder, fused_path)
+        rows, width = weight_matrix(holder).shape
+        per_head, rest = divmod(rows, heads + 2 * kv_heads)
+        if rest:
+            raise FamilyError(
+                f"{fused_path}: {rows} rows cannot be cut into {heads} query and 2 x {kv_heads} key-value heads"
+            )
+        return per_head * heads, width
+    module = without_adapter(_module(model, path))
+    if isinstance(module, CoreProjection) and module.identity is not None:
+        module = module.identity
+    if isinstance(module, IdentityProjection):
+        return module.rows, module.width
+    if not isinstance(module, CoreProjection):
+        require_projection(module, path)
+    rows, width = weight_matrix(module).shape
+    return rows, width
+
+
+def _module(model: nn.Module, path: str) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        raise FamilyError(
+            f"{type(model).__name__}: there is no module {path!r}, where its family puts one. "
+            "Register the family again with oelm.register_family(..., replace_existing=True)"
+        ) from None

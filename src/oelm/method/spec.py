@@ -1,0 +1,404 @@
+"""What is set, frozen, added and trained in a model: the `Method`, and the named presets.
+
+A method is data: strict, hashable, JSON in and out. It knows nothing of any model; `apply` brings the two together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from ..base.strict import Strict, explain, merge
+from ..errors import MethodError, nearest
+
+Init = Literal["default", "orthogonal", "gaussian", "identity", "hadamard", "pretrained", "qr", "polar"]
+FfnInit = Literal["default", "orthogonal", "gaussian", "pretrained", "qr", "polar"]
+Kind = Literal["encoder", "decoder", "cross"]
+Role = Literal["q", "k", "v", "o", "ffn_in", "ffn_out"]
+
+# Inits that leave the weights as they are, and those after which they have orthonormal rows.
+KEEPING: frozenset[str] = frozenset({"default", "pretrained"})
+ORTHONORMAL: frozenset[str] = frozenset({"orthogonal", "identity", "hadamard", "qr", "polar"})
+# Inits whose matrix owes nothing to the weights before it; a bias fitted to those would be noise, so it starts at zero.
+FRESH: frozenset[str] = frozenset({"orthogonal", "gaussian", "hadamard"})
+# Inits that split a weight into a basis and a coefficient, which a matrix core can start from.
+FACTORED: frozenset[str] = frozenset({"qr", "polar"})
+
+_LAYERS = re.compile(r"(first|last|except-first|except-last):([1-9][0-9]*)")
+_REST = re.compile(r"trained|biases|head|last:[1-9][0-9]*")
+_REACH = re.compile(r"first:[1-9][0-9]*")
+# What an adapter is where nothing else is said: peft's rank and block size, and the usual scale of 2.
+LORA_RANK, LORA_ALPHA, OFT_BLOCK = 8, 16.0, 32
+# OFT's rotations are made with this many terms of the Cayley transform's series: peft's default, which may change.
+OFT_TERMS = 5
+
+
+class _Matrix(Strict, refusal=MethodError):
+    """What every matrix has: how it is made, and whether it then stays."""
+
+    frozen: bool = False
+    std: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["matched"] | None = None
+
+    @model_validator(mode="after")
+    def _std_goes_with_gaussian(self) -> _Matrix:
+        init = getattr(self, "init", None)
+        if init == "gaussian" and self.std is None:
+            raise ValueError("init 'gaussian' needs std: a number such as 0.02, or 'matched' for 1/sqrt(width)")
+        if init != "gaussian" and self.std is not None:
+            raise ValueError(f"std belongs to init 'gaussian', not to {init!r}")
+        return self
+
+
+class Projection(_Matrix):
+    """How a Query or Key matrix is made, over what, how long its output is, and whether it is frozen.
+
+    `scale` is a factor on the projection's output. `scope` is what orthonormality spans: each head, or all of them.
+    `std` belongs to `gaussian`: a number, or "matched" for 1/sqrt(width), the row length of an orthonormal matrix.
+    """
+
+    init: Init = "default"
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    scope: Literal["head", "global"] = "head"
+
+    @model_validator(mode="after")
+    def _identity_has_nothing_to_train(self) -> Projection:
+        if self.init == "identity" and not self.frozen:
+            raise ValueError("init 'identity' removes the matrix, so there is nothing to train: set frozen to true")
+        return self
+
+    @property
+    def untouched(self) -> bool:
+        return self.init in KEEPING and not self.frozen and self.scale == 1.0
+
+
+class FeedForward(_Matrix):
+    """How both feed-forward matrices are made and whether they are frozen. Their biases always train."""
+
+    init: FfnInit = "default"
+
+    @property
+    def untouched(self) -> bool:
+        return self.init in KEEPING and not self.frozen
+
+
+class Schedule(Strict, refusal=MethodError):
+    """When what is frozen changes during training.
+
+    static      never
+    unfreeze    at each of `steps`, `layers_each` more layers become trainable, from the top down or the bottom up
+    freeze      everything trains until the one step in `steps`, and is frozen from then on as it is by then
+    """
+
+    kind: Literal["static", "unfreeze", "freeze"] = "static"
+    steps: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    order: Literal["top-down", "bottom-up"] = "top-down"
+    layers_each: Annotated[int, Field(gt=0)] = 1
+
+    @model_validator(mode="after")
+    def _steps_fit(self) -> Schedule:
+        if list(self.steps) != sorted(set(self.steps)):
+            raise ValueError(f"steps {list(self.steps)} must rise")
+        wanted = {"static": self.steps == (), "unfreeze": bool(self.steps), "freeze": len(self.steps) == 1}
+        if not wanted[self.kind]:
+            raise ValueError(f"kind {self.kind!r} does not go with steps {list(self.steps)}")
+        return self
+
+
+class Adapter(Strict, refusal=MethodError):
+    """What is added to frozen matrices and trained instead of them, as `peft` builds it.
+
+    The whole body is frozen (`rest` head or biases), or just the targets, by q, k and ffn, and the rest trains.
+
+    lora    a product of two thin matrices beside each target, times `alpha`/`rank`; zero at step 0. Rank 8, alpha 16
+    oft     a rotation of each target's input, in blocks of `rank` coordinates; the identity at step 0. Without a rank:
+            blocks of 32, or of the largest smaller size that divides the target's width
+
+    `dropout` is on LoRA's input, and on OFT the share of blocks that a step leaves unrotated. `targets` are roles.
+    """
+
+    kind: Literal["none", "lora", "oft"] = "none"
+    rank: Annotated[int, Field(gt=0)] | None = None
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    targets: tuple[Role, ...] = ("q", "v")
+
+    @model_validator(mode="after")
+    def _fields_go_with_the_kind(self) -> Adapter:
+        if self.kind == "none":
+            changed = [name for name in sorted(self.model_fields_set) if getattr(self, name) != _default(self, name)]
+            if changed:
+                raise ValueError(f"{', '.join(changed)}: without an adapter; set kind to 'lora' or 'oft'")
+        if self.kind == "oft" and self.alpha is not None:
+            raise ValueError(f"alpha {self.alpha:g} belongs to 'lora'; a rotation has no scale")
+        if self.kind == "oft" and self.rank == 1:
+            raise ValueError("rank 1 is a rotation in one dimension, which moves nothing: use blocks of 2 or more")
+        if not self.targets or len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets {list(self.targets)}: name at least one role, each once")
+        return self
+
+    def size(self, width: int) -> int:
+        """The rank of a LoRA, or the size of an OFT's blocks, for a matrix of this width."""
+        if self.kind == "lora":
+            return self.rank or LORA_RANK
+        if self.rank is None:
+            return next(size for size in range(min(OFT_BLOCK, width), 0, -1) if width % size == 0)
+        return self.rank
+
+
+class Method(Strict, refusal=MethodError):
+    """One way to set and freeze a Transformer's attention, or to train another part of it instead.
+
+    q, k, ffn      how those matrices are made, and whether they are frozen
+    core           what is trained between frozen Q and K: nothing, a gain per head, or a d_head x d_head matrix
+    reach          how many neighbouring heads a matrix core reads and writes together: one number, one per chosen
+                   layer, or first:N, which is all heads in the first N chosen layers and 1 above. With all heads it
+                   is a whole trained matrix after the frozen basis
+    biases         whether the biases of frozen Q and K are frozen with them (the reference counts do) or trained
+    adapter        what is added to frozen matrices and trained in their place: to a frozen body, or to frozen q, k
+                   and ffn while the rest trains
+    rest           what happens to every other parameter: trained, or all frozen but the biases, the last N blocks
+                   (last:N) or nothing of the body (head); a task's own head always trains
+    attention      which attentions: all, or some of encoder, decoder and cross
+    layers         all, first:N, last:N, except-first:N, except-last:N, or a list of indices from 0
+    freeze_ratio   freeze a share of the blocks' parameters instead: Q/K, then FFN-in, then FFN-out, each from the
+                   last layer to the first, whole tensors; "qk" stops after all of Q/K
+    schedule       whether what is frozen changes during training, and when
+    """
+
+    q: Projection = Projection()
+    k: Projection = Projection()
+    ffn: FeedForward = FeedForward()
+    core: Literal["none", "gain", "matrix"] = "none"
+    reach: int | tuple[int, ...] | str = 1
+    biases: Literal["frozen", "trained"] = "frozen"
+    adapter: Adapter = Adapter()
+    rest: str = "trained"
+    attention: Literal["all"] | tuple[Kind, ...] = "all"
+    layers: str | tuple[Annotated[int, Field(ge=0)], ...] = "all"
+    freeze_ratio: Annotated[float, Field(gt=0, lt=1)] | Literal["qk"] | None = None
+    schedule: Schedule = Schedule()
+
+    @field_validator("reach", mode="before")
+    @classmethod
+    def _reach_is_one_of_its_forms(cls, value: Any) -> Any:
+        counts = value if isinstance(value, list | tuple) else [value]
+        if isinstance(value, str) and _REACH.fullmatch(value):
+            return value
+        if not all(type(count) is int and count > 0 for count in counts):
+            raise ValueError(f"{value!r}: use a whole number from 1, a list of them, or 'first:N' (N from 1)")
+        return value
+
+    @model_validator(mode="after")
+    def _is_coherent(self) -> Method:
+        if isinstance(self.layers, str) and self.layers != "all" and not _LAYERS.fullmatch(self.layers):
+            raise ValueError(
+                f"layers {self.layers!r}: use 'all', 'first:N', 'last:N', 'except-first:N', 'except-last:N' "
+                "(N from 1) or a list of indices"
+            )
+        if not isinstance(self.layers, str) and (not self.layers or len(set(self.layers)) < len(self.layers)):
+            raise ValueError(f"layers {list(self.layers)}: name at least one layer, each once")
+        if self.attention != "all" and (not self.attention or len(set(self.attention)) < len(self.attention)):
+            raise ValueError(f"attention {list(self.attention)}: name at least one kind, each once")
+        self._rest_is_coherent()
+        if self.sets_nothing and (self.layers != "all" or self.attention != "all"):
+            raise ValueError(
+                "layers and attention choose where q, k, ffn and adapter apply, but none of those is set: the method "
+                "would change nothing. Set one, or use the preset 'baseline' as it is"
+            )
+        if self.core != "none" and not (self.q.frozen and self.k.frozen):
+            raise ValueError(
+                f"core {self.core!r} sits between two frozen bases; next to a trained Q or K it adds nothing: "
+                "freeze both, or set core to 'none'"
+            )
+        if self.reach != 1 and self.core != "matrix":
+            raise ValueError(f"reach {self.reach} is that of a matrix core, and core is {self.core!r}")
+        if self.schedule.kind != "static":
+            if not (self.q.frozen or self.k.frozen or self.ffn.frozen):
+                raise ValueError(f"schedule {self.schedule.kind!r} has nothing to act on: no matrix is frozen")
+            if "identity" in (self.q.init, self.k.init):
+                raise ValueError("an identity has no matrix that a schedule could freeze or unfreeze")
+            if self.core != "none" and self.schedule.kind == "freeze":
+                raise ValueError("schedule 'freeze' trains the bases first: it does not go with a core")
+        if self.freeze_ratio is not None:
+            if self.layers != "all":
+                raise ValueError("freeze_ratio chooses the layers itself: leave layers at 'all'")
+            if not (self.q.frozen and self.k.frozen):
+                raise ValueError("freeze_ratio freezes Q and K first: set frozen to true for both")
+            if not (self.ffn.frozen or self.freeze_ratio == "qk"):
+                raise ValueError("freeze_ratio also freezes feed-forward matrices: set ffn.frozen to true")
+            if self.core != "none" or "identity" in (self.q.init, self.k.init):
+                raise ValueError("freeze_ratio counts frozen weights; it does not go with a core or an identity")
+        return self
+
+    def _rest_is_coherent(self) -> None:
+        if not _REST.fullmatch(self.rest):
+            raise ValueError(f"rest {self.rest!r}: use 'trained', 'biases', 'head' or 'last:N' (N from 1)")
+        adapter = self.adapter.kind
+        if self.rest == "trained":
+            if adapter != "none":
+                self._adapter_is_beside_frozen()
+            return
+        if adapter != "none" and self.rest not in ("head", "biases"):
+            raise ValueError(
+                f"adapter {adapter!r} stands in for a body that is frozen, and rest is {self.rest!r}: set rest to "
+                f"'head' (or 'biases'), or start from the preset {adapter!r}"
+            )
+        said = f"rest {self.rest!r}" if adapter == "none" else f"adapter {adapter!r}"
+        if adapter == "none" and (self.layers != "all" or self.attention != "all"):
+            raise ValueError(f"{said} is about the whole model: leave layers and attention at 'all'")
+        if not (self.q.untouched and self.k.untouched and self.ffn.untouched):
+            raise ValueError(f"{said} trains parts of the model as it is: leave q, k and ffn as they are")
+        if self.freeze_ratio is not None or self.schedule.kind != "static":
+            raise ValueError(f"{said} says itself what is frozen: not allowed with freeze_ratio or a schedule")
+        if self.biases != "frozen":
+            raise ValueError(f"biases 'trained' is about frozen q and k; beside {said} use rest 'biases'")
+
+    def _adapter_is_beside_frozen(self) -> None:
+        """Where the rest of the model trains, each target of the adapter must be a matrix that the method freezes."""
+        said = f"adapter {self.adapter.kind!r}"
+        if self.freeze_ratio is not None or self.schedule.kind != "static":
+            raise ValueError(
+                f"{said} sits beside matrices that stay frozen: not allowed with freeze_ratio or a schedule"
+            )
+        for role in self.adapter.targets:
+            if role in ("q", "k") and self.core != "none":
+                raise ValueError(f"{said} on {role}: core {self.core!r} is what trains beside frozen Q and K; use one")
+            if role in ("q", "k") and getattr(self, role).init == "identity":
+                raise ValueError(f"{said} on {role}: init 'identity' has no matrix that an adapter could sit beside")
+        q, k = (spec.frozen and spec.init != "identity" and self.core == "none" for spec in (self.q, self.k))
+        fits = {"q": q, "k": k, "ffn_in": self.ffn.frozen, "ffn_out": self.ffn.frozen}
+        trained = [role for role in self.adapter.targets if not fits.get(role, False)]
+        if trained:
+            could = ", ".join(role for role, fit in fits.items() if fit) or "none"
+            raise ValueError(
+                f"{said} on {', '.join(trained)} adds nothing beside a matrix that trains, and rest is 'trained': set "
+                f"rest to 'head' (or 'biases'), or target only what the method freezes (here {could})"
+            )
+
+    @classmethod
+    def load(cls, value: Method | str | dict[str, Any]) -> Method:
+        """A method from itself, a preset's name, or a dict: `{"preset": NAME, ...}` changes a preset's fields."""
+        if isinstance(value, Method):
+            return value
+        if isinstance(value, str):
+            if value not in PRESETS:
+                raise MethodError(f"unknown preset {value!r}.{nearest(value, PRESETS)} Presets: {', '.join(PRESETS)}")
+            return PRESETS[value]
+        if not isinstance(value, dict):
+            raise MethodError(f"a method is a preset's name, an oelm.Method or a dict, not {type(value).__name__}")
+        fields = dict(value)
+        base = cls.load(fields.pop("preset")) if "preset" in fields else None
+        try:
+            return cls.model_validate(merge(base.model_dump(), fields) if base else fields)
+        except ValidationError as error:
+            raise MethodError(f"method: {explain(error, cls, also=('preset',))}") from None
+
+    @property
+    def name(self) -> str:
+        """The preset's name, or 'custom'."""
+        return next((name for name, preset in PRESETS.items() if preset == self), "custom")
+
+    @property
+    def sets_nothing(self) -> bool:
+        """Whether no matrix is set, frozen by role or given an adapter."""
+        return self.q.untouched and self.k.untouched and self.ffn.untouched and self.adapter.kind == "none"
+
+    def to_json(self) -> str:
+        """Canonical JSON: two equal methods give the same bytes."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    def choose_layers(self, count: int) -> tuple[int, ...]:
+        """The chosen ones of `count` layers, in order."""
+        if self.layers == "all":
+            return tuple(range(count))
+        if not isinstance(self.layers, str):
+            beyond = [layer for layer in self.layers if layer >= count]
+            if beyond:
+                raise MethodError(f"layers {beyond} are out of range: the model has layers 0 to {count - 1}")
+            return tuple(sorted(self.layers))
+        match = _LAYERS.fullmatch(self.layers)
+        assert match is not None, "validated when the method was made"
+        where, number = match[1], int(match[2])
+        if number > count or (number == count and where.startswith("except")):
+            raise MethodError(f"layers {self.layers!r} does not fit a model of {count} layers")
+        return {
+            "first": tuple(range(number)),
+            "last": tuple(range(count - number, count)),
+            "except-first": tuple(range(number, count)),
+            "except-last": tuple(range(count - number)),
+        }[where]
+
+
+def _default(model: Strict, field: str) -> object:
+    return type(model).model_fields[field].default
+
+
+def _both(spec: Projection, core: Literal["none", "gain", "matrix"] = "none") -> Method:
+    return Method(q=spec, k=spec, core=core)
+
+
+_IDENTITY = Projection(init="identity", frozen=True, scale=2.0)
+_SLICE = Projection(init="identity", frozen=True)
+_QR = Projection(init="qr", frozen=True)
+_FRESH = Projection(init="orthogonal", frozen=True)
+_FROZEN_FFN = FeedForward(init="qr", frozen=True)
+
+PRESETS: MappingProxyType[str, Method] = MappingProxyType(
+    {
+        "baseline": Method(),
+        "oelm-freeze": _both(_QR),
+        "oelm-random-orthogonal": _both(_FRESH),
+        "oelm-polar": _both(Projection(init="polar", frozen=True)),
+        "oelm-nofreeze": _both(Projection(init="qr")),
+        "oelm-random": _both(Projection(init="gaussian", std=0.02, frozen=True)),
+        "oelm-random-matched": _both(Projection(init="gaussian", std="matched", frozen=True)),
+        "random-nofreeze": _both(Projection(init="gaussian", std=0.02)),
+        "oelm-global": _both(Projection(init="qr", scope="global", frozen=True)),
+        "oelm-qk-ffn": Method(q=_QR, k=_QR, ffn=_FROZEN_FFN),
+        "oelm-ffn": Method(ffn=_FROZEN_FFN),
+        "freeze-pretrained": _both(Projection(init="pretrained", frozen=True)),
+        "oelm-exact": _both(_QR, core="matrix"),
+        "oelm-core": _both(_FRESH, core="matrix"),
+        "identity-core": Method(q=_SLICE, k=_SLICE, core="matrix"),
+        "identity-wide": Method(q=_SLICE, k=_SLICE, core="matrix", reach="first:2"),
+        "identity-query": Method(q=_IDENTITY),
+        "identity-key": Method(k=_IDENTITY),
+        "lora": Method(rest="head", adapter=Adapter(kind="lora")),
+        "oft": Method(rest="head", adapter=Adapter(kind="oft")),
+        "bitfit": Method(rest="biases"),
+        "last-layers": Method(rest="last:2"),
+        "head-only": Method(rest="head"),
+    }
+)
+
+ABOUT: MappingProxyType[str, str] = MappingProxyType(
+    {
+        "baseline": "nothing changed",
+        "oelm-freeze": "Q and K orthonormal per head (QR of the weights as they are), frozen",
+        "oelm-random-orthogonal": "fresh random orthogonal Q and K, frozen, whatever was loaded",
+        "oelm-polar": "Q and K replaced by the nearest matrices with orthonormal rows per head, frozen",
+        "oelm-nofreeze": "as oelm-freeze, trainable",
+        "oelm-random": "Gaussian Q and K with std 0.02, frozen",
+        "oelm-random-matched": "Gaussian Q and K with rows as long as orthonormal ones, frozen: the fair control",
+        "random-nofreeze": "Gaussian Q and K with std 0.02, trainable: wipes a pretrained model's Q and K",
+        "oelm-global": "one QR over all heads, frozen",
+        "oelm-qk-ffn": "Q, K and both feed-forward matrices orthonormal, frozen",
+        "oelm-ffn": "both feed-forward matrices orthonormal, frozen; Q and K trained",
+        "freeze-pretrained": "the loaded Q and K, frozen as they are",
+        "oelm-exact": "pretrained: QR bases frozen, a core per head trained, the model's function unchanged at step 0",
+        "oelm-core": "from scratch: random orthogonal bases frozen, a core per head trained",
+        "identity-core": "each head's query and key are its slice of the hidden state; a core per head trained between",
+        "identity-wide": "as identity-core, with a core over all heads in the first 2 layers",
+        "identity-query": "each head's query is its slice of the hidden state, times 2; Key trained",
+        "identity-key": "each head's key is its slice of the hidden state, times 2; Query trained",
+        "lora": "LoRA of rank 8 on Q and V, and the task's head; all else frozen (needs peft)",
+        "oft": "OFT: rotations in blocks of 32 before Q and V, and the task's head; all else frozen (needs peft)",
+        "bitfit": "BitFit: biases and the task's head; all else frozen",
+        "last-layers": "the last 2 blocks and the head; all else frozen",
+        "head-only": "the head alone; all else frozen",
+    }
+)

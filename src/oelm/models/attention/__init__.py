@@ -1,0 +1,1 @@
+"""Attention kernels of the project's GPT."""

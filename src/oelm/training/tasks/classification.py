@@ -1,0 +1,261 @@
+"""Classification: the class of a text, or of a pair of texts, by a head on a pretrained or a fresh model."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from ...config import RunConfig
+from ...data.corpus.batches import Order
+from ...data.labelled.dataset import Examples, LabelledData, by_content, open_labelled
+from ...data.labelled.examples import Encoded, Grouped
+from ...errors import ConfigError, DataError
+from ...models.finetune import build_classifier, kept_head
+from .base import IGNORED, Batch, Figures, Task, of_all
+from .metrics import classification_figures
+from .model_tokenizer import Reader
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """A labelled task. Batches hold examples of about the same length, padded to the longest of them."""
+
+    data: LabelledData
+    reader: Reader
+    train: Encoded
+    order: Grouped
+    split: str
+    held_out: Encoded
+    in_turn: Order
+    choose: str
+    about_head: str | None = None
+
+    @classmethod
+    def open(cls, config: RunConfig) -> Classification:
+        data, reader = open_data(config), Reader.of(config)
+        train = _encoded(data, "train", reader)
+        order = Grouped(train.lengths, config.train.batch_size, config.data_seed)
+        held_out = _encoded(data, "validation", reader)
+        some = None if config.eval.sequences is None else by_content(data.splits["validation"])[: config.eval.sequences]
+        in_turn = _longest_first(held_out, some)
+        about_head = kept_head(config.model, reader, data.labels)
+        choose = config.eval.choose or "accuracy"
+        return cls(data, reader, train, order, "validation", held_out, in_turn, choose, about_head)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.order.places
+
+    @property
+    def held_out_count(self) -> int:
+        return len(self.in_turn)
+
+    @property
+    def sha256(self) -> str:
+        return sha256_of(self.data, self.reader)
+
+    def build_model(self, config: RunConfig) -> PreTrainedModel:
+        return build_classifier(config.model, self.reader, self.data.labels, config.seed)
+
+    def loss(self, model: nn.Module) -> nn.Module:
+        return ClassifierLoss(model, len(self.data.labels))
+
+    def batch(self, first: int, count: int) -> Batch:
+        return self._rows(self.train, "train", self.order.chosen(first, count))
+
+    def largest(self, count: int) -> Batch:
+        return self._rows(self.train, "train", np.resize(_longest_first(self.train), count))
+
+    def targets(self, first: int, count: int) -> int:
+        return int((self.order.chosen(first, count) >= 0).sum())
+
+    def tokens(self, first: int, count: int) -> int:
+        chosen = self.order.chosen(first, count)
+        return int(self.train.lengths[chosen[chosen >= 0]].sum())
+
+    def validation(self, first: int, count: int, fill_to: int) -> Batch:
+        chosen = np.full(fill_to, -1, dtype=np.int64)
+        chosen[: max(0, count)] = self.in_turn[first : first + count]
+        return self._rows(self.held_out, self.split, chosen)
+
+    def figures(self, sums: list[float]) -> Figures:
+        classes = len(self.data.labels)
+        confusion = np.rint(sums[2:]).astype(np.int64).reshape(classes, classes)
+        found = classification_figures(confusion, self.data.labels)
+        return {"loss": sums[0] / sums[1], **found, "held_out": len(self.held_out)}
+
+    def score(self, figures: Figures) -> tuple[float, ...]:
+        by_loss = -float(figures["loss"])
+        return (by_loss,) if self.choose == "loss" else (float(figures[self.choose]), by_loss)
+
+    def reached(self, figures: Figures, target: float) -> bool:
+        return bool(figures["accuracy"] >= target)
+
+    def headline(self, figures: Figures) -> str:
+        return (
+            f"accuracy {figures['accuracy']:.4f} (majority {figures['majority']['accuracy']:.4f}), "
+            f"macro-F1 {figures['macro_f1']:.4f}, validation loss {figures['loss']:.4f} "
+            f"({of_all(figures['n'], figures['held_out'])} examples)"
+        )
+
+    def others(self) -> dict[str, Task]:
+        found: dict[str, Task] = {}
+        for name in self.data.splits:
+            if name not in ("train", "validation"):
+                encoded = _encoded(self.data, name, self.reader)
+                found[name] = replace(self, split=name, held_out=encoded, in_turn=_longest_first(encoded))
+        return found
+
+    def results(self, last: Figures, best: Figures) -> dict[str, Any]:
+        chosen = best or last
+        warning = (
+            f"accuracy {chosen['accuracy']:.4f} on {chosen['n']} examples is within noise of always answering "
+            f"{chosen['majority']['label']!r} ({chosen['majority']['accuracy']:.4f}): a failed run, not a comparison"
+        )
+        return {
+            "val_loss": last["loss"],
+            "accuracy": last["accuracy"],
+            "macro_f1": last["macro_f1"],
+            "matthews": last["matthews"],
+            "best_accuracy": best.get("accuracy"),
+            "best_step": best.get("step"),
+            "labels": list(self.data.labels),
+            "majority": chosen["majority"],
+            "at_chance": chosen["at_chance"],
+            "warnings": [warning] if chosen["at_chance"] else [],
+        }
+
+    def warnings(self) -> list[str]:
+        told = [self.about_head] if self.about_head else []
+        return told + cut_warnings({"training": self.train, self.split: self.held_out}, self.reader)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "description": self.data.description,
+            "synthetic": self.data.synthetic,
+            "labels": list(self.data.labels),
+            **self.reader.describe(),
+            "pairs": self.data.splits["train"].pairs is not None,
+            "splits": {
+                name: {
+                    **self.data.sources.get(name, {}),
+                    "examples": len(split),
+                    "per_class": np.bincount(split.labels, minlength=len(self.data.labels)).tolist(),
+                }
+                for name, split in self.data.splits.items()
+            },
+        }
+
+    def save_tokenizer(self, folder: Path) -> None:
+        self.reader.save(folder)
+
+    def _rows(self, encoded: Encoded, split: str, chosen: Order) -> Batch:
+        """Examples as a batch. An empty place is filled with the first example, and its label is ignored."""
+        filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
+        rows = encoded.pad(filled, self.reader.tokenizer.pad_token_id)
+        rows["labels"] = np.where(chosen < 0, IGNORED, self.data.splits[split].labels[filled])
+        return {name: torch.from_numpy(values) for name, values in rows.items()}
+
+
+def open_data(config: RunConfig) -> LabelledData:
+    """The examples that a run's task names."""
+    task = config.task
+    return open_labelled(
+        task.name,
+        config.data.path,
+        form=task.form,
+        text=task.text,
+        pair=task.pair,
+        label=task.label,
+        source=task.source,
+        target=task.target,
+        languages=task.languages,
+        validation_share=task.validation_share,
+        fraction=config.data.fraction,
+        revision=task.revision,
+    )
+
+
+class ClassifierLoss(nn.Module):
+    """Cross-entropy summed over the labels that count, in float32; in evaluation, the confusion matrix with it."""
+
+    def __init__(self, model: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.model, self.classes = model, classes
+
+    def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
+        logits = self.model(**inputs).logits.float()
+        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        if self.training:
+            return loss
+        known = labels != IGNORED
+        cells = (labels * self.classes + logits.argmax(-1))[known]
+        confusion = torch.bincount(cells, minlength=self.classes**2)
+        return torch.cat([torch.stack([loss.double(), known.sum().double()]), confusion.double()])
+
+
+@torch.no_grad()
+def classify(model: nn.Module, reader: Reader, text: str, pair: str | None) -> dict[str, Any]:
+    """What a classifier says of one text, or of one pair: the likeliest class, and the probability of each."""
+    encoded = reader.read([text], None if pair is None else [pair])
+    rows = encoded.pad(np.zeros(1, np.int64), reader.tokenizer.pad_token_id)
+    judge: Any = model
+    logits = judge(**{name: torch.from_numpy(values) for name, values in rows.items()}).logits
+    shares = torch.softmax(logits[0].float(), -1).tolist()
+    labels = [judge.config.id2label[index] for index in range(len(shares))]
+    likeliest = max(zip(shares, labels, strict=True))[1]
+    return {"label": likeliest, "probabilities": dict(zip(labels, shares, strict=True))}
+
+
+def sha256_of(data: LabelledData, reader: Reader) -> str:
+    """One hash of labelled data and of how a model reads it."""
+    return hashlib.sha256(f"{data.sha256}\0{reader.sha256}".encode()).hexdigest()
+
+
+def cut_warnings(encoded: dict[str, Encoded], reader: Reader) -> list[str]:
+    """How many texts of each split were longer than the model reads."""
+    return [
+        f"{one.cut:,} {name} texts ({100 * one.cut / len(one):.1f} %) were longer than {reader.longest} tokens: cut"
+        for name, one in encoded.items()
+        if one.cut
+    ]
+
+
+def _encoded(data: LabelledData, split: str, reader: Reader) -> Encoded:
+    examples: Examples = data.splits[split]
+    encoded = reader.read(examples.texts, examples.pairs)
+    if getattr(reader.own, "is_encoder_decoder", False):
+        _require_one_end(encoded, reader, f"{data.name}, {split}")
+    return encoded
+
+
+def _require_one_end(encoded: Encoded, reader: Reader, where: str) -> None:
+    """An encoder-decoder is pooled where the text ends, so every text must have as many end tokens as the others."""
+    end = reader.own.eos_token_id
+    counts = np.add.reduceat((encoded.ids == end).astype(np.int64), encoded.offsets[:-1])
+    if counts[0] == 0:
+        raise ConfigError(
+            f"model: a {reader.own.model_type} classifies by the end-of-text token, and its tokenizer puts none after "
+            "a text; name the model's own tokenizer"
+        )
+    mark = reader.tokenizer.convert_ids_to_tokens(end)
+    odd = np.flatnonzero(counts != np.bincount(counts).argmax())
+    if len(odd):
+        raise DataError(
+            f"{where}, example {odd[0] + 1}: its text contains {mark!r}, the token "
+            f"by which a {reader.own.model_type} knows where a text ends; remove it ({len(odd)} such texts)"
+        )
+
+
+def _longest_first(encoded: Encoded, some: Order | None = None) -> Order:
+    """Some examples (none: all) by falling length: little padding, and what does not fit is found at once."""
+    rows = np.arange(len(encoded)) if some is None else np.sort(some)
+    return rows[np.argsort(-encoded.lengths[rows], kind="stable")].astype(np.int64)

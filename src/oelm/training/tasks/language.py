@@ -1,0 +1,160 @@
+"""Language modelling: the next token of every position, over windows of a token file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from ...config import RunConfig
+from ...data.corpus.batches import Windows
+from ...data.corpus.tokens import TokenDataset
+from ...data.labelled.tasks import BUILTIN
+from ...data.synthetic.stories import builtin
+from ...errors import ConfigError
+from ...models.language import build_for_run
+from .base import IGNORED, Batch, Figures, Task
+from .metrics import perplexity
+
+
+@dataclass(frozen=True)
+class LanguageModelling(Task):
+    """Next-token prediction over windows of a token file. Batches are a function of the seed and a sample's number."""
+
+    data: TokenDataset
+    windows: Windows
+    held_out: Windows
+    length: int
+
+    fixed_shapes = True
+
+    @classmethod
+    def open(cls, config: RunConfig) -> LanguageModelling:
+        if config.data.path is None:
+            raise ConfigError("data.path: name a folder that `oelm data prepare` wrote, or builtin:stories")
+        data = open_dataset(config.data.path)
+        data.verify()  # its hashes are what the record says that the run learned from
+        if data.val is None:
+            raise ConfigError(f"data.path {config.data.path}: it has no validation tokens; prepare it with a split")
+        if config.checkpoint.best:
+            data.load_tokenizer()  # it goes beside the best model: what is wrong with it is told now, not then
+        length = config.data.sequence_length
+        windows = Windows(data.train.tokens, length, config.data_seed, config.data.fraction, "the training text")
+        return cls(data, windows, Windows(data.val.tokens, length, text="the validation text"), length)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return len(self.windows)
+
+    @property
+    def held_out_count(self) -> int:
+        return len(self.held_out)
+
+    @property
+    def sha256(self) -> str:
+        return self.data.sha256
+
+    def build_model(self, config: RunConfig) -> PreTrainedModel:
+        model: Any = build_for_run(config.model, self.data.vocab_size, self.length, config.seed)
+        if "eos_token_id" not in config.model.fields:  # so that whatever generates with it stops where a text ends
+            model.config.eos_token_id = self.data.eos_id
+            if model.generation_config is not None:
+                model.generation_config.eos_token_id = self.data.eos_id
+        built: PreTrainedModel = model
+        return built
+
+    def loss(self, model: nn.Module) -> nn.Module:
+        return SummedLoss(model)
+
+    def batch(self, first: int, count: int) -> Batch:
+        return _split(torch.from_numpy(self.windows.batch(first, count)))
+
+    def targets(self, first: int, count: int) -> int:
+        return count * self.length
+
+    def tokens(self, first: int, count: int) -> int:
+        return count * self.length
+
+    def validation(self, first: int, count: int, fill_to: int) -> Batch:
+        filled = {
+            "inputs": torch.zeros(fill_to, self.length, dtype=torch.long),
+            "targets": torch.full((fill_to, self.length), IGNORED),
+        }
+        if count > 0:
+            for name, rows in _split(torch.from_numpy(self.held_out.sequential(first, count))).items():
+                filled[name][:count] = rows
+        return filled
+
+    def figures(self, sums: list[float]) -> Figures:
+        loss = sums[0] / sums[1]
+        return {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": self.bits_per_byte(loss)}
+
+    def reached(self, figures: Figures, target: float) -> bool:
+        return bool(figures["perplexity"] <= target)
+
+    def headline(self, figures: Figures) -> str:
+        return f"validation loss {figures['loss']:.4f}, perplexity {figures['perplexity']:.3f}"
+
+    def results(self, last: Figures, best: Figures) -> dict[str, Any]:
+        return {
+            "val_loss": last["loss"],
+            "perplexity": last["perplexity"],
+            "bits_per_byte": last["bits_per_byte"],
+            "best_val_loss": best.get("loss", math.nan),
+            "best_perplexity": best.get("perplexity", math.nan),
+            "best_step": best.get("step"),
+        }
+
+    def bits_per_byte(self, loss: float) -> float:
+        assert self.data.val is not None
+        return loss / math.log(2) / (self.data.val.bytes / len(self.data.val.tokens))
+
+    def warnings(self) -> list[str]:
+        return [self.data.overlap] if self.data.overlap else []
+
+    def describe(self) -> dict[str, Any]:
+        splits = {"train": self.data.train, "val": self.data.val}
+        return {
+            "description": self.data.description,
+            "synthetic": self.data.synthetic,
+            "vocab_size": self.data.vocab_size,
+            "tokenizer": self.data.tokenizer_hash,
+            "splits": {
+                name: {"tokens": len(split.tokens), "documents": split.documents, "sha256": split.sha256}
+                for name, split in splits.items()
+                if split is not None
+            },
+        }
+
+    def save_tokenizer(self, folder: Path) -> None:
+        self.data.load_tokenizer().save_pretrained(folder)
+
+
+def open_dataset(path: str) -> TokenDataset:
+    """A prepared folder, or `builtin:NAME` for data that is made here."""
+    return builtin(path.removeprefix(BUILTIN)) if path.startswith(BUILTIN) else TokenDataset.open(path)
+
+
+class SummedLoss(nn.Module):
+    """Cross-entropy summed over every target that counts, in float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        logits = self.model(input_ids=inputs, use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        if self.training:
+            return loss
+        return torch.stack([loss.double(), (targets != IGNORED).sum().double()])
+
+
+def _split(windows: Tensor) -> Batch:
+    return {"inputs": windows[:, :-1].contiguous(), "targets": windows[:, 1:].contiguous()}

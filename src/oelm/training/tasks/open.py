@@ -1,0 +1,18 @@
+"""Open the task that a config names."""
+
+from __future__ import annotations
+
+from ...config import RunConfig
+from .base import Task
+from .classification import Classification
+from .language import LanguageModelling
+from .text2text import TextToText
+
+
+def open_task(config: RunConfig) -> Task:
+    """Return the task of a run with its data loaded."""
+    if config.task.kind == "language":
+        return LanguageModelling.open(config)
+    if config.task.kind == "classification":
+        return Classification.open(config)
+    return TextToText.open(config)

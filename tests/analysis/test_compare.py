@@ -1,0 +1,559 @@
+"""Comparing arms: pairs, learning rates, what confounds, FLOPs, published figures; and simulated runs."""
+
+import math
+
+import numpy as np
+import pytest
+
+from oelm.analysis import AnalysisError, analyse, load_run, load_runs
+from oelm.analysis.arms import MEASURES, Arm, Setup, group_runs
+from oelm.analysis.compare import compare_runs, headline, of_pairs
+from oelm.analysis.flops import flop_ratio, flops_per_token
+from oelm.analysis.run import Run, Task
+from oelm.report.compose import arms_table
+from oelm.report.words import words
+from oelm.runs import published
+from tests.support.records import audit, change, classification_run, language_run, study, write
+
+pytest.importorskip("scipy", reason="scipy is not installed")
+
+
+def only(analysis, arm="oelm-freeze"):
+    (found,) = [one for one in analysis.comparisons if one.arm == arm]
+    return found
+
+
+def codes(comparison):
+    return {note.code for note in comparison.notes}
+
+
+def test_arms_are_paired_by_seed_at_their_best_rates(tmp_path):
+    analysis = analyse([study(tmp_path)])
+    found = only(analysis)
+    assert (found.basis, found.rate, found.reference_rate, found.grid) == ("best", 1e-3, 1e-3, (5e-4, 1e-3, 2e-3))
+    assert [(a.seed, b.seed) for a, b in found.pairs] == [(0, 0), (1, 1), (2, 2)]
+    differences = [0.1, 0.1 - 0.004, 0.1 + 0.003]
+    assert found.ratio.mean == pytest.approx(math.exp(np.mean(differences)))
+    half = 4.302652729911275 * np.std(differences, ddof=1) / math.sqrt(3)
+    assert found.ratio.low == pytest.approx(math.exp(np.mean(differences) - half))
+    assert found.winner == "baseline"
+    assert [(one.rate, one.n) for one in analysis.equal] == [(5e-4, 3), (1e-3, 3), (2e-3, 3)]
+    assert not codes(found) & {"edge_low", "edge_high"}
+
+
+def test_with_one_seed_there_is_a_number_and_no_verdict(tmp_path):
+    analysis = analyse([study(tmp_path, seeds=1)])
+    found = only(analysis)
+    assert found.ratio.mean == pytest.approx(math.exp(0.1))
+    assert (found.ratio.low, found.adjusted, found.alike, found.winner) == (None, None, None, None)
+    assert "one_seed" in codes(found)
+    assert {one.verdict for one in analysis.verdicts if one.hypothesis.against} == {"undecided"}
+
+
+def test_each_arm_gets_its_own_best_rate_from_the_grid_that_both_have(tmp_path):
+    for seed in (0, 1):
+        for rate, loss in ((1e-3, 3.0), (2e-3, 3.1), (4e-3, 3.2)):
+            language_run(tmp_path, "baseline", seed, loss + seed / 100, rate)
+        for rate, loss in ((2e-3, 3.3), (4e-3, 3.2), (8e-3, 2.0)):
+            language_run(tmp_path, "oelm-freeze", seed, loss + seed / 90, rate)
+    found = only(analyse([tmp_path]))
+    assert (found.grid, found.rate, found.reference_rate) == ((2e-3, 4e-3), 4e-3, 2e-3)
+    assert found.sound  # different rates, and by design
+    elsewhere = [dict(note.values) for note in found.notes if note.code == "better_elsewhere"]
+    assert elsewhere == [{"arm": "oelm-freeze", "rate": "0.008"}, {"arm": "baseline", "rate": "0.001"}]
+
+
+def test_a_rate_that_both_arms_were_run_at_is_not_elsewhere(tmp_path):
+    """Over more seeds than the choice rests on, the arm is better at the other rate: that one was run too."""
+    for seed, short, long in ((0, 3.1, 3.0), (1, 3.1, 3.5)):
+        language_run(tmp_path, "oelm-freeze", seed, short, 1e-3)
+        language_run(tmp_path, "oelm-freeze", seed, long, 2e-3)
+        language_run(tmp_path, "baseline", seed, 3.0, 1e-3)
+    language_run(tmp_path, "baseline", 0, 2.9, 2e-3)
+    found = only(analyse([tmp_path]))
+    assert found.rate == 2e-3
+    assert "better_elsewhere" not in [note.code for note in found.notes]
+
+
+def test_a_best_rate_at_the_edge_of_the_grid_is_told(tmp_path):
+    for method, losses in (("baseline", (3.0, 3.1)), ("oelm-freeze", (3.3, 3.2))):
+        for rate, loss in zip((1e-3, 2e-3), losses, strict=True):
+            language_run(tmp_path, method, 0, loss, rate)
+    edges = [(note.code, dict(note.values)["arm"]) for note in only(analyse([tmp_path])).notes if "edge" in note.code]
+    assert edges == [("edge_high", "oelm-freeze"), ("edge_low", "baseline")]
+
+
+def test_the_rate_is_chosen_over_the_same_seeds_at_every_rate(tmp_path):
+    """At 2e-3 only the lucky seed 0 was run: it must not win against the mean of three."""
+    for method in ("baseline", "oelm-freeze"):
+        for seed, loss in enumerate((3.0, 3.4, 3.4)):
+            language_run(tmp_path, method, seed, loss, 1e-3)
+        language_run(tmp_path, method, 0, 3.05, 2e-3)
+    found = only(analyse([tmp_path]))
+    assert (found.rate, found.n) == (1e-3, 3)
+    assert dict(next(note.values for note in found.notes if note.code == "grid"))["seeds"] == "1"
+
+
+def test_arms_without_a_common_rate_are_confounded_and_get_no_verdict(tmp_path):
+    for seed in (0, 1, 2):
+        language_run(tmp_path, "baseline", seed, 3.0 + seed / 100, 3e-4)
+        language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 90, 1e-3)
+    analysis = analyse([tmp_path])
+    found = only(analysis)
+    assert found.basis == "confounded"
+    assert [item.field for item in found.confounds] == ["optimizer.learning_rate"]
+    assert (found.adjusted, found.winner) == (None, None)
+    (h4,) = [one for one in analysis.verdicts if one.hypothesis.id == "H4"]
+    assert (h4.verdict, h4.notes[0].code) == ("undecided", "confounded")
+
+
+def test_arms_without_a_common_rate_are_compared_though_no_seed_has_every_rate(tmp_path):
+    language_run(tmp_path, "baseline", 0, 3.0, 1e-3)
+    language_run(tmp_path, "oelm-freeze", 0, 3.1, 2e-3)
+    language_run(tmp_path, "oelm-freeze", 1, 3.1, 4e-3)
+    found = only(analyse([tmp_path]))
+    assert (found.basis, found.n, found.sound) == ("confounded", 1, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"changes": {"train": {"batch_size": 32}}}, "train.batch_size"),
+        ({"steps": 800}, "train.max_steps"),
+        (
+            {"environment": {"data": {"splits": {"train": {"sha256": "00" * 32}}}}},
+            "environment.data.splits.train.sha256",
+        ),
+        ({"environment": {"gpu": {"name": "Another GPU"}}}, "environment.gpu.name"),
+        ({"environment": {"versions": {"torch": "2.0.0"}}}, "environment.versions.torch"),
+        ({"changes": {"data": {"seed": 77}}}, "data.order"),
+        ({"changes": {"model": {"name": "gpt:small"}}}, "model.name"),
+        ({"changes": {"optimizer": {"layer_decay": 0.9}}}, "optimizer.layer_decay"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_arms_that_differ_in_more_than_the_method_are_flagged_with_the_field(tmp_path, options, field):
+    for seed in (0, 1, 2):
+        language_run(tmp_path, "baseline", seed, 3.0 + seed / 100)
+        language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 90, **options)
+    found = only(analyse([tmp_path]))
+    assert field in {item.field for item in found.confounds}
+    assert found.ratio is not None  # the number is there
+    assert (found.adjusted, found.winner) == (None, None)  # and nothing is concluded from it
+
+
+def test_another_experiment_offers_no_reference(tmp_path):
+    other = {"model": {"name": "gpt:small"}, "optimizer": {"weight_decay": 0.3}, "train": {"batch_size": 32}}
+    language_run(tmp_path, "baseline", 0, 3.0)
+    language_run(tmp_path, "oelm-freeze", 0, 3.2, changes=other, steps=800)
+    assert not analyse([tmp_path]).comparisons
+
+
+def test_other_commits_and_other_places_do_not_confound(tmp_path):
+    for seed in (0, 1, 2):
+        language_run(tmp_path, "baseline", seed, 3.0 + seed / 100)
+        away = {"data": {"path": "/elsewhere/text"}, "log": {"every": 3}, "eval": {"targets": [1.5]}}
+        language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 90, changes=away, environment={"git_commit": "def"})
+    found = only(analyse([tmp_path]))
+    assert found.sound
+    assert [item.field for item in found.cautions] == ["environment.git_commit"]
+
+
+def test_seeds_that_only_one_arm_has_are_not_in_the_difference(tmp_path):
+    for seed in (0, 1, 2, 3):
+        language_run(tmp_path, "baseline", seed, 3.0 + seed / 100)
+    for seed in (2, 3, 4):
+        language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 90)
+    found = only(analyse([tmp_path]))
+    assert [a.seed for a, _ in found.pairs] == [2, 3]
+    assert len(found.unpaired) == 3
+    assert "unpaired" in codes(found)
+
+
+@pytest.mark.parametrize("loser", ["baseline", "oelm-freeze"])
+def test_an_arm_that_lost_seeds_is_shown_with_them_and_gets_no_verdict(tmp_path, loser):
+    """What survives is no chance sample: its mean flatters the arm that lost the others."""
+    for seed in range(5):
+        for method, accuracy in (("baseline", 0.8), ("oelm-freeze", 0.7)):
+            failed = method == loser and seed > 2
+            value = 0.5 if failed else accuracy + 0.001 * seed
+            classification_run(tmp_path, method=method, seed=seed, accuracy=value, at_chance=failed)
+    analysis = analyse([tmp_path])
+    one = only(analysis)
+    assert (one.n, one.sound, one.winner) == (3, False, None)
+    told = {"0 of 5", "2 of 5"}
+    assert [{item.one, item.other} for item in one.confounds if item.field == "seeds that failed"] == [told]
+    assert of_pairs(one, MEASURES["step_seconds"]).sound, "a failed run's steps took as long as others'"
+    table = arms_table(analysis, one.setup, 1, words("en"))
+    seeds = {row[0].text: row[2].text for row in table.rows}
+    assert seeds == {"baseline": "5", "oelm-freeze": "5", loser: "3 of 5"}
+    assert "makes the arm look better" in table.caption
+
+
+@pytest.mark.parametrize("loss", [650.0, 800.0])
+def test_a_seed_whose_perplexity_is_beyond_every_number_is_a_lost_one(tmp_path, loss):
+    for seed in range(3):
+        language_run(tmp_path, "baseline", seed, 3.0 + 0.01 * seed)
+        folder = language_run(tmp_path, "oelm-freeze", seed, 3.1 + 0.02 * seed)
+    perplexity = math.exp(loss) if loss < 700 else None  # as the engine records it
+    change(folder, "result.json", val_loss=loss, perplexity=perplexity, best_perplexity=perplexity)
+    analysis = analyse([tmp_path])
+    (one,) = analysis.comparisons
+    assert [item.kind for item in analysis.left_out] == ["diverged"]
+    assert (one.n, one.sound, one.confounds[0].field) == (2, False, "seeds that failed")
+
+
+def test_an_interval_beyond_every_number_is_an_infinite_one(tmp_path):
+    for seed, (loss, other) in enumerate([(3.0, 3.0), (3.01, 190.0)]):
+        language_run(tmp_path, "baseline", seed, loss)
+        language_run(tmp_path, "oelm-freeze", seed, other)
+    (one,) = analyse([tmp_path]).comparisons
+    assert one.n == 2
+    assert one.ratio.high == math.inf
+    assert not one.conclusive
+
+
+def test_only_pairs_that_have_the_figure_are_counted(tmp_path):
+    for seed in range(3):
+        classification_run(tmp_path, "baseline", seed, 0.9 + 0.01 * seed)
+        folder = classification_run(tmp_path, "oelm-freeze", seed, 0.8 + 0.02 * seed)
+    change(folder, "result.json", accuracy=None, last={})
+    (one,) = analyse([tmp_path]).comparisons
+    assert (one.n, one.difference.n) == (2, 2)
+
+
+def test_a_run_that_broke_off_is_a_lost_seed_until_it_was_repeated(tmp_path):
+    study(tmp_path, seeds=3)
+    broken = language_run(tmp_path / "first", "oelm-freeze", 3)
+    (broken / "result.json").unlink()
+    write(broken, "status.json", {"state": "failed", "message": "step 7: the loss is not a number"})
+    assert "seeds that failed" in {item.field for item in only(analyse([tmp_path])).confounds}
+    for method in ("baseline", "oelm-freeze"):
+        language_run(tmp_path, method, 3)
+    assert only(analyse([tmp_path])).sound
+
+
+@pytest.mark.parametrize("again", ["0-before", "z-after"])
+def test_a_run_that_diverged_is_a_lost_seed_until_it_was_repeated(tmp_path, again):
+    """Whichever of the two folders comes first."""
+    study(tmp_path / "study", seeds=3)
+    for method, loss in (("baseline", 3.2), ("oelm-freeze", None)):
+        for rate in (5e-4, 1e-3, 2e-3):
+            language_run(tmp_path / "study", method, 3, loss, rate)
+    assert "seeds that failed" in {item.field for item in only(analyse([tmp_path])).confounds}
+    for rate in (5e-4, 1e-3, 2e-3):
+        language_run(tmp_path / again, "oelm-freeze", 3, 3.3, rate)
+    analysis = analyse([tmp_path])
+    assert (only(analysis).sound, only(analysis).n) == (True, 4)
+    assert [item.kind for item in analysis.left_out] == ["diverged"] * 3
+
+
+def test_a_seed_that_failed_twice_is_lost_once(tmp_path):
+    for seed in range(3):
+        language_run(tmp_path, "baseline", seed, 3.0)
+        language_run(tmp_path, "oelm-freeze", seed, 3.1 + seed / 100 if seed < 2 else None)
+    broken = language_run(tmp_path / "again", "oelm-freeze", 2)
+    (broken / "result.json").unlink()
+    write(broken, "status.json", {"state": "failed", "message": "step 7: the loss is not a number"})
+    (lost,) = only(analyse([tmp_path])).confounds
+    assert (lost.one, lost.other) == ("1 of 3", "0 of 3")
+
+
+def test_a_rate_at_which_every_seed_failed_spoils_no_other_rate(tmp_path):
+    for seed in range(3):
+        for method in ("baseline", "oelm-freeze"):
+            classification_run(tmp_path, method=method, seed=seed, accuracy=0.8 + 0.01 * seed)
+        classification_run(tmp_path, method="oelm-freeze", seed=seed, accuracy=0.5, rate=1e-1, at_chance=True)
+    assert only(analyse([tmp_path])).sound
+
+
+def test_arms_without_a_common_seed_are_not_paired_at_all(tmp_path):
+    language_run(tmp_path, "baseline", 0)
+    language_run(tmp_path, "oelm-freeze", 1)
+    found = only(analyse([tmp_path]))
+    assert (found.n, found.ratio, found.winner) == (0, None, None)
+    assert "no_common_seed" in codes(found)
+
+
+def test_tasks_are_grouped_and_never_paired_across(tmp_path):
+    language_run(tmp_path, "baseline")
+    classification_run(tmp_path, "oelm-freeze")
+    classification_run(tmp_path, "baseline", task="mnli")
+    analysis = analyse([tmp_path])
+    assert [(group.task.kind, group.task.name) for group in analysis.groups] == [
+        ("classification", "mnli"),
+        ("classification", "sst2"),
+        ("language", "language"),
+    ]
+    assert not analysis.comparisons
+
+
+def test_accuracies_are_compared_in_points(tmp_path):
+    for seed, noise in enumerate((0.0, 0.002, -0.001)):
+        classification_run(tmp_path, "baseline", seed, 0.93 + noise)
+        classification_run(tmp_path, "oelm-freeze", seed, 0.91 + 2 * noise)
+    found = only(analyse([tmp_path]))
+    assert found.measure.name == "accuracy"
+    assert found.difference.mean == pytest.approx(-0.02 + 0.001 / 3)
+    assert found.winner == "baseline"
+
+
+def test_the_better_arm_is_the_one_that_the_test_finds_better(tmp_path):
+    """Seven perplexities are 5 % worse, the large eighth is a little better: so is the mean, but not the ratio."""
+    for seed in range(8):
+        base, other = (1000.0, 995.0) if seed == 7 else (10.0, 10.5 + seed / 100)
+        language_run(tmp_path, "baseline", seed, math.log(base))
+        language_run(tmp_path, "oelm-freeze", seed, math.log(other))
+    found = only(analyse([tmp_path]))
+    assert found.difference.mean < 0 < found.change.mean
+    assert found.conclusive
+    assert found.winner == "baseline"
+
+
+@pytest.mark.parametrize("more", [2, 60, 0])
+def test_pairs_that_all_differ_by_the_same_decide_nothing(tmp_path, more):
+    """Of 872 examples each seed has as many more right. Rounding makes the differences unequal, and no evidence."""
+    for seed, right in enumerate((798, 801, 805)):
+        classification_run(tmp_path, "baseline", seed, right / 872)
+        classification_run(tmp_path, "oelm-freeze", seed, (right + more) / 872)
+    analysis = analyse([tmp_path])
+    found = only(analysis)
+    assert found.difference.mean == pytest.approx(more / 872)
+    assert "no_spread" in codes(found)
+    assert (found.p, found.adjusted, found.alike, found.winner, found.difference.low) == (None,) * 5
+    verdicts = {one.hypothesis.id: one for one in analysis.verdicts}
+    assert (verdicts["KEEPS-98"].verdict, verdicts["KEEPS-98"].notes[0].code) == ("undecided", "no_spread")
+    assert {one.verdict for one in analysis.replications} <= {"undecided", "not-judged"}
+
+
+def test_losses_that_all_differ_by_the_same_decide_nothing(tmp_path):
+    for seed in range(3):
+        language_run(tmp_path, "baseline", seed, 3.0 + seed / 10)
+        language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 10)
+    analysis = analyse([tmp_path])
+    found = only(analysis)
+    assert (found.no_spread, found.adjusted, found.alike, found.winner) == (True, None, None, None)
+    assert {one.verdict for one in analysis.verdicts if one.hypothesis.against} == {"undecided"}
+
+
+def test_arms_that_are_alike_are_called_so_by_tost_and_not_for_lack_of_a_difference(tmp_path):
+    for seed, noise in enumerate((0.0, 0.003, -0.002, 0.001)):
+        language_run(tmp_path, "baseline", seed, 3.0)
+        language_run(tmp_path, "oelm-freeze", seed, 3.0 + noise)
+        language_run(tmp_path, "oelm-random", seed, 3.0 + 40 * noise)
+    analysis = analyse([tmp_path])
+    alike, noisy = only(analysis), only(analysis, "oelm-random")
+    assert alike.alike < 0.05
+    assert alike.winner is None
+    assert noisy.alike > 0.05
+    assert noisy.winner is None
+
+
+def four_arms(folder, **settings):
+    """A baseline and four arms that are a little worse, in three seeds."""
+    for seed, noise in enumerate((0.0, 0.01, -0.01)):
+        language_run(folder, "baseline", seed, 3.0, **settings)
+        for index, method in enumerate(("oelm-freeze", "oelm-random", "oelm-core", "identity-key")):
+            language_run(folder, method, seed, 3.05 + index / 50 + noise, **settings)
+
+
+def test_p_values_are_corrected_over_all_arms_of_a_setup(tmp_path):
+    four_arms(tmp_path)
+    analysis = analyse([tmp_path])
+    raw = sorted(one.ratio.p for one in analysis.comparisons)
+    adjusted = sorted(one.adjusted for one in analysis.comparisons)
+    assert len(raw) == 4
+    assert adjusted[0] == pytest.approx(4 * raw[0])
+
+
+def test_another_setup_in_the_report_changes_no_verdict(tmp_path):
+    four_arms(tmp_path / "short")
+    four_arms(tmp_path / "long", steps=800)
+    alone, among = analyse([tmp_path / "short"]), analyse([tmp_path])
+    assert len(among.comparisons) == 2 * len(alone.comparisons)
+    found = {(one.arm, one.adjusted, one.alike) for one in among.comparisons}
+    assert {(one.arm, one.adjusted, one.alike) for one in alone.comparisons} <= found
+
+
+def test_step_times_that_must_not_be_compared_are_not(tmp_path):
+    note = "two runs shared the GPU: step times are not comparable"
+    for seed in (0, 1, 2):
+        language_run(tmp_path, "oelm-nofreeze", seed, 3.0 + seed / 100, step_seconds=0.02 + seed / 1e4)
+        language_run(tmp_path, "oelm-freeze", seed, 3.1 + seed / 90, step_seconds=0.019, notes=(note,) if seed else ())
+    (found,) = analyse([tmp_path]).times
+    assert [item.field for item in found.confounds] == ["timing"]
+    verdicts = {one.hypothesis.id: one for one in analyse([tmp_path]).verdicts}
+    assert (verdicts["H3"].verdict, verdicts["H3"].notes[0].code) == ("undecided", "times_doubtful")
+
+
+def test_two_runs_are_compared_with_every_field_that_differs(tmp_path):
+    one = load_run(language_run(tmp_path, "oelm-freeze", 1, 3.1, 2e-3, steps=800))
+    other = load_run(language_run(tmp_path, "baseline", 0, 3.0, 1e-3))
+    fields = {item.field: (item.one, item.other) for item in compare_runs(one, other).confounds}
+    assert fields["optimizer.learning_rate"] == ("0.002", "0.001")
+    assert fields["train.max_steps"] == ("800", "400")
+    assert fields["seed"] == ("1", "0")
+    same = compare_runs(load_run(language_run(tmp_path, "oelm-freeze", 0, 3.1)), other)
+    assert same.sound
+    assert same.ratio.mean == pytest.approx(math.exp(0.1))
+
+
+def in_memory(method, seed, loss):
+    """A run with no more than a comparison reads, and no file."""
+    config = {"seed": seed, "method": {}, "optimizer": {"learning_rate": 1e-3}}
+    run = Run(None, config, {}, {"val_loss": loss, "perplexity": math.exp(loss)}, {}, {}, (), {})
+    run.__dict__["method"] = method
+    return run
+
+
+def test_simulated_runs_with_no_true_difference_give_intervals_that_cover_it():
+    """1,500 studies of 3 seeds each, whose arms differ by noise alone; the standard error of the share is 0.0056."""
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(1500):
+        shared = generator.normal(3.0, 0.05, 3)
+        arms = [
+            Arm(
+                name,
+                ((1e-3, tuple(in_memory(name, s, float(shared[s] + generator.normal(0, 0.01))) for s in range(3))),),
+            )
+            for name in ("baseline", "oelm-freeze")
+        ]
+        setup = Setup(Task("language", "language"), "noise", (), tuple(arms))
+        found = headline(setup, arms[1], arms[0], setup.measure)
+        covered += found.ratio.low <= 1 <= found.ratio.high
+    assert covered / 1500 == pytest.approx(0.95, abs=0.02)
+
+
+def test_the_share_of_flops_that_freezing_removes_is_that_of_the_design(tmp_path):
+    def run_of(method, **shape):
+        run = load_run(language_run(tmp_path / method, method))
+        causal = shape.pop("kind") == "decoder"
+        report = audit(
+            method, kind="decoder" if causal else "encoder", **{k: shape[k] for k in ("layers", "width", "inner")}
+        )
+        data = {**run.environment["data"], "vocab_size": shape["vocabulary"]}
+        config = {**run.config, "data": {**run.config["data"], "sequence_length": shape["length"]}}
+        return Run(run.path, config, {"data": data}, run.result, run.timing, report, (), {})
+
+    medium = {"layers": 6, "width": 512, "inner": 2048, "vocabulary": 50257, "length": 512, "kind": "decoder"}
+    saved = 1 - flop_ratio(run_of("oelm-freeze", **medium), run_of("baseline", **medium))
+    assert saved == pytest.approx(0.023, abs=0.0005)
+    bert = {"layers": 12, "width": 768, "inner": 3072, "vocabulary": 0, "length": 128, "kind": "encoder"}
+    saved = 1 - flop_ratio(run_of("oelm-freeze", **bert), run_of("baseline", **bert))
+    assert saved == pytest.approx(0.054, abs=0.0005)
+    identity = flop_ratio(run_of("identity-key", **medium), run_of("baseline", **medium))
+    assert identity == pytest.approx(0.965939707, rel=1e-6)  # as `oelm bench` counted it on the model itself
+
+
+def test_records_without_an_audit_have_no_flop_bound(tmp_path):
+    folder = language_run(tmp_path)
+    change(folder, "audit.json", rows=[])
+    assert flops_per_token(load_run(folder)) is None
+
+
+def test_every_published_figure_of_the_design_is_there():
+    known = published.load()
+    expected = {
+        "GPT-01": ("perplexity", 4.27),
+        "GPT-02": ("perplexity", 4.69),
+        "GPT-03": ("perplexity", 4.97),
+        "GPT-04": ("perplexity", 47.24),
+        "GPT-05": ("perplexity", 54.29),
+        "GPT-06": ("perplexity", 25.13),
+        "GPT-07": ("perplexity", 29.03),
+        "XNLI-01": ("accuracy", 0.7671),
+        "XNLI-02": ("accuracy", 0.7779),
+        "SST-2-01": ("accuracy", 0.9312),
+        "SST-2-02": ("accuracy", 0.9128),
+        "SST-2-03": ("accuracy", 0.8211),
+        "MNLI-01": ("accuracy", 0.8344),
+        "MNLI-02": ("accuracy", 0.8223),
+    }
+    for id, (metric, value) in expected.items():
+        assert known[id].value(metric) == value
+    from oelm.method.spec import PRESETS
+
+    assert {experiment.method for experiment in known} <= set(PRESETS)
+    assert all(known[one.against].dataset == one.dataset for one in known if one.against)
+    assert known["XNLI-02"].value("step_seconds") == 0.069
+    assert known["GPT-07"].value("val_loss") == 3.368
+    with pytest.raises(AnalysisError.__mro__[1], match="Did you mean 'GPT-01'"):
+        known["GPT-1"]
+
+
+def test_published_figures_are_matched_by_id_or_by_data_and_stand_ins_flagged(tmp_path):
+    books = "old novels, a stand-in for OpenWebText"
+    for seed, noise in enumerate((0.0, 0.004, -0.003)):
+        language_run(tmp_path, "baseline", seed, 3.8 + noise, description=books)
+        language_run(tmp_path, "oelm-freeze", seed, 3.8 + math.log(54.29 / 47.24) + 2 * noise, description=books)
+        named = {"experiment": "GPT-06-lr-1e-3"}
+        language_run(tmp_path, "baseline", seed, 3.2 + noise, description="my wiki", changes=named)
+    found = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
+    assert {id for id, _ in found} == {"GPT-04", "GPT-05", "GPT-06"}
+    effect = found["GPT-05", "perplexity"]
+    assert (effect.verdict, effect.stand_in) == ("agrees", True)
+    assert effect.published_change == pytest.approx(0.149, abs=0.001)
+    assert {"train.max_steps", "hardware", "vocabulary"} <= {item.field for item in effect.differs}
+    assert found["GPT-04", "perplexity"].verdict == "not-judged"
+    assert not found["GPT-06", "perplexity"].stand_in
+
+
+def test_smoke_runs_are_no_verdict_on_a_published_figure(tmp_path):
+    """Their text is synthetic: whatever comes of it, it neither agrees with the study nor differs from it."""
+    smoke, synthetic = {"experiment": "GPT-02-smoke"}, {"data": {"synthetic": True}}
+    for seed, noise in enumerate((0.0, 0.004, -0.003)):
+        for method, more in (("baseline", 0.0), ("oelm-freeze", math.log(4.69 / 4.27) + noise)):
+            language_run(tmp_path, method, seed, 3.0 + noise + more, changes=smoke, environment=synthetic)
+    found = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
+    effect = found["GPT-02", "perplexity"]
+    assert effect.measured_change.low < effect.published_change < effect.measured_change.high
+    assert {one.verdict for one in found.values()} == {"not-judged"}
+    assert not effect.stand_in, "synthetic text stands in for nothing"
+
+
+def test_a_published_effect_outside_our_interval_differs_and_one_seed_decides_nothing(tmp_path):
+    for seed, noise in enumerate((0.0, 0.002, -0.001)):
+        classification_run(tmp_path / "three", "baseline", seed, 0.93 + noise)
+        classification_run(tmp_path / "three", "oelm-freeze", seed, 0.95 + 2 * noise)
+    classification_run(tmp_path / "one", "baseline", 0, 0.93)
+    classification_run(tmp_path / "one", "oelm-freeze", 0, 0.95)
+    three = {one.experiment.id: one.verdict for one in analyse([tmp_path / "three"]).replications}
+    one = {one.experiment.id: one.verdict for one in analyse([tmp_path / "one"]).replications}
+    assert (three["SST-2-02"], one["SST-2-02"]) == ("differs", "undecided")
+
+
+def test_an_interval_too_wide_to_say_anything_agrees_with_nothing(tmp_path):
+    """Two seeds, one of which came to much more: whatever was published lies within -100 % to millions of percent."""
+    for seed, more in enumerate((-0.9, 1.6)):
+        language_run(tmp_path, "baseline", seed, 3.8, changes={"experiment": "GPT-04"})
+        language_run(tmp_path, "oelm-freeze", seed, 3.8 + more, changes={"experiment": "GPT-05"})
+    found = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
+    effect = found["GPT-05", "perplexity"]
+    assert effect.measured_change.low < effect.published_change < effect.measured_change.high
+    assert effect.verdict == "undecided"
+
+
+def test_two_hundred_runs_load_and_group(tmp_path):
+    for seed in range(5):
+        for rate in (1e-3, 2e-3):
+            for method in ("baseline", "oelm-freeze", "oelm-random", "oelm-core"):
+                language_run(tmp_path, method, seed, 3.0 + seed / 100 + rate, rate)
+    (group,) = group_runs(load_runs([tmp_path]).runs)
+    (setup,) = group.setups
+    assert [len(arm.runs) for arm in setup.arms] == [10, 10, 10, 10]
+
+
+def test_what_an_older_version_did_not_record_of_the_data_tells_no_setups_apart(tmp_path):
+    for seed, data in enumerate(({}, {"tokenizer": "a"}, {"tokenizer": "a", "marks": "b"})):
+        classification_run(tmp_path, seed=seed, environment={"data": data})
+    (group,) = group_runs(load_runs([tmp_path]).runs)
+    (setup,) = group.setups
+    assert len(setup.arms[0].runs) == 3
+
+
+def test_data_that_records_tell_apart_stays_apart_and_an_older_record_joins_neither(tmp_path):
+    for seed, data in enumerate(({}, {"tokenizer": "a"}, {"tokenizer": "b"})):
+        classification_run(tmp_path, seed=seed, environment={"data": data})
+    (group,) = group_runs(load_runs([tmp_path]).runs)
+    assert [len(setup.runs) for setup in group.setups] == [1, 1, 1]

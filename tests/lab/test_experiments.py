@@ -1,0 +1,390 @@
+"""The named experiments: all of them load, expand and dry-run; what they need is said; bad input is refused clearly."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from oelm.config import RunConfig, parse_override
+from oelm.errors import LabError, OelmError
+from oelm.lab import dry_run as dryrun
+from oelm.lab import preflight as needs_module
+from oelm.lab.dry_run import dry_run
+from oelm.lab.experiment import find, from_file, listed, shipped
+from oelm.lab.plan import Request, expand, parse_values, run_name
+from oelm.lab.preflight import missing, needs
+from oelm.method.apply import apply
+from oelm.models.flops import train_flops_per_token
+from oelm.models.gpt import OelmGPTForCausalLM
+from oelm.runs import published
+from tests.support.lab import experiment_file, lab, refusal
+
+# The rows that the studies published, and what was missing beside them.
+ROWS = [f"GPT-0{n}" for n in range(1, 8)] + [
+    *("XNLI-01", "XNLI-02", "SST-2-01", "SST-2-02", "SST-2-03", "MNLI-01", "MNLI-02"),
+    *("ABC-tinystories", "GPT-GLOBAL", "GPT-IMDB", "GPT-AGNEWS", "GPT-SST2", "GPT-XNLI", "GPT-MNLI"),
+    *("freeze-ratio", "trained-layers", "progressive", "layer-rates", "sizes", "pretrain-finetune"),
+]
+NAMES = [experiment.id for experiment in listed()]
+
+
+def runs(name: str, **request):
+    return expand([find(name)], Request(**request))
+
+
+def config(name: str, **request) -> RunConfig:
+    (only,) = runs(name, **request)
+    return only.config
+
+
+# Every one of them
+
+
+def test_every_published_row_has_its_experiment():
+    assert set(ROWS) <= set(NAMES)
+    assert all(experiment.asks and experiment.title for experiment in listed())
+
+
+@pytest.mark.parametrize("scale", ["full", "smoke"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_dry_runs(name, scale):
+    """The config is valid, the axes expand to distinct runs, and the method fits the model, at both scales."""
+    planned = runs(name, scale=scale)
+    assert len({run.folder for run in planned}) == len(planned) == len({run.config.id for run in planned})
+    for run in planned:
+        tried = dry_run(run)
+        assert tried.parameters > 0
+        method = run.config.method
+        assert (tried.matrices > 0) == any(not part.untouched for part in (method.q, method.k, method.ffn))
+
+
+def test_a_dry_run_sees_the_size_that_a_small_model_is_given(tmp_path):
+    def tried(**fields):
+        file = experiment_file(tmp_path, config={"model": {"name": "random:gpt2", "fields": fields}})
+        (run,) = runs(str(file))
+        return dry_run(run)
+
+    assert tried(n_layer=6).parameters > tried().parameters
+    assert tried(n_layer=6).flops_per_token > tried().flops_per_token
+    with pytest.raises(LabError, match=r"gpt2 has no field 'n_layerz'\. Did you mean 'n_layer'\?"):
+        tried(n_layerz=6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_smoke_scale_needs_nothing_and_is_small(name):
+    for run in runs(name, scale="smoke"):
+        assert missing(run) == []
+        assert run.config.train.max_steps <= 30 or name == "demo"
+        assert run.config.experiment.startswith(("pretrain-smoke", f"{name}-smoke"))
+
+
+@pytest.mark.parametrize("name", [experiment.id for experiment in published.load() if experiment.id in NAMES])
+def test_an_experiment_has_the_set_up_that_was_published_for_it(name):
+    """Method and settings agree with the published figure's own set-up, field by field."""
+    claimed = published.load()[name]
+    run = config(name)
+    assert run.method.name == claimed.method
+    assert shipped()[name].published == (name,)
+    for field, value in claimed.setup.items():
+        found = run.to_dict()
+        for part in field.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        if found is not None:
+            assert found == value, field
+
+
+def test_every_published_figure_is_named_by_an_experiment():
+    shown = {id for experiment in listed() for id in experiment.published}
+    timings = {"BERT-TIME-01", "BERT-TIME-02"}  # figures of a step's time, which `oelm bench` measures
+    assert {experiment.id for experiment in published.load()} - timings <= shown
+    assert all(id in published.load() for id in shown)
+
+
+def test_the_groups_differ_in_the_method_alone():
+    first, *others = [run.config.to_dict() for run in runs("ABC-tinystories")]
+    for other in others:
+        assert {key for key in first if first[key] != other[key]} == {"method"}
+
+
+def test_what_an_experiment_needs_is_known():
+    assert {experiment.data for experiment in listed()} - {None} <= set(needs())
+
+
+def test_the_list_shows_what_each_asks_and_what_was_published():
+    shown = lab("experiments").stdout
+    for experiment in listed():
+        assert experiment.asks in shown
+    assert "perplexity 4.69" in next(line for line in shown.splitlines() if " GPT-02 " in line)
+    assert "accuracy 91.28%" in shown
+
+
+def test_one_experiment_is_shown_whole():
+    shown = yaml.safe_load(lab("experiments", "gpt-05").stdout)
+    assert shown["id"] == "GPT-05"
+    assert shown["config"]["data"]["path"] == "data/openwebtext"
+    assert shown["config"]["model"]["name"] == "gpt:medium-512", "what it extends is filled in"
+    assert any("1e-3" in note for note in shown["notes"])
+
+
+# Expanding
+
+
+def test_the_arms_alternate_and_seeds_are_outermost():
+    names = [run.name for run in expand([find("GPT-01"), find("GPT-02")], Request(seeds=(0, 1)))]
+    assert names == [
+        "GPT-01/baseline/seed-0",
+        "GPT-02/oelm-freeze/seed-0",
+        "GPT-01/baseline/seed-1",
+        "GPT-02/oelm-freeze/seed-1",
+    ]
+    grid = expand([find("ABC-tinystories")], Request(seeds=(0, 1), axes={"optimizer.learning_rate": (1e-4, 3e-4)}))
+    assert [run.config.method.name for run in grid[:3]] == ["baseline", "oelm-nofreeze", "oelm-freeze"]
+    assert [run.config.seed for run in grid] == [0] * 6 + [1] * 6
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({}, "X"),
+        ({"optimizer.learning_rate": 1e-3}, "X-lr-1e-3"),
+        ({"optimizer.learning_rate": 0.00025}, "X-lr-2.5e-4"),
+        ({"optimizer.learning_rate": 0.02, "data.fraction": 0.1}, "X-lr-0.02-fraction-0.1"),
+        ({"optimizer.learning_rate": 1e30}, "X-lr-1e30"),
+        ({"model.name": "gpt:tiny"}, "X-model-gpt-tiny"),
+        ({"method.layers": "except-first:2"}, "X-layers-except-first-2"),
+        ({"seed": 1, "method": "baseline", "data.path": "d", "log.every": 5, "output": "o"}, "X"),
+        ({"method.schedule.steps": [10, 20]}, "X-steps-10-20"),
+    ],
+)
+def test_a_run_is_named_by_what_sets_it_apart(values, name):
+    assert run_name("X", "full", values) == name
+    RunConfig(experiment=run_name("X", "smoke", {"model.name": "../../etc:passwd " * 30}))
+
+
+def test_overrides_change_the_run_and_its_name(tmp_path):
+    run = config("GPT-02", overrides=("train.max_steps=50", "checkpoint.every=7"), data="my/tokens", output="elsewhere")
+    assert (run.train.max_steps, run.checkpoint.every, run.data.path) == (50, 7, "my/tokens")
+    assert run.experiment == "GPT-02-steps-50"
+    assert str(run.folder) == "elsewhere/GPT-02-steps-50/oelm-freeze/seed-0"
+    part = config("GPT-02", overrides=("method.layers=first:2",))
+    assert (part.method.layers, part.method.q.init) == ("first:2", "qr"), "a part of the named preset"
+
+
+def test_an_override_chooses_one_value_of_an_axis():
+    assert [run.config.method.name for run in runs("ABC-tinystories", overrides=("method=oelm-freeze",))] == [
+        "oelm-freeze"
+    ]
+
+
+def test_an_experiment_that_starts_from_another_brings_it_along():
+    planned = runs("pretrain-finetune", scale="smoke", seeds=(3,))
+    assert len(planned) == 6
+    for run in planned:
+        if run.after is not None:
+            assert planned.index(run.after) < planned.index(run)
+            assert run.config.model.name == str(run.after.folder / "plain")
+            assert run.config.seed == run.after.config.seed == 3
+    with pytest.raises(LabError, match="cannot be set here"):
+        runs("pretrain-finetune", overrides=("method=baseline",))
+
+
+def test_values_of_an_axis_are_read_as_they_are_meant():
+    assert parse_values("3e-4,1e-3") == (3e-4, 1e-3)
+    assert parse_values("1,0.5,qk") == (1, 0.5, "qk")
+    assert parse_values("[first:1, last:1]") == ("first:1", "last:1")
+
+
+@pytest.mark.parametrize("text", ["3e-4", "-3e-4", "1_0", "1_0e2", "0.5", "qk", "last:1", "nan", "2e"])
+def test_an_axis_reads_a_value_as_an_override_does(text):
+    """Else a run's folder is named by another value than the run has."""
+    assert parse_values(text) == (parse_override(f"a.b={text}")[1],)
+
+
+# The user's own
+
+
+def test_a_file_may_extend_a_shipped_experiment(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"extends": "ABC-tinystories", "axes": {"seed": [0, 1, 2]}, "notes": ["own"]}))
+    mine = from_file(file)
+    assert mine.id == "mine"
+    assert len(expand([mine], Request())) == 9
+    assert (mine.title, mine.published) == ("", ()), "what an experiment says of itself is not inherited"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"extends": "GPT-99"}, "extends 'GPT-99', which does not exist. Nearest: GPT-0"),
+        ({"id": "GPT-01"}, "'GPT-01' is a shipped experiment's id"),
+        ({"id": "a/b"}, "id: String should match pattern"),
+        ({"axis": {"seed": [1]}}, "axis: unknown key. Did you mean 'axes'?"),
+        ({"config": {"seed": 3}}, "seed is not part of an experiment's config"),
+        ({"config": {"optimizer": {"learning_rate": 1e-3}}, "axes": {"optimizer.learning_rate": [1e-4]}}, "keep one"),
+        ({"config": {"trian": {}}}, "trian: unknown key. Did you mean 'train'?"),
+        ({"axes": {"optimizer.learning_rat": [1e-3]}}, "learning_rat: unknown key"),
+        ({"axes": {"method": "oelm-freeze"}}, "axes.method: should be a list, such as ['oelm-freeze']"),
+        ({"smoke": {"axes": {"seed": 3}}}, "smoke.axes.seed: should be a list, such as [3]"),
+        ({"axes": {"seed": []}}, "axis seed has no values"),
+        ({"axes": {"seed": [1, 1]}}, "axis seed lists 1 more than once"),
+        ({"axes": {"method": ["oelm-freeze", {"preset": "oelm-freeze"}]}}, "give the same run"),
+        ({"axes": {"method": ["oelm-freez"]}}, "Did you mean 'oelm-freeze'?"),
+        ({"axes": {"log.every": [1, 2]}}, "give the same run"),
+        ({"axes": {"train.epochs": [1], "train.max_steps": [5]}}, "train.max_steps and train.epochs both"),
+    ],
+)
+def test_a_malformed_experiment_is_refused(tmp_path, content, says):
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(LabError) as error:
+        expand([find(str(file))], Request())
+    assert says in str(error.value)
+
+
+def test_a_file_that_is_not_there_or_not_yaml(tmp_path):
+    assert "cannot be read" in refusal("run", tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    assert "not YAML" in refusal("matrix", tmp_path / "bad.yaml")
+
+
+def test_a_method_that_does_not_fit_its_model_is_found_without_data(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        yaml.safe_dump({"extends": "GPT-02", "config": {"method": {"preset": "oelm-freeze", "layers": [9]}}})
+    )
+    assert "layers [9] are out of range" in refusal("run", file, "--dry-run")
+    late = {"preset": "oelm-freeze", "schedule": {"kind": "freeze", "steps": [200_000]}}
+    file.write_text(yaml.safe_dump({"extends": "GPT-02", "config": {"method": late}}))
+    assert "past train.max_steps 100000" in refusal("run", file, "--dry-run")
+
+
+def test_a_dry_run_of_a_matrix_lists_its_runs():
+    shown = lab("matrix", "GPT-01", "GPT-02", "--seeds", "2", "--dry-run").stdout
+    trained = "GPT-02/oelm-freeze/seed-1: 44,896,768 parameters, 41,751,040 of them trained, 12 matrices set or frozen"
+    assert trained in shown
+    assert "4 runs, all in order; their data was not looked at" in shown
+
+
+@pytest.mark.parametrize(
+    "method", ["baseline", "oelm-freeze", "identity-key", "oelm-core", "lora", "oft", "last-layers"]
+)
+def test_a_dry_run_counts_what_the_method_leaves(method, tmp_path):
+    """On a skeleton without values, the very numbers that the audit of the real model has."""
+    if method in ("lora", "oft"):
+        pytest.importorskip("peft", reason="peft is not installed")
+    (run,) = runs(str(experiment_file(tmp_path, config={"model": {"name": "gpt:tiny"}, "method": method})))
+    tried = dry_run(run)
+    model = OelmGPTForCausalLM(dryrun._skeleton(run).config)
+    report = apply(model, method)
+    assert (tried.parameters, tried.trainable) == (report.total, report.trainable)
+    flops = train_flops_per_token(model, run.config.data.sequence_length, run.config.train.batch_size)
+    assert tried.flops_per_token == flops
+    assert (tried.adapters > 0) == (method in ("lora", "oft"))
+
+
+# What is asked for on the command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "GPT-2"], "unknown experiment 'GPT-2'. Nearest: GPT-02"),
+        (["run", "oelm-freeze"], "unknown experiment 'oelm-freeze'"),
+        (["run", "GPT-01", "--seed", "1", "seed=2"], "seed is set to 2 and is an axis"),
+        (["run", "GPT-01", "output=x"], "choose the folder with --out"),
+        (["run", "GPT-01", "train.max_step=3"], "Did you mean 'max_steps'?"),
+        (["matrix", "GPT-01", "GPT-01"], "GPT-01: named twice"),
+        (["run", "GPT-02", "--scale", "smoke", "--data", "here"], "--data here: smoke runs use built-in data"),
+        (["matrix", "seed=1"], "name at least one experiment"),
+        (["matrix", "GPT-01", "--lr-grid", "1e-3", "optimizer.learning_rate=1e-3"], "give one of the two"),
+        (["matrix", "GPT-01", "--lr-grid", "1e-3", "--axis", "optimizer.learning_rate=1e-3"], "give one of them"),
+        (["matrix", "GPT-01", "--lr-grid", "1e-3,0.001"], "lists 0.001 more than once"),
+        (["matrix", "GPT-01", "--lr-grid", "-1"], "greater than 0"),
+        (["matrix", "GPT-01", "--axis", "data.fraction"], "write it as field=value,value"),
+        (["matrix", "GPT-01", "--axis", "data.fraction="], "write it as field=value,value"),
+        (["matrix", "GPT-01", "--slurm", "account"], "--slurm account: write it as key=value, such as account=lab"),
+        (["matrix", "GPT-01", "--axis", "seed=1,2", "--seeds", "2"], "both choose the seeds"),
+        (["matrix", "GPT-01", "--axis", "a.b=1", "--axis", "a.b=2"], "given twice"),
+        (["matrix", "GPT-01", "--axis", "experiment=a,b"], "experiment=a,b: the lab names the runs"),
+        (["matrix", "GPT-01", "--scale", "smoke", "--gpus", "7"], "torch sees no GPU"),
+    ],
+)
+def test_bad_requests_are_refused(arguments, says, tmp_path):
+    assert says in refusal(*arguments, *(["--out", tmp_path] if "output=x" not in arguments else []))
+    assert list(tmp_path.iterdir()) == [], "nothing was written"
+
+
+def test_two_experiments_that_give_one_folder_different_runs_are_refused(tmp_path):
+    """One of the two would be dropped, and nobody would know."""
+    one, other = tmp_path / "mine.yaml", tmp_path / "other.yaml"
+    one.write_text(yaml.safe_dump({"extends": "GPT-02", "axes": {"optimizer.learning_rate": [1e-3]}}))
+    rest = {"id": "mine-lr-1e-3", "extends": "GPT-02"}
+    other.write_text(yaml.safe_dump({**rest, "config": {"optimizer": {"learning_rate": 5e-4}}}))
+    says = "mine and mine-lr-1e-3: both have a run mine-lr-1e-3/oelm-freeze/seed-0, and the two differ"
+    assert says in refusal("matrix", one, other, "--dry-run")
+    other.write_text(yaml.safe_dump({**rest, "config": {"optimizer": {"learning_rate": 1e-3}}}))
+    assert "1 run, all in order" in lab("matrix", one, other, "--dry-run").stdout
+
+
+def test_a_file_whose_path_has_an_equals_sign_is_no_override(tmp_path):
+    place = tmp_path / "rate=3"
+    place.mkdir()
+    file = experiment_file(place)
+    assert "1 run, all in order" in lab("matrix", file, "seed=4", "--dry-run").stdout
+
+
+# What is not here
+
+
+def test_missing_tokens_are_named_before_anything_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = refusal("run", "GPT-02")
+    assert "GPT-02 needs TinyStories" in said
+    assert "oelm data prepare tinystories --tokenizer gpt2 --out data/tinystories" in said
+    assert "--data DIR" in said
+    assert "--scale smoke" in said
+    assert list(tmp_path.iterdir()) == []
+    Path("mine").mkdir()
+    assert "in mine, which `oelm data prepare` did not write" in refusal("run", "GPT-02", "--data", "mine")
+
+
+def test_each_missing_thing_is_named_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = refusal("matrix", "ABC-tinystories", "GPT-04", "--seeds", "3")
+    assert said.count("ABC-tinystories needs TinyStories") == 1
+    assert said.count("GPT-04 needs OpenWebText") == 1
+
+
+def test_what_the_hub_has_and_cannot_give_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(needs_module, "hub_has", lambda name, kind: False)
+    monkeypatch.setattr(needs_module.importlib.util, "find_spec", lambda name: object())
+    said = refusal("run", "SST-2-02")
+    assert "SST-2, 67,349 sentences, from the Hub as nyu-mll/glue, and the Hub cannot be reached" in said
+    assert "the pretrained model bert-base-uncased" in said
+    assert "the tokenizer gpt2" in refusal("run", "GPT-IMDB", "--data", tmp_path)
+    assert "there is no such folder" in refusal("run", "SST-2-02", "--data", tmp_path / "none")
+    monkeypatch.setattr(needs_module.importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'oelm[data]'" in refusal("run", "SST-2-02")
+
+
+@pytest.mark.parametrize("field", ["model.name", "model.tokenizer"])
+def test_a_folder_that_is_not_there_is_named_whatever_the_hub_has(field, tmp_path, monkeypatch):
+    monkeypatch.setattr(needs_module, "hub_has", lambda name, kind: True)
+    monkeypatch.setattr(needs_module.importlib.util, "find_spec", lambda name: object())
+    for name in ("./nowhere", "some/where/else"):
+        said = refusal("run", "SST-2-02", f"{field}={name}")
+        assert f"the {field.removeprefix('model.').replace('name', 'model')} {name}: there is no such folder" in said
+
+
+def test_errors_of_the_lab_are_oelms():
+    assert issubclass(LabError, OelmError)
+    with pytest.raises(OelmError):
+        find("nothing-like-it")
+
+
+def test_own_data_stands_in_for_the_named_one(tmp_path):
+    from tests.support.training import token_folder
+
+    (run,) = expand([find("GPT-02")], Request(data=str(token_folder())))
+    assert missing(run) == []
+    assert find(str(experiment_file(tmp_path))).id == "study"

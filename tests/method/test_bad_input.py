@@ -1,0 +1,427 @@
+"""Bad input: every refusal is an error of oelm's own, says what is wrong and what is right, and leaves no trace."""
+
+import hashlib
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+import oelm
+from oelm import FamilyError, Method, MethodError, ModelError
+from oelm.method.families import _FAMILIES
+from oelm.models.small import small_model
+
+FREEZE = "oelm-freeze"
+
+
+def digest(value: Any) -> Any:
+    """The content of whatever a state dict may hold."""
+    if isinstance(value, tuple):
+        return tuple(digest(part) for part in value)
+    if not isinstance(value, Tensor):
+        return repr(value)
+    if value.is_meta:
+        return (value.dtype, tuple(value.shape))
+    plain = value.int_repr() if value.is_quantized else value
+    plain = plain.full_tensor() if hasattr(plain, "full_tensor") else plain
+    data = plain.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return (value.dtype, tuple(value.shape), hashlib.sha256(data).hexdigest())
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    """All that a failed apply must leave as it was."""
+    config = getattr(model, "config", None)
+    return {
+        "tensors": {name: digest(value) for name, value in model.state_dict().items()},
+        "trainable": {name: parameter.requires_grad for name, parameter in model.named_parameters()},
+        "modules": {name: (id(module), type(module)) for name, module in model.named_modules()},
+        "training": {name: module.training for name, module in model.named_modules()},
+        "config": (id(config), config.to_dict() if isinstance(config, PreTrainedConfig) else None),
+    }
+
+
+def refusal(model: nn.Module, method: Any = FREEZE, **options: Any) -> Exception:
+    """The error that apply raises, after a check that it left no trace on the model."""
+    before = snapshot(model)
+    with pytest.raises(oelm.OelmError) as caught:
+        oelm.apply(model, method, **options)
+    assert snapshot(model) == before
+    return caught.value
+
+
+def assert_refused(model: nn.Module, method: Any, kind: type[Exception], *says: str, **options: Any) -> None:
+    error = refusal(model, method, **options)
+    assert type(error) is kind, repr(error)
+    for said in says:
+        assert said in str(error), str(error)
+
+
+# Methods that are malformed: refused without a model
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("oelm-frezee", ["'oelm-frezee'", "Did you mean 'oelm-freeze'?", "Presets: baseline, oelm-freeze"]),
+        ("", ["unknown preset ''", "Presets: baseline"]),
+        ({"preset": "oelm-cor"}, ["Did you mean 'oelm-core'?"]),
+        (3, ["a preset's name", "not int"]),
+        (None, ["a preset's name", "not NoneType"]),
+        ({"corre": "gain"}, ["corre: unknown key", "Did you mean 'core'?", "Known keys: q, k, ffn"]),
+        ({"q": {"inti": "qr"}}, ["q.inti: unknown key", "Did you mean 'init'?", "scope"]),
+        ({"preset": FREEZE, "k": {"scal": 4}}, ["k.scal: unknown key", "Did you mean 'scale'?"]),
+        ({"ffn": {"scale": 2}}, ["ffn.scale: unknown key", "Known keys: frozen, std, init"]),
+        ({"presett": "oelm-freeze"}, ["presett: unknown key. Did you mean 'preset'? Known keys: q, k, ", ", preset"]),
+        ({3: 4}, ["3: Keys should be strings"]),
+        ({"q": "qr"}, ["q: ", "'qr'"]),
+        ({"q": {"init": "ortho"}}, ["q.init", "'orthogonal'", "(got 'ortho')"]),
+        ({"q": {"scale": 0}}, ["q.scale", "greater than 0", "(got 0)"]),
+        ({"k": {"scale": -2.5}}, ["k.scale", "greater than 0", "(got -2.5)"]),
+        ({"k": {"scale": math.inf}}, ["k.scale", "finite"]),
+        ({"k": {"scale": math.nan}}, ["k.scale", "finite"]),
+        ({"q": {"frozen": "maybe"}}, ["q.frozen", "boolean", "'maybe'"]),
+        ({"q": {"init": "qr", "std": 0.02}}, ["q: std belongs to init 'gaussian', not to 'qr'"]),
+        ({"ffn": {"std": 0.02}}, ["ffn: std belongs to init 'gaussian', not to 'default'"]),
+        ({"q": {"init": "gaussian"}}, ["q: init 'gaussian' needs std", "0.02", "'matched'"]),
+        ({"q": {"init": "gaussian", "std": 0}}, ["q.std", "greater than 0", "'matched'"]),
+        ({"q": {"init": "identity"}}, ["q: init 'identity'", "set frozen to true"]),
+        ({"ffn": {"init": "identity"}}, ["ffn.init", "(got 'identity')"]),
+        ({"core": "diagonal"}, ["core", "'none', 'gain' or 'matrix'", "(got 'diagonal')"]),
+        ({"core": "gain"}, ["core 'gain' sits between two frozen bases", "freeze both"]),
+        ({"preset": "oelm-exact", "k": {"frozen": False}}, ["core 'matrix'", "freeze both"]),
+        ({"biases": "zero"}, ["biases", "'frozen' or 'trained'"]),
+        ({"preset": FREEZE, "attention": "encoder"}, ["attention", "'all'", "(got 'encoder')"]),
+        ({"preset": FREEZE, "attention": []}, ["attention []", "at least one kind"]),
+        ({"preset": FREEZE, "attention": ["self"]}, ["attention.0", "'encoder', 'decoder' or 'cross'"]),
+        ({"preset": FREEZE, "layers": "first:0"}, ["layers 'first:0'", "'first:N'", "N from 1"]),
+        ({"layers": "first:1"}, ["layers", "the method would change nothing", "'baseline'"]),
+        ({"preset": "baseline", "attention": ["cross"]}, ["attention", "the method would change nothing"]),
+        ({"preset": FREEZE, "schedule": {"kind": "freeze"}}, ["schedule", "'freeze'", "steps []"]),
+        ({"preset": FREEZE, "schedule": {"kind": "unfreeze", "steps": [5, 2]}}, ["schedule", "[5, 2] must rise"]),
+        ({"preset": FREEZE, "schedule": {"stpes": [5]}}, ["schedule.stpes: unknown key", "'steps'"]),
+        ({"preset": "oelm-nofreeze", "schedule": {"kind": "unfreeze", "steps": [5]}}, ["no matrix is frozen"]),
+        ({"preset": "identity-key", "schedule": {"kind": "unfreeze", "steps": [5]}}, ["identity has no matrix"]),
+    ],
+)
+def test_a_malformed_method_is_refused(method, says):
+    assert_refused(small_model("bert"), method, MethodError, *says)
+
+
+def test_the_constructor_refuses_with_oelms_error_too():
+    with pytest.raises(MethodError, match=r"Method: coer: unknown key\. Did you mean 'core'\?"):
+        Method(coer="gain")
+    with pytest.raises(MethodError, match=r"Method: q\.scale: .*greater than 0"):
+        Method(q={"scale": 0})
+    with pytest.raises(MethodError, match="Projection: init 'gaussian' needs std"):
+        oelm.Projection(init="gaussian")
+
+
+@pytest.mark.parametrize("seed", [-3, "0", 1.0, True, None, [1]])
+def test_a_seed_is_a_whole_number(seed):
+    assert_refused(
+        small_model("bert"), FREEZE, MethodError, f"seed must be a whole number from 0, not {seed!r}", seed=seed
+    )
+
+
+# Methods that do not fit the model
+
+
+HADAMARD = {"k": {"init": "hadamard", "frozen": True}}
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "says"),
+    [
+        ("bert", {"preset": FREEZE, "layers": [1, 7]}, ["layers [7]", "0 to 2"]),
+        ("bert", {"preset": FREEZE, "layers": "first:4"}, ["layers 'first:4'", "3 layers"]),
+        ("bert", {"preset": FREEZE, "layers": "except-last:3"}, ["layers 'except-last:3'", "3 layers"]),
+        ("albert", {"preset": FREEZE, "layers": "first:1"}, ["layers 'first:1'", "one attention module"]),
+        ("bert", {"preset": FREEZE, "attention": ["cross"]}, ["attention cross", "only encoder"]),
+        ("t5", {"preset": "oelm-ffn", "attention": ["cross"]}, ["feed-forward", "name none"]),
+        ("bert", {"preset": "oelm-qk-ffn", "freeze_ratio": 0.9}, ["freeze_ratio 0.9", "72.9%"]),
+        ("gemma", "identity-query", ["layers.0.self_attn.q_proj", "4 x 16 is not 48", "'orthogonal'"]),
+        ("gemma", "oelm-global", ["q_proj", "64 rows of width 48", "scope 'head'"]),
+        ("qwen3", {"preset": FREEZE, "k": {"scale": 2}}, ["k_proj", "scale 2.0", "norm", "use scale 1"]),
+        ("qwen3", {"preset": FREEZE, "core": "gain"}, ["gain", "norm", "core 'matrix'"]),
+        ("bert", {"preset": "oelm-exact", "q": {"scope": "global"}}, ["query", "scope 'head'"]),
+    ],
+)
+def test_a_method_that_does_not_fit_the_model_is_refused(name, method, says):
+    assert_refused(small_model(name), method, MethodError, *says)
+
+
+def test_a_hadamard_matrix_needs_a_width_that_has_one():
+    model = small_model("bert", hidden_size=56)
+    assert_refused(model, HADAMARD, MethodError, "key (k)", "width 56", "2^m, 12*2^m or 20*2^m", "'orthogonal'")
+
+
+def test_heads_wider_than_the_hidden_state_cannot_be_orthonormal():
+    model = small_model("gemma", head_dim=64)
+    assert_refused(model, FREEZE, MethodError, "q_proj", "64 rows of width 48")
+
+
+def test_a_scale_that_overflows_the_dtype_is_refused():
+    method = {"preset": FREEZE, "k": {"scale": 1e6}}
+    assert_refused(small_model("bert").half(), method, MethodError, "key.weight", "1e+06 overflows torch.float16")
+
+
+# Models that cannot be operated on
+
+
+@pytest.mark.parametrize("method", [FREEZE, {"q": {"init": "polar"}}, {"q": {"init": "pretrained", "scale": 2}}])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_no_basis(method, value):
+    model = small_model("bert")
+    with torch.no_grad():  # in the last layer: the others are computed by then, and must not have been set
+        model.bert.encoder.layer[2].attention.self.query.weight[0, 0] = value
+    assert_refused(model, method, ModelError, "layer.2.attention.self.query.weight", "not finite")
+
+
+def test_heads_that_do_not_divide_are_refused():
+    model = small_model("bert")
+    model.config.num_attention_heads = 5
+    assert_refused(model, FREEZE, FamilyError, "layer.0.attention.self.query", "48 rows", "5 heads")
+    model = small_model("gpt2")
+    model.config.n_head = 5
+    assert_refused(model, FREEZE, FamilyError, "h.0.attn.c_attn", "144 rows", "5 query and 2 x 5")
+    model = small_model("llama")
+    model.config.num_key_value_heads = 3
+    assert_refused(model, FREEZE, FamilyError, "4 query heads", "3 key-value heads")
+
+
+def test_a_config_that_calls_for_other_layers_than_there_are_is_refused():
+    model = small_model("bert")
+    model.config.num_hidden_layers = 5
+    assert_refused(model, FREEZE, FamilyError, "calls for 5 blocks", "bert.encoder.layer.*", "there are 3")
+
+
+@pytest.mark.parametrize("part", ["attention.self.key", "intermediate", "output.dense"])
+def test_a_block_that_lacks_a_part_is_refused(part):
+    model = small_model("bert")
+    owner, _, name = f"bert.encoder.layer.1.{part}".rpartition(".")
+    delattr(model.get_submodule(owner), name)
+    assert_refused(model, "oelm-qk-ffn", FamilyError, f"layer.1.{part}", "register_family")
+
+
+def test_a_model_operated_on_already_is_refused():
+    model = small_model("gpt2")
+    report = oelm.apply(model, FREEZE)
+    assert oelm.apply(model, FREEZE) == report  # the same again changes nothing
+    assert_refused(model, "oelm-random", ModelError, "'oelm-freeze' (seed 0)", "'oelm-random' (seed 0)", "fresh model")
+    assert_refused(model, FREEZE, ModelError, "'oelm-freeze' (seed 1)", seed=1)
+    assert_refused(model, {"preset": FREEZE, "layers": [0]}, ModelError, "'custom'")
+
+
+def test_not_a_model():
+    with pytest.raises(ModelError, match="not str"):
+        oelm.apply("bert-base-uncased")
+    assert_refused(nn.Linear(3, 3), FREEZE, FamilyError, "Linear has no config.model_type", "Hugging Face")
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_wrapped_model_is_refused():
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrapped = DistributedDataParallel(small_model("bert"))
+    assert_refused(wrapped, FREEZE, ModelError, "the model is wrapped in DistributedDataParallel", "then wrap it")
+    sharded = fully_shard(small_model("bert"))
+    assert_refused(sharded, FREEZE, ModelError, "the model is wrapped in FSDPBertForSequenceClassification")
+    blocks = small_model("bert")
+    fully_shard(blocks.bert.encoder.layer[1])
+    assert_refused(blocks, FREEZE, ModelError, "bert.encoder.layer.1 is wrapped in FSDPBertLayer")
+
+
+def test_a_data_parallel_model_is_refused():
+    assert_refused(nn.DataParallel(small_model("bert")), FREEZE, ModelError, "wrapped in DataParallel")
+
+
+def test_a_compiled_model_is_refused():
+    assert_refused(torch.compile(small_model("bert")), FREEZE, ModelError, "compiled", "apply the method first")
+
+
+def test_a_model_without_values_is_refused():
+    with torch.device("meta"):
+        model = transformers.BertForSequenceClassification(small_model("bert").config)
+    assert_refused(
+        model, FREEZE, ModelError, "word_embeddings.weight is on the meta device", "load the model's weights"
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_quantised_model_is_refused():
+    model = torch.ao.quantization.quantize_dynamic(small_model("bert"), {nn.Linear}, dtype=torch.qint8)
+    assert_refused(model, FREEZE, ModelError, "query is a torch.ao.nn.quantized.dynamic", "quantised")
+    model = small_model("bert")
+    value = model.bert.encoder.layer[2].attention.self.key.weight.detach().to(torch.float8_e4m3fn)
+    model.bert.encoder.layer[2].attention.self.key.weight = nn.Parameter(value, requires_grad=False)
+    assert_refused(model, FREEZE, ModelError, "layer.2.attention.self.key.weight", "float8_e4m3fn", "quantised")
+
+
+class Adapted(nn.Linear):
+    """Stands for the many layers that subclass Linear and compute something else."""
+
+
+@pytest.mark.parametrize("role", ["query", "key"])
+def test_a_subclass_of_linear_is_refused(role):
+    model = small_model("bert")
+    setattr(model.bert.encoder.layer[2].attention.self, role, Adapted(48, 48))
+    assert_refused(model, FREEZE, ModelError, f"layer.2.attention.self.{role} is a", "Adapted", "plain Linear")
+
+
+def test_a_subclass_of_a_fused_projection_is_refused():
+    model = small_model("gpt2")
+    model.transformer.h[2].attn.c_attn.__class__ = type("Quantised", (transformers.pytorch_utils.Conv1D,), {})
+    assert_refused(model, FREEZE, ModelError, "h.2.attn.c_attn is a", "Quantised")
+
+
+def test_other_layers_may_be_what_they_like():
+    model = small_model("bert")
+    model.classifier = Adapted(48, 2)
+    model.bert.encoder.layer[0].output.dense = Adapted(96, 48)
+    report = oelm.apply(model, FREEZE)
+    assert report.frozen == 3 * 2 * (48 * 48 + 48)
+    for layer in (model.classifier, model.bert.encoder.layer[0].output.dense):
+        assert type(layer) is Adapted
+        assert layer.weight.requires_grad
+
+
+# A model type of the user's own: refused, with the way to teach it
+
+
+class OwnConfig(PreTrainedConfig):
+    model_type = "own-type"
+
+    vocab_size: int = 30
+    hidden_size: int = 16
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 2
+
+
+class OwnAttention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        width = config.hidden_size
+        self.heads = config.num_attention_heads
+        self.wq, self.wk = nn.Linear(width, width), nn.Linear(width, width)
+        self.wv, self.wo = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, hidden):
+        q, k, v = (w(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        return self.wo(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
+
+
+class OwnBlock(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.attn = OwnAttention(config)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, hidden):
+        hidden = hidden + self.attn(hidden)
+        return hidden + self.down(self.up(hidden).relu())
+
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList([OwnBlock(config) for _ in range(config.num_hidden_layers)])
+        self.head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        hidden = self.embed(input_ids)
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits = self.head(hidden)
+        loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
+
+
+@pytest.fixture
+def own_type():
+    yield OwnConfig.model_type
+    _FAMILIES.pop(OwnConfig.model_type, None)
+
+
+def register_own(**changes):
+    paths = {"block": "blocks.*", "q": "attn.wq", "k": "attn.wk", "v": "attn.wv", "o": "attn.wo"}
+    ffn = {"ffn_in": "up", "ffn_out": "down", "kind": "decoder"}
+    return oelm.register_family(OwnConfig.model_type, **{**paths, **ffn, **changes})
+
+
+def test_an_unknown_model_type_is_refused_with_the_way_to_teach_it(own_type):
+    model = OwnModel(OwnConfig())
+    error = str(refusal(model))
+    assert "unknown model_type 'own-type'" in error
+    assert "oelm.register_family('own-type', block='encoder.layer.*', q='attention.self.query'" in error
+    example = error[error.index("oelm.register_family") :]
+    eval(example, {"oelm": oelm})  # what it shows is a call that works
+    assert_refused(model, FREEZE, FamilyError, "found no attention of family 'own-type'", "encoder.layer.*")
+    bert = small_model("bert")
+    bert.config.model_type = "brt"
+    assert_refused(bert, FREEZE, FamilyError, "unknown model_type 'brt'", "Did you mean 'bert'?")
+    bert.config.model_type = "mamba"  # no attention, and no llama
+    assert_refused(bert, FREEZE, FamilyError, "unknown model_type 'mamba'. Known: ", "if it has attention, say where")
+
+
+@pytest.mark.parametrize("method", [FREEZE, "oelm-exact", "identity-query", "oelm-qk-ffn"])
+def test_a_registered_family_has_everything(own_type, method, tmp_path):
+    from oelm.method.diagnose import diagnose
+
+    register_own()
+    model = OwnModel(OwnConfig())
+    result = diagnose(model, method)
+    assert result.healthy
+    assert {row.role for row in result.report.rows} == {"q", "k", "v", "o", "ffn_in", "ffn_out"}
+    ids = torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        expected = model.eval()(ids).logits
+        model.save_pretrained(tmp_path / "operated")
+        with pytest.raises(oelm.CheckpointError):
+            oelm.load(tmp_path / "operated")  # nobody told transformers of this class
+        loaded = oelm.load(tmp_path / "operated", model_class=OwnModel).eval()
+        assert type(loaded) is OwnModel
+        assert torch.equal(loaded(ids).logits, expected)
+        oelm.export(loaded, tmp_path / "plain")
+        plain = OwnModel.from_pretrained(tmp_path / "plain").eval()
+        torch.testing.assert_close(plain(ids).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"block": ""}, "name the block's path"),
+        ({"k": ""}, "no path for k"),
+        ({"q": "", "v": ""}, "no path for q, v"),
+    ],
+)
+def test_a_family_without_its_paths_is_refused(own_type, changes, says):
+    with pytest.raises(FamilyError, match=says):
+        register_own(**changes)
+
+
+def test_a_path_that_leads_nowhere_is_refused(own_type):
+    register_own(k="attn.key")
+    assert_refused(OwnModel(OwnConfig()), FREEZE, FamilyError, "no module 'blocks.0.attn.key'", "replace_existing=True")
+
+
+def test_a_field_that_the_config_lacks_is_refused(own_type):
+    register_own(heads="n_heads")
+    assert_refused(OwnModel(OwnConfig()), FREEZE, FamilyError, "'own-type' has no field 'n_heads'")
+
+
+def test_a_known_family_is_not_replaced_by_accident(own_type):
+    register_own()
+    with pytest.raises(FamilyError, match="has a family already; pass replace_existing=True"):
+        register_own()
+    register_own(replace_existing=True)

@@ -1,0 +1,296 @@
+"""The method on every family: what it does to each, that it holds through training, and which presets do not fit."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+import oelm
+from oelm.method.diagnose import sample_batch, train_steps
+from oelm.method.sites import find_sites, weight_matrix
+from oelm.method.spec import PRESETS
+from oelm.models.small import SMALL, small_model
+from tests.support.models import (
+    CHECKS,
+    assert_exports,
+    assert_loads_back,
+    distance,
+    hashes,
+    lively,
+    lively_model,
+    logits,
+    operated,
+)
+
+families = pytest.mark.parametrize("name", SMALL)
+
+# Presets that a small model refuses, and why: a part of the message.
+REFUSED = {
+    ("qwen3", "oelm-global"): "64 rows of width 48 cannot be orthonormal over all heads",
+    ("qwen3", "identity-query"): "the norm after the projection cancels it",
+    ("qwen3", "identity-key"): "the norm after the projection cancels it",
+    ("gemma", "oelm-global"): "64 rows of width 48 cannot be orthonormal over all heads",
+    ("gemma", "identity-query"): "4 x 16 is not 48",
+    ("gemma", "identity-key"): "4 x 16 is not 48",
+    ("qwen3", "identity-core"): "4 x 16 is not 48",
+    ("gemma", "identity-core"): "4 x 16 is not 48",
+    ("qwen3", "identity-wide"): "4 x 16 is not 48",
+    ("gemma", "identity-wide"): "4 x 16 is not 48",
+    ("albert", "last-layers"): "this model has one block for all its layers",
+}
+# A head of its own has a model whose output layer is not its embedding; the others have no head to train alone.
+TIED = ("gpt2", "gpt2-cross", "oelm-gpt", "oelm-gpt-rotary", "opt", "gemma", "t5", "bart")
+TIED += ("falcon-rw", "falcon-7b", "falcon-40b")
+REFUSED |= {(name, "head-only"): "its output layer is its embedding" for name in TIED}
+REFUSED |= {(name, "bitfit"): "has no biases" for name in ("mistral", "qwen3", "gemma", "phi3", "t5")}
+# Beside oelm-freeze: the presets that put modules of another structure into the model.
+STRUCTURES = ("oelm-exact", "identity-query", "identity-key", "identity-wide")
+
+
+@families
+@pytest.mark.parametrize("check", CHECKS)
+def test_family(name, check, tmp_path):
+    CHECKS[check](name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [pair for pair in itertools.product(SMALL, STRUCTURES) if pair not in REFUSED]
+)
+def test_every_structure_is_saved_loaded_and_exported(name, preset, tmp_path):
+    model = operated(name, preset, steps=1)
+    assert_loads_back(model, tmp_path / "saved")
+    assert_exports(model, tmp_path / "plain")
+
+
+@families
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_works_or_says_why_not(name, preset):
+    if PRESETS[preset].adapter.kind != "none":
+        pytest.importorskip("peft")
+    model = lively_model(name)
+    before = logits(model)
+    if (name, preset) in REFUSED:
+        untouched = hashes(model, frozen=False)
+        with pytest.raises(oelm.MethodError, match=re.escape(REFUSED[name, preset])):
+            oelm.apply(model, preset)
+        assert hashes(model, frozen=False) == untouched, "a refusal leaves the model as it was"
+        assert oelm.audit(model).method == "baseline"
+        return
+    report = oelm.apply(model, preset)
+    assert report.method == preset
+    assert (report.frozen > 0) is (hashes(model, frozen=True) != {})
+    after = logits(model)
+    assert after.isfinite().all()
+    unchanged = preset in ("baseline", "freeze-pretrained", "oelm-exact") or PRESETS[preset].rest != "trained"
+    assert (distance(after, before) < 1e-4) is unchanged
+    train_steps(model, 1)
+    oelm.verify(model)
+    assert distance(logits(model), after) > 0
+
+
+@families
+def test_hundred_steps_with_weight_decay_leave_every_frozen_tensor_as_it_was(name):
+    model = operated(name)
+    frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)
+    train_steps(model, 100, weight_decay=0.1)
+    assert hashes(model, frozen=True) == frozen
+    moved = hashes(model, frozen=False)
+    assert [n for n in trained if moved[n] == trained[n]] == []
+    oelm.verify(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [(name, {}) for name in SMALL]
+    # One core between grouped queries and keys: Falcon's layouts with nothing but each other to meet.
+    + [("falcon-7b", {"alibi": True}), ("falcon-40b", {"alibi": True})],
+    ids=[*SMALL, "falcon-7b-alibi", "falcon-40b-alibi"],
+)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-10)], ids=["float32", "float64"]
+)
+@pytest.mark.parametrize("preset", ["oelm-exact", "freeze-pretrained"])
+def test_function_is_unchanged_at_step_zero(name, changes, preset, dtype, tolerance):
+    model = lively_model(name, **changes).to(dtype)
+    before = logits(model)
+    oelm.apply(model, preset)
+    assert distance(logits(model), before) < tolerance
+
+
+@families
+def test_tests_would_see_a_lost_bias_or_a_padded_token(name):
+    """The premise of the tests above: on these models and batches a lost bias or a changed mask shows."""
+    model = lively_model(name)
+    before = logits(model)
+    family, sites = find_sites(model)
+    oelm.apply(model, "freeze-pretrained")
+    # A key's bias alone adds one number to a whole row of scores; it shows only where K meets more than Q.
+    visible = ("q", "k") if family.meets(model.config) else ("q",)
+    for role in visible:
+        module = model.get_submodule(sites[0].roles[role])
+        if module.bias is None:
+            continue
+        kept = module.bias.detach().clone()
+        module.bias.data.zero_()
+        assert distance(logits(model), before) > 1e-3
+        module.bias.data.copy_(kept)
+    batch = sample_batch(model)
+    if "attention_mask" in batch:
+        batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
+        with torch.no_grad():
+            assert distance(model(**batch).logits, before) > 1e-3
+
+
+@families
+def test_roles_and_heads_are_where_the_model_uses_them(name):
+    """A head's queries decide its attention alone, a key head's keys its group's, and values no attention at all.
+
+    Asked of the model's own attention maps, so a family's table that swaps roles or cuts heads wrongly cannot pass.
+    """
+    model = lively_model(name, attn_implementation="eager")
+    oelm.apply(model, "freeze-pretrained")
+    before = _first_maps(model)
+    _, sites = find_sites(model)
+    firsts = {site.kind: site for site in reversed(sites)}
+    assert set(before) == set(firsts)
+    for kind, site in firsts.items():
+        group = site.heads // site.kv_heads
+        for role, heads in (("q", site.heads), ("k", site.kv_heads), ("v", site.kv_heads)):
+            weight = weight_matrix(model.get_submodule(site.roles[role])).detach()
+            for head in range(heads):
+                rows = weight[head * site.d_head : (head + 1) * site.d_head]
+                rows.neg_()
+                change = (_first_maps(model)[kind] - before[kind]).abs().amax(dim=(0, 2, 3))
+                rows.neg_()
+                reached = {"q": [head], "k": list(range(head * group, (head + 1) * group)), "v": []}[role]
+                assert (change > 1e-3).nonzero().flatten().tolist() == reached, (kind, role, head)
+
+
+def _first_maps(model: Any) -> dict[str, torch.Tensor]:
+    """The attention maps (batch, heads, queries, keys) of the first layer of each kind of attention."""
+    with torch.no_grad():
+        output = model(**sample_batch(model), output_attentions=True)
+    kinds = {f"{kind}_attentions": kind for kind in ("encoder", "decoder", "cross")}
+    kinds["attentions"] = find_sites(model)[1][0].kind
+    return {kind: output[field][0] for field, kind in kinds.items() if output.get(field)}
+
+
+@families
+def test_every_matrix_of_a_block_has_a_role(name):
+    """Nothing is overlooked: what no role names is a table of relative positions or their projections."""
+    model = small_model(name)
+    _, sites = find_sites(model)
+    named = {path for site in sites for path in (*site.roles.values(), *(p for _, p in site.feed_forward()))}
+    named |= {site.fused_path for site in sites if site.fused}
+    blocks = {site.block for site in sites}
+    for path, parameter in model.named_parameters():
+        if parameter.ndim > 1 and any(path.startswith(f"{block}.") for block in blocks):
+            module = path.removesuffix(".weight")
+            assert module in named or re.search(r"relative_attention_bias|pos_(key|query)_proj", module), path
+
+
+# Where each kind of attention of a model lives, told apart from oelm's own table.
+KINDS = {
+    "t5": {
+        "encoder": r"encoder\.block\.\d\.layer\.0\.SelfAttention\.[qk]\.",
+        "decoder": r"decoder\.block\.\d\.layer\.0\.SelfAttention\.[qk]\.",
+        "cross": r"decoder\.block\.\d\.layer\.1\.EncDecAttention\.[qk]\.",
+    },
+    "bart": {
+        "encoder": r"model\.encoder\.layers\.\d\.self_attn\.[qk]_proj\.",
+        "decoder": r"model\.decoder\.layers\.\d\.self_attn\.[qk]_proj\.",
+        "cross": r"model\.decoder\.layers\.\d\.encoder_attn\.[qk]_proj\.",
+    },
+    "bert-cross": {
+        "decoder": r"bert\.encoder\.layer\.\d\.attention\.self\.(query|key)\.",
+        "cross": r"bert\.encoder\.layer\.\d\.crossattention\.self\.(query|key)\.",
+    },
+    "gpt2-cross": {
+        "decoder": r"transformer\.h\.\d\.attn\.c_attn\.[qk]\.",
+        "cross": r"transformer\.h\.\d\.crossattention\.(q_attn|c_attn\.k)\.",
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in KINDS.items() for kind in kinds])
+def test_each_kind_of_attention_can_be_chosen(name, kind):
+    model = operated(name, {"preset": "oelm-freeze", "attention": [kind]})
+    frozen = set(hashes(model, frozen=True))
+    assert frozen == {n for n, _ in model.named_parameters() if re.match(KINDS[name][kind], n)}
+    layers = {"encoder": 2, "decoder": 3, "cross": 3}[kind]
+    weights = [n for n in frozen if n.endswith(".weight")]
+    assert len(weights) == 2 * layers
+    everything = set(hashes(operated(name), frozen=True))
+    others = [
+        set(hashes(operated(name, {"preset": "oelm-freeze", "attention": [k]}), frozen=True)) for k in KINDS[name]
+    ]
+    assert set().union(*others) == everything
+
+
+def test_a_kind_of_attention_that_is_not_there_is_refused():
+    with pytest.raises(oelm.MethodError, match="this model has only encoder attention"):
+        operated("bert", {"preset": "oelm-freeze", "attention": ["cross"]})
+
+
+@pytest.mark.parametrize(("groups", "inner"), [(1, 1), (2, 2)])
+def test_albert_counts_distinct_modules(groups, inner):
+    model = lively_model("albert", num_hidden_layers=4, num_hidden_groups=groups, inner_group_num=inner)
+    report = oelm.apply(model, "oelm-freeze")
+    assert report.frozen == groups * inner * 2 * (48 * 48 + 48)
+    assert [row.layer for row in report.rows if row.role == "q"] == ["shared"] * (groups * inner)
+
+
+@pytest.mark.parametrize("layers", ["first:1", "last:1", "except-first:1", [0]])
+def test_albert_has_no_layers_to_choose(layers):
+    with pytest.raises(oelm.MethodError, match="one attention module for all its layers"):
+        operated("albert", {"preset": "oelm-freeze", "layers": layers})
+
+
+def test_identity_on_normalised_queries_is_refused_without_a_scale_too():
+    with pytest.raises(oelm.MethodError, match="4 x 16 is not 48"):
+        operated("qwen3", {"q": {"init": "identity", "frozen": True}})
+
+
+def test_t5_scores_keep_their_size():
+    """T5 does not divide its scores by sqrt(d_head): orthonormal Q and K would make them 8 times too large."""
+    config = T5Config(d_model=256, d_kv=64, num_heads=4, num_layers=1, d_ff=64, vocab_size=96, decoder_start_token_id=0)
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(config)
+    oelm.apply(model, "oelm-freeze")
+    seen = {}
+    attention = model.encoder.block[0].layer[0].SelfAttention
+    for role in ("q", "k"):
+        getattr(attention, role).register_forward_hook(lambda _, __, out, role=role: seen.update({role: out}))
+    logits(model)
+    q, k = (seen[role].unflatten(-1, (4, 64)).transpose(1, 2) for role in ("q", "k"))
+    assert 0.8 < float((q @ k.mT).std()) < 1.25
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "falcon-40b", "deberta-v2", "t5"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"preset": "oelm-freeze", "core": "gain"},
+        {"preset": "oelm-exact", "biases": "trained", "layers": "last:1"},
+        {"preset": "oelm-qk-ffn", "freeze_ratio": 0.4},
+        {"q": {"init": "polar", "frozen": True}, "k": {"init": "polar", "frozen": True}, "core": "matrix"},
+        {"q": {"init": "hadamard", "frozen": True, "scale": 1.5}},
+        {"q": {"init": "identity", "frozen": True}, "k": {"init": "identity", "frozen": True}, "core": "matrix"},
+    ],
+    ids=["gain", "last layer", "share", "polar", "hadamard query", "identities with a core"],
+)
+def test_methods_beyond_the_presets_are_saved_loaded_and_exported(name, method, tmp_path):
+    model = operated(name, method, steps=1)
+    assert_loads_back(model, tmp_path / "saved")
+    assert_exports(model, tmp_path / "plain")
+
+
+def test_lively_is_a_function_of_its_seed():
+    one, same, other = (lively(small_model("bert"), seed) for seed in (0, 0, 1))
+    assert torch.equal(logits(one), logits(same))
+    assert not torch.equal(logits(one), logits(other))

@@ -1,0 +1,301 @@
+"""The proof: reports that count what is there, and a verification that no change gets past."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
+
+import oelm
+from oelm.method.diagnose import sample_batch
+from oelm.method.seal import DTYPES, fingerprint
+from oelm.method.sites import find_sites
+from oelm.models.small import small_model
+from tests.support.models import flip_bit, freeze_error, hashes, lively_model, logits, operated
+
+QUERY = "bert.encoder.layer.1.attention.self.query"
+NAME = f"{QUERY}.weight"
+
+
+def _weight(model: nn.Module) -> torch.Tensor:
+    return model.get_parameter(NAME)
+
+
+# Counting
+
+
+def test_bert_base_reference_counts():
+    model = BertForSequenceClassification(BertConfig(num_labels=3))
+    assert oelm.audit(model).total == 109_484_547
+    report = oelm.apply(model, "oelm-freeze")
+    assert report.total == 109_484_547
+    assert report.frozen == 14_174_208
+    assert report.trainable == 95_310_339
+    assert round(report.frozen_share, 3) == 0.129
+    assert sum(row.frozen for row in report.rows if row.role in "qk") == 14_174_208
+    assert "14,174,208 frozen: 12.9% of the model" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("bert", 0.96), ("llama", 0.923)], ids=["one core between", "a core on each side"]
+)
+def test_exact_freezes_nearly_all_query_and_key_weights(name, share):
+    """At 768 wide with 12 heads of 64: a core is a twelfth of the matrix it stands beside."""
+    size = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 1}
+    model = small_model(name, **size, **({"num_key_value_heads": 12} if name == "llama" else {}))
+    oelm.apply(model, "oelm-exact")
+    site = find_sites(model)[1][0]
+    modules = [model.get_submodule(site.roles[role]) for role in ("q", "k")]
+    frozen = sum(module.weight.numel() for module in modules)
+    cores = sum(module.core.numel() for module in modules if hasattr(module, "core"))
+    assert frozen == 2 * 768 * 768
+    assert frozen / (frozen + cores) == pytest.approx(share, abs=5e-4)
+
+
+@pytest.mark.parametrize(("name", "copies"), [("gpt2", 2), ("llama", 2), ("bart", 4)])
+def test_tied_weights_are_counted_once(name, copies):
+    tied, untied = small_model(name, tie_word_embeddings=True), small_model(name, tie_word_embeddings=False)
+    assert oelm.audit(untied).total - oelm.audit(tied).total == (copies - 1) * 96 * 48
+
+
+def test_buffers_are_reported_apart():
+    model = small_model("bert")
+    before = oelm.audit(model)
+    assert before.buffers == sum(buffer.numel() for buffer in model.buffers()) > 0
+    model.register_buffer("hidden", torch.zeros(7, 3))
+    after = oelm.audit(model)
+    assert (after.buffers, after.total) == (before.buffers + 21, before.total)
+
+
+def test_report_says_what_every_matrix_is():
+    report = oelm.audit(operated("gpt2", {"preset": "oelm-exact", "layers": "last:1"}))
+    rows = {(row.layer, row.role): row for row in report.rows}
+    assert rows["0", "q+k+v"].state == "trainable"
+    query, key, value = (rows["2", role] for role in ("q", "k", "v"))
+    assert (query.state, key.state, value.state) == ("frozen, rest trained", "frozen", "trainable")
+    assert (query.frozen, query.trainable) == (48 * 48 + 48, 4 * 12 * 12)
+    assert query.init == "qr"
+    assert query.orthogonality_error < 1e-6
+    assert value.orthogonality_error is None
+    assert sum(row.frozen for row in report.rows) == report.frozen
+    assert oelm.audit(operated("gpt2", "identity-query")).rows[0].state == "no parameters"
+
+
+def test_audit_sees_the_model_as_it_is_now():
+    model = operated("bert")
+    before = oelm.audit(model)
+    _weight(model).requires_grad_(True)
+    flip_bit(_weight(model))
+    after = oelm.audit(model)
+    assert after.trainable - before.trainable == 48 * 48
+    changed = [row.path for row, old in zip(after.rows, before.rows, strict=True) if row.sha256 != old.sha256]
+    assert changed == [QUERY]
+
+
+# Every way to lose what was frozen. Each is caught, and the message names the tensor.
+
+
+def _switch_gradient_on(model):
+    _weight(model).requires_grad_(True)
+    return "is now trainable"
+
+
+def _load_another_checkpoint(model):
+    other = lively_model("bert", seed=1)
+    oelm.apply(other, "oelm-freeze")
+    model.load_state_dict(other.state_dict())
+    return "its content changed"
+
+
+def _seal_again_over_another_matrix(model):
+    """A record whose hashes agree with the matrix, which is not the orthonormal one that it is said to be."""
+    with torch.no_grad():
+        _weight(model)[0] *= 1.001
+    model.config.oelm["frozen"][NAME] = fingerprint(_weight(model))
+    return "lost its orthogonality"
+
+
+def _replace_the_module(model):
+    model.set_submodule(QUERY, nn.Linear(48, 48).requires_grad_(False))
+    return "its content changed"
+
+
+def _replace_by_a_module_without_that_tensor(model):
+    model.set_submodule(QUERY, nn.Identity())
+    return "is gone"
+
+
+def _not_a_number(model):
+    with torch.no_grad():
+        _weight(model)[0, 0] = torch.nan
+    return "its content changed"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _switch_gradient_on,
+        _load_another_checkpoint,
+        _seal_again_over_another_matrix,
+        _replace_the_module,
+        _replace_by_a_module_without_that_tensor,
+        _not_a_number,
+    ],
+    ids=lambda damage: damage.__name__.strip("_"),
+)
+def test_damage_is_caught_and_named(damage):
+    model = operated("bert")
+    oelm.verify(model)
+    expected = damage(model)
+    line = next(line for line in freeze_error(model).splitlines() if QUERY in line)
+    assert expected in line
+
+
+@pytest.mark.parametrize("name", ["gpt2", "phi3"])
+def test_fused_projection_put_back_is_caught(name):
+    model = operated(name)
+    site = find_sites(model)[1][0]
+    plain = lively_model(name).get_submodule(site.fused_path)
+    model.set_submodule(site.fused_path, plain)
+    assert f"{site.roles['q']}.weight is gone" in freeze_error(model)
+
+
+def test_changed_identity_is_caught():
+    model = operated("bert", "identity-query")
+    oelm.verify(model)
+    model.get_submodule(QUERY).factor = 1.0
+    assert f"{QUERY} was the identity times 2.0 and is not any more" in freeze_error(model)
+    model.set_submodule(QUERY, nn.Linear(48, 48))
+    assert f"{QUERY} was the identity times 2.0 and is not any more" in freeze_error(model)
+
+
+def test_frozen_feed_forward_and_bias_are_sealed_too():
+    model = operated("bert", "oelm-qk-ffn")
+    for name in ("bert.encoder.layer.2.output.dense.weight", f"{QUERY}.bias"):
+        flip_bit(model.get_parameter(name))
+        assert name in freeze_error(model)
+        flip_bit(model.get_parameter(name))
+    oelm.verify(model)
+
+
+def test_a_model_without_a_record_cannot_be_verified():
+    with pytest.raises(oelm.FreezeError, match="carries no record of a method"):
+        oelm.verify(small_model("bert"))
+
+
+# What a model was wrapped in since is no damage either.
+
+
+def _peft(model: nn.Module, *targets: str) -> nn.Module:
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=list(targets), r=4, init_lora_weights=False))
+
+
+WRAPPERS = {
+    "compiled": torch.compile,
+    "data parallel": nn.DataParallel,
+    "distributed": nn.parallel.DistributedDataParallel,
+    "compiled and distributed": lambda model: torch.compile(nn.parallel.DistributedDataParallel(model)),
+    "an adapter elsewhere": lambda model: _peft(model, "value"),
+    "an adapter on a frozen matrix": lambda model: _peft(model, "query", "value"),
+}
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_model_is_proved_within_its_wrapper(wrap):
+    model = operated("bert")
+    wrapped = wrap(model)
+    for one in (model, wrapped):
+        assert oelm.verify(one).exact == 12
+        assert oelm.audit(one) == oelm.audit(model)
+    held = dict(model.named_parameters())
+    flip_bit(held.get(NAME, held.get(f"{QUERY}.base_layer.weight")))
+    for one in (model, wrapped):
+        assert f"{NAME}: its content changed" in freeze_error(one)
+
+
+# Casting is no damage; a bit changed since is.
+
+
+@pytest.mark.parametrize("sealed", DTYPES)
+@pytest.mark.parametrize("cast", DTYPES)
+def test_cast_models_verify_and_say_so(sealed, cast):
+    # Wide enough that some entries are so small that float16 cannot hold them as bfloat16 does.
+    model = lively_model("bert", hidden_size=192, num_hidden_layers=2).to(DTYPES[sealed])
+    oelm.apply(model, "oelm-freeze")
+    flipped = copy.deepcopy(model)
+    flip_bit(_weight(flipped))
+    assert NAME in freeze_error(flipped)
+    if sealed == cast:
+        assert str(oelm.verify(model)) == "8 of 8 frozen tensors are bit-identical to the sealed ones"
+        return
+    said = oelm.verify(model.to(DTYPES[cast]))
+    assert (said.exact, said.casts) == (0, {cast: 8})
+    assert f"8 are exactly what casting to {cast} makes of them" in str(said)
+    for dtype in (cast, sealed):  # after the cast, and after casting back
+        model.to(DTYPES[dtype])
+        oelm.verify(model)
+        flip_bit(_weight(model))
+        assert NAME in freeze_error(model)
+        flip_bit(_weight(model))
+
+
+def test_cast_down_and_up_says_through_what():
+    model = operated("bert").to(torch.bfloat16).float()
+    verification = oelm.verify(model)
+    assert verification.casts["bfloat16"] + verification.exact == verification.tensors
+    assert verification.casts["bfloat16"] >= 6  # every weight; a bias may have been a bfloat16 all along
+    assert "casting to bfloat16" in str(verification)
+
+
+# Whose record it is, and what applying twice does.
+
+
+def test_models_of_one_config_object_do_not_share_the_record():
+    first = small_model("bert")
+    second = BertForSequenceClassification(first.config)
+    oelm.apply(first, "oelm-freeze")
+    assert not hasattr(second.config, "oelm")
+    assert oelm.audit(second).frozen == 0
+    assert not hasattr(BertForSequenceClassification(second.config).config, "oelm")
+    oelm.apply(second, "oelm-exact")
+    oelm.verify(first)
+    oelm.verify(second)
+
+
+@pytest.mark.parametrize("preset", ["oelm-freeze", "oelm-exact", "identity-key", "oelm-random-orthogonal"])
+def test_applying_the_same_again_changes_nothing(preset):
+    model = operated("gpt2", preset)
+    before, outputs = {**hashes(model, frozen=True), **hashes(model, frozen=False)}, logits(model)
+    report = oelm.audit(model)
+    assert oelm.apply(model, preset) == report
+    assert {**hashes(model, frozen=True), **hashes(model, frozen=False)} == before
+    assert torch.equal(logits(model), outputs)
+
+
+@pytest.mark.parametrize(("preset", "seed"), [("oelm-exact", 0), ("baseline", 0), ("oelm-freeze", 1)])
+def test_applying_another_method_or_seed_is_refused(preset, seed):
+    model = operated("bert")
+    with pytest.raises(oelm.ModelError, match=r"operated on already, with 'oelm-freeze' \(seed 0\)"):
+        oelm.apply(model, preset, seed=seed)
+    oelm.verify(model)
+
+
+def test_training_moves_a_core_and_leaves_its_basis():
+    model = operated("deberta-v2", "oelm-exact")
+    before = hashes(model, frozen=False)
+    model.train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)  # all of them, as many trainers do
+    for _ in range(3):
+        optimiser.zero_grad()
+        model(**sample_batch(model)).loss.backward()
+        optimiser.step()
+    after = hashes(model, frozen=False)
+    cores = [name for name in before if name.endswith(".core")]
+    assert len(cores) == 6
+    assert all(before[name] != after[name] for name in cores)
+    oelm.verify(model)

@@ -1,0 +1,438 @@
+"""The project's GPT: its counts, its function in every mode that a transformers model has, and its export."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, pipeline
+
+import oelm
+from oelm.errors import ConfigError, ModelError, OelmError
+from oelm.evaluation.trained import generate_text
+from oelm.models.convert import to_transformers
+from oelm.models.gpt import (
+    SIZES,
+    OelmGPTConfig,
+    OelmGPTForCausalLM,
+    OelmGPTForSequenceClassification,
+    OelmGPTModel,
+    gpt_config,
+)
+from oelm.models.language import build_for_run
+from tests.support.models import distance, lively
+from tests.support.training import config, run_here
+
+both = pytest.mark.parametrize("positions", ["learned", "rotary"])
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+}
+
+
+def small_gpt(positions: str = "learned", cls: type = OelmGPTForCausalLM, seed: int = 0, **changes: object):
+    torch.manual_seed(seed)
+    return lively(cls(OelmGPTConfig(**{**SMALL, "positions": positions, **changes})), seed)
+
+
+def some_ids(rows: int = 2, length: int = 12) -> torch.Tensor:
+    return torch.randint(3, 96, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def says(model, ids: torch.Tensor, **more: object) -> torch.Tensor:
+    with torch.no_grad():
+        return model(ids, **more).logits
+
+
+# Counts
+
+
+def test_the_reference_counts_of_medium_512():
+    model = OelmGPTForCausalLM(gpt_config("medium-512"))
+    assert (model.config.vocab_size, model.config.max_position_embeddings) == (50257, 512)
+    assert sum(p.numel() for p in model.parameters()) == 44_896_768
+    report = oelm.apply(model, "oelm-freeze")
+    assert (report.total, report.frozen, report.trainable) == (44_896_768, 3_145_728, 41_751_040)
+    assert report.buffers == 0
+    assert f"{report.frozen_share:.1%}" == "7.0%"
+    assert f"{report.frozen_share_of_blocks:.1%}" == "16.6%"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_size(size):
+    """The count by the formula: per block 12 d² and 13 d of biases and norms without attention's 4 d."""
+    width, layers = SIZES[size]
+    with torch.device("meta"):
+        model = OelmGPTForCausalLM(gpt_config(size, vocab_size=1000, max_position_embeddings=64))
+    blocks = layers * (12 * width**2 + (4 + 1 + 4) * width)
+    assert sum(p.numel() for p in model.parameters()) == blocks + (1000 + 64 + 2) * width
+    assert model.config.num_attention_heads * 64 == width
+    assert model.config.intermediate_size == 4 * width
+
+
+def test_rotary_positions_have_no_parameters():
+    learned, rotary = small_gpt("learned"), small_gpt("rotary")
+    assert learned.num_parameters() - rotary.num_parameters() == 32 * 48
+    assert not any("rotary" in name for name in rotary.state_dict())
+
+
+def test_first_values():
+    """Matrices have a standard deviation of 0.02, those that write to the residual stream less; the rest is fixed."""
+    torch.manual_seed(0)
+    model = OelmGPTForCausalLM(OelmGPTConfig(**{**SMALL, "hidden_size": 256, "vocab_size": 512}))
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            assert torch.equal(parameter, torch.full_like(parameter, float("ln_" in name and "weight" in name))), name
+        else:
+            shrunk = "o_proj" in name or "fc_out" in name
+            assert float(parameter.detach().std()) == pytest.approx(0.02 / 6**0.5 if shrunk else 0.02, rel=0.05), name
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_arms_share_every_weight_they_have_in_common(tmp_path):
+    run = config(tmp_path)
+    one, other = (build_for_run(run.model, 400, 32, seed) for seed in (0, 0))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    third = build_for_run(run.model, 400, 32, 1)
+    assert not torch.equal(one.transformer.wte.weight, third.transformer.wte.weight)
+
+
+# Its function
+
+
+@both
+def test_no_token_sees_a_later_one(positions):
+    model, ids = small_gpt(positions), some_ids()
+    changed = ids.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 96
+    for attention in ("sdpa", "eager"):
+        model.set_attn_implementation(attention)
+        before, after = says(model, ids), says(model, changed)
+        assert distance(before[:, :7], after[:, :7]) == 0
+        assert (before - after)[:, 7:].abs().amax(-1).min() > 1e-3, "and every later one sees it"
+
+
+@both
+def test_order_matters(positions):
+    model, ids = small_gpt(positions), some_ids(1)
+    swapped = ids.clone()
+    swapped[0, [2, 3]] = ids[0, [3, 2]]
+    assert distance(says(model, ids)[:, -1], says(model, swapped)[:, -1]) > 1e-3
+
+
+@both
+def test_eager_attention_is_the_kernels_attention(positions):
+    model, ids = small_gpt(positions), some_ids()
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    plain, padded = says(model, ids), says(model, ids, attention_mask=mask)
+    model.set_attn_implementation("eager")
+    assert distance(says(model, ids), plain) < 1e-4
+    assert distance(says(model, ids, attention_mask=mask)[mask.bool()], padded[mask.bool()]) < 1e-4
+    with torch.no_grad():
+        out = model(ids, output_attentions=True, output_hidden_states=True)
+    assert [tuple(layer.shape) for layer in out.attentions] == [(2, 4, 12, 12)] * 3
+    assert distance(out.attentions[1].sum(-1), torch.ones(2, 4, 12)) < 1e-5
+    assert float(out.attentions[1].triu(1).abs().max()) == 0
+    assert len(out.hidden_states) == 4
+
+
+@both
+def test_a_cache_changes_nothing(positions):
+    model, ids = small_gpt(positions), some_ids()
+    whole = says(model, ids, use_cache=False)
+    cache, parts = None, []
+    for start, end in ((0, 5), (5, 8), (8, 9), (9, 12)):
+        with torch.no_grad():
+            out = model(ids[:, start:end], past_key_values=cache, use_cache=True)
+        cache, parts = out.past_key_values, [*parts, out.logits]
+    assert distance(torch.cat(parts, 1), whole) < 1e-4
+
+
+@both
+def test_padding_on_the_left_changes_nothing(positions):
+    """A padded row, with positions counted from its first real token, says what the row alone says."""
+    model, ids = small_gpt(positions), some_ids()
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    padded = says(model, ids, attention_mask=mask, position_ids=places)
+    assert distance(padded[0, 4:], says(model, ids[:1, 4:])[0]) < 1e-4
+    assert distance(padded[1], says(model, ids[1:])[0]) < 1e-4
+
+
+@both
+def test_texts_packed_in_one_row_do_not_see_each_other(positions):
+    model, ids = small_gpt(positions), some_ids(1)
+    places = torch.tensor([[*range(5), *range(7)]])
+    for attention in ("sdpa", "eager"):
+        model.set_attn_implementation(attention)
+        packed = says(model, ids, position_ids=places, use_cache=False)
+        assert distance(packed[:, 5:], says(model, ids[:, 5:])) < 1e-4
+        assert distance(packed[:, :5], says(model, ids[:, :5])) < 1e-4
+
+
+@both
+def test_generation(positions):
+    model, ids = small_gpt(positions), some_ids()
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    written = model.generate(ids, attention_mask=mask, **how)
+    assert written.shape == (2, 20)
+    assert torch.equal(written, model.generate(ids, attention_mask=mask, use_cache=False, **how))
+    alone = model.generate(ids[:1, 4:], **how)
+    assert torch.equal(alone[0], written[0, 4:])
+    greedy = ids[1:]
+    for _ in range(8):
+        greedy = torch.cat([greedy, says(model, greedy)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(greedy[0], written[1])
+
+
+def test_more_tokens_than_positions_is_a_clear_error():
+    model = small_gpt()
+    with pytest.raises(ValueError, match="33 tokens are more than the model's 32 positions"):
+        model(some_ids(1, 33))
+    with torch.no_grad():
+        cache = model(some_ids(1, 30), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="33 tokens are more than the model's 32 positions"):
+        model(some_ids(1, 3), past_key_values=cache)
+    assert says(small_gpt("rotary"), some_ids(1, 33)).shape == (1, 33, 96)
+    with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+        model()
+
+
+@both
+def test_dropout_is_active_only_in_training(positions):
+    model, ids = small_gpt(positions, dropout=0.5), some_ids()
+    assert torch.equal(says(model, ids), says(model, ids))
+    none = small_gpt(positions, dropout=0.0)
+    assert torch.equal(says(model, ids), says(none, ids))
+    model.train()
+    assert distance(says(model, ids), says(model, ids)) > 0.01
+    torch.manual_seed(3)
+    one = says(model, ids)
+    torch.manual_seed(3)
+    assert torch.equal(one, says(model, ids))
+    none.train()
+    assert torch.equal(says(none, ids), says(none, ids))
+
+
+@both
+def test_the_loss_is_that_of_the_next_token(positions):
+    model, ids = small_gpt(positions), some_ids()
+    labels = ids.clone()
+    labels[0, :6] = -100
+    with torch.no_grad():
+        loss = model(ids, labels=labels).loss
+    scores, wanted = says(model, ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(scores, wanted, ignore_index=-100))
+    kept = says(model, ids, logits_to_keep=3)
+    assert distance(kept, says(model, ids)[:, -3:]) < 1e-5
+    assert distance(says(model, None, inputs_embeds=model.transformer.wte(ids)), says(model, ids)) == 0
+
+
+@both
+def test_gradient_checkpointing_gives_the_same_gradients(positions):
+    ids = some_ids()
+    found = []
+    for saving in (False, True):
+        model = small_gpt(positions, dropout=0.1).train()
+        if saving:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(0)
+        model(ids, labels=ids).loss.backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    assert all(distance(found[0][name], found[1][name]) < 1e-6 for name in found[0])
+
+
+@both
+def test_half_precision(positions):
+    model, ids = small_gpt(positions), some_ids()
+    full = says(model, ids)
+    half = says(model.to(torch.bfloat16), ids)
+    assert half.dtype == torch.bfloat16
+    assert distance(half, full) < 0.3 * float(full.abs().max())
+
+
+# Saved and loaded
+
+
+@both
+def test_saved_and_loaded(positions, tmp_path):
+    """Through transformers' own classes; the rotary frequencies, which are not saved, are computed anew."""
+    model, ids = small_gpt(positions, tie_word_embeddings=True), some_ids()
+    model.save_pretrained(tmp_path)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(loaded) is OelmGPTForCausalLM
+    assert not any(info.values()), info
+    assert torch.equal(says(loaded, ids), says(model, ids))
+    assert loaded.lm_head.weight is loaded.transformer.wte.weight
+    if positions == "rotary":
+        assert torch.equal(loaded.transformer.rotary.frequencies, model.transformer.rotary.frequencies)
+        half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        assert distance(half.transformer.rotary.frequencies, model.transformer.rotary.frequencies) < 1e-2
+    bare = AutoModel.from_pretrained(tmp_path)
+    assert type(bare) is OelmGPTModel
+    assert AutoConfig.from_pretrained(tmp_path).positions == positions
+
+
+@both
+@pytest.mark.parametrize("method", ["oelm-freeze", "oelm-core", "identity-key", "identity-query"])
+def test_an_operated_gpt_loads_whole_by_any_way(method, positions, tmp_path):
+    """Pipelines and harnesses load by transformers' classes: cores and identities must be there for them too."""
+    model, ids = small_gpt(positions), some_ids()
+    oelm.apply(model, method)
+    model.save_pretrained(tmp_path)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    assert torch.equal(says(loaded.eval(), ids), says(model, ids))
+    ours = oelm.load(tmp_path)
+    assert type(ours) is OelmGPTForCausalLM
+    assert torch.equal(says(ours.eval(), ids), says(model, ids))
+    assert oelm.verify(ours).exact == oelm.verify(model).tensors
+
+
+@both
+def test_sequence_classification(positions, tmp_path):
+    """The score is read at the last real token, so what comes after it does not matter."""
+    model = small_gpt(positions, OelmGPTForSequenceClassification, num_labels=3, pad_token_id=0)
+    ids = some_ids()
+    ids[0, 8:] = 0
+    scores = says(model, ids, attention_mask=(ids != 0).long())
+    assert scores.shape == (2, 3)
+    assert distance(scores[0], says(model, ids[:1, :8])[0]) < 1e-4
+    with torch.no_grad():
+        assert model(ids, labels=torch.tensor([0, 2])).loss > 0
+    oelm.apply(model, "oelm-core")
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert type(loaded) is OelmGPTForSequenceClassification
+    assert torch.equal(says(loaded, ids), says(model, ids))
+    assert torch.equal(says(oelm.load(tmp_path).eval(), ids), says(model, ids))
+
+
+def test_a_runs_best_folder_in_a_pipeline(tmp_path):
+    for method in ("baseline", "identity-key"):
+        run_here(tmp_path, method=method)
+        run = config(tmp_path, method=method).folder
+        write = pipeline("text-generation", model=str(run / "best"))
+        (written,) = write("Once upon a time", max_new_tokens=12, do_sample=False)
+        assert written["generated_text"] == generate_text(run, "Once upon a time", 12, 0.0, 0, seed=0)
+
+
+# Exported
+
+
+@both
+@pytest.mark.parametrize("method", [None, "oelm-freeze", "oelm-core", "identity-key"])
+def test_exported_it_is_a_model_of_plain_transformers(method, positions, tmp_path):
+    model, ids = small_gpt(positions, dropout=0.1, eos_token_id=5), some_ids()
+    if method is not None:
+        oelm.apply(model, method)
+    oelm.export(model, tmp_path)
+    kept = json.loads((tmp_path / "config.json").read_text())
+    assert kept["model_type"] == {"learned": "gpt2", "rotary": "gpt_neox"}[positions]
+    assert "oelm" not in kept
+    plain, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    assert distance(says(plain.eval(), ids), says(model, ids)) < 1e-4
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    how = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(plain.generate(ids, **how), model.generate(ids, **how))
+    extra = 0 if positions == "rotary" else 3 * (3 + 1) * 48  # GPT-2 has biases in attention: they are zero here
+    assert plain.num_parameters() == small_gpt(positions).num_parameters() + extra
+
+
+LOAD_WITHOUT_OELM = """
+import sys, torch
+sys.modules["oelm"] = None
+from transformers import AutoModelForCausalLM
+for folder in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    torch.save(model(torch.load(folder + "/ids.pt")).logits, folder + "/logits.pt")
+"""
+
+
+def test_an_export_loads_where_oelm_is_not_installed(tmp_path):
+    models, ids = {positions: small_gpt(positions) for positions in ("learned", "rotary")}, some_ids()
+    for positions, model in models.items():
+        oelm.apply(model, "oelm-core")
+        oelm.export(model, tmp_path / positions)
+        torch.save(ids, tmp_path / positions / "ids.pt")
+    subprocess.run(
+        [sys.executable, "-c", LOAD_WITHOUT_OELM, *(str(tmp_path / positions) for positions in models)],
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        timeout=120,
+    )
+    for positions, model in models.items():
+        assert distance(torch.load(tmp_path / positions / "logits.pt"), says(model, ids)) < 1e-4
+
+
+def test_only_a_model_with_a_head_can_be_exported(tmp_path):
+    with pytest.raises(ModelError, match="only the GPT with a head"):
+        to_transformers(small_gpt(cls=OelmGPTModel))
+
+
+# Configs
+
+
+@pytest.mark.parametrize(
+    ("fields", "says_so"),
+    [
+        ({"hidden_size": 50}, "hidden_size 50 is not a multiple of 4 heads"),
+        ({"positions": "alibi"}, "positions 'alibi': use 'learned' or 'rotary'"),
+        ({"hidden_size": 12, "positions": "rotary"}, "rotary positions need an even head dimension"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers 0: must be a whole number above 0"),
+        ({"vocab_size": 9.5}, "vocab_size 9.5: must be a whole number above 0"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps 0.0: must be a number above 0"),
+        ({"dropout": 1.0}, "dropout 1.0: must be a number from 0 to below 1"),
+    ],
+)
+def test_a_config_that_cannot_be(fields, says_so):
+    with pytest.raises(OelmError, match=says_so):
+        OelmGPTConfig(**{**SMALL, **fields})
+
+
+def test_every_field_of_the_gpt_is_in_the_guide():
+    guide = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
+    assert [name for name in OelmGPTConfig.__annotations__ if f"`{name}`" not in guide] == []
+
+
+def test_names_that_are_not_known():
+    with pytest.raises(OelmError, match=r"no GPT size 'medium512'\. Did you mean 'medium-512'"):
+        gpt_config("medium512")
+    with pytest.raises(OelmError, match="unknown field 'n_layer'"):
+        gpt_config("tiny", n_layer=3)
+    with pytest.raises(OelmError, match=r"unknown field 'width'\. Fields: vocab_size, hidden_size, .*, eos_token_id$"):
+        gpt_config("tiny", width=64)
+    with pytest.raises(OelmError, match=r"unknown field 'droput'\. Did you mean 'dropout'"):
+        gpt_config("tiny", droput=0.1)
+
+
+def test_a_run_with_another_model_than_the_gpt(tmp_path):
+    """Any causal model of transformers, from scratch or as it is, trains in the same engine."""
+    from oelm.models.small import small_model
+
+    small_model("llama", vocab_size=400).save_pretrained(tmp_path / "model")
+    described = {"name": str(tmp_path / "model"), "fields": {"num_hidden_layers": 1}, "from_scratch": True}
+    run = config(tmp_path)
+    scratch = run.model_copy(update={"model": type(run.model)(**described)})
+    built = build_for_run(scratch.model, 400, 32, 0)
+    assert built.config.num_hidden_layers == 1
+    with pytest.raises(ConfigError, match="llama has no field 'n_layer'"):
+        build_for_run(type(run.model)(**{**described, "fields": {"n_layer": 1}}), 400, 32, 0)
+    from oelm.training.engine import train
+
+    as_it_is = type(run.model)(name=str(tmp_path / "model"))
+    result = train(run.model_copy(update={"model": as_it_is, "method": oelm.Method.load("oelm-exact")}), quiet=True)
+    assert result["parameters"]["frozen"] > 0

@@ -1,0 +1,337 @@
+"""Saving, loading and exporting: what comes back, what is refused, and what works without oelm.
+
+That each family and structure goes through all three is in test_families.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    BertForSequenceClassification,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainingArguments,
+)
+
+import oelm
+from oelm.method.diagnose import sample_batch, train_steps
+from oelm.method.seal import content_hash
+from tests.support.models import (
+    assert_same_model,
+    distance,
+    flip_bit,
+    freeze_error,
+    hashes,
+    lively_model,
+    logits,
+    operated,
+)
+
+CORE = "transformer.h.1.attn.c_attn.q.core"
+BASIS = "transformer.h.1.attn.c_attn.q.weight"
+VALUE = "transformer.h.1.attn.c_attn.v.weight"
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A GPT-2 with bases and cores, and its folder."""
+    model = operated("gpt2", "oelm-exact", steps=2)
+    model.save_pretrained(tmp_path)
+    return model, tmp_path
+
+
+# Loading
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit", "gpt_neox", "t5", "falcon-40b"])
+def test_sharded_folders_load(name, tmp_path):
+    model = operated(name, "oelm-exact", steps=1)
+    model.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    assert_same_model(oelm.load(tmp_path), model)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "modernbert", "qwen3", "t5"])
+@pytest.mark.parametrize("preset", ["oelm-freeze", "oelm-exact"])
+def test_loading_in_bfloat16_is_casting_and_verified(name, preset, tmp_path):
+    model = operated(name, preset, steps=1)
+    model.save_pretrained(tmp_path)
+    loaded = oelm.load(tmp_path, dtype=torch.bfloat16)
+    verification = oelm.verify(loaded)
+    assert (verification.exact, verification.casts) == (0, {"bfloat16": verification.tensors})
+    cast = {n: (p.to(torch.bfloat16), p.requires_grad) for n, p in model.named_parameters()}
+    for n, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, cast[n][0])
+        assert parameter.requires_grad is cast[n][1]
+    train_steps(loaded, 1)
+    oelm.verify(loaded)
+
+
+def test_bfloat16_model_is_saved_and_loaded_as_it_is(tmp_path):
+    lively_model("llama").to(torch.bfloat16).save_pretrained(tmp_path / "pretrained")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained")
+    oelm.apply(model, "oelm-exact")
+    model.save_pretrained(tmp_path / "saved")
+    loaded = oelm.load(tmp_path / "saved")
+    assert loaded.dtype is torch.bfloat16
+    assert_same_model(loaded, model)
+    assert oelm.verify(loaded).casts == {}
+
+
+def test_loaded_model_can_be_saved_loaded_and_exported_again(saved, tmp_path):
+    model, folder = saved
+    oelm.load(folder).save_pretrained(tmp_path / "again")
+    again = oelm.load(tmp_path / "again")
+    assert_same_model(again, model)
+    oelm.export(again, tmp_path / "plain")
+    assert distance(logits(GPT2LMHeadModel.from_pretrained(tmp_path / "plain")), logits(model)) < 1e-4
+
+
+def _edit(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("key", [CORE, BASIS, VALUE, "transformer.wte.weight", "transformer.ln_f.bias"])
+def test_missing_key_is_an_error_and_never_a_random_weight(saved, key):
+    _edit(saved[1], lambda tensors: tensors.pop(key))
+    with pytest.raises(oelm.CheckpointError, match=f"missing keys.*{key}"):
+        oelm.load(saved[1])
+
+
+@pytest.mark.parametrize("key", ["surplus", "transformer.h.1.attn.c_attn.weight", "transformer.h.1.attn.c_attn.k.core"])
+def test_unexpected_key_is_an_error(saved, key):
+    _edit(saved[1], lambda tensors: tensors.update({key: torch.zeros(4, 12)}))
+    with pytest.raises(oelm.CheckpointError, match=f"unexpected keys.*{key}"):
+        oelm.load(saved[1])
+
+
+@pytest.mark.parametrize("key", [CORE, VALUE])
+def test_tensor_of_another_shape_is_an_error(saved, key):
+    _edit(saved[1], lambda tensors: tensors.update({key: torch.zeros(4, 3)}))
+    with pytest.raises(oelm.CheckpointError, match=f"mismatched keys.*{key}"):
+        oelm.load(saved[1])
+
+
+def test_changed_frozen_tensor_is_an_error(saved):
+    _edit(saved[1], lambda tensors: tensors[BASIS].mul_(1.0001))
+    with pytest.raises(oelm.FreezeError, match=f"{saved[1]}.*\n.*{BASIS}: its content changed"):
+        oelm.load(saved[1])
+
+
+@pytest.mark.parametrize("kept", [0, 100, 0.5, 0.999])
+def test_truncated_file_is_named(saved, kept):
+    file = saved[1] / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: kept if isinstance(kept, int) else int(len(content) * kept)])
+    with pytest.raises(oelm.CheckpointError, match=f"{file}: its weights cannot be read"):
+        oelm.load(saved[1])
+
+
+def test_truncated_or_lost_shard_is_named(tmp_path):
+    operated("gpt2").save_pretrained(tmp_path, max_shard_size="40KB")
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(oelm.CheckpointError, match=shard.name):
+        oelm.load(tmp_path)
+    shard.unlink()
+    with pytest.raises(oelm.CheckpointError, match=shard.name):
+        oelm.load(tmp_path)
+
+
+def test_pickled_weights_are_not_read(saved):
+    _, folder = saved
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(oelm.CheckpointError, match=r"no file named model\.safetensors"):
+        oelm.load(folder)
+    with pytest.raises(oelm.CheckpointError, match="always has use_safetensors=True"):
+        oelm.load(folder, use_safetensors=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda record: record.update(format=99), "format 99"),
+        (lambda record: record.pop("method"), "config.oelm has no method"),
+        (lambda record: record["method"].update(colour="red"), "colour: unknown key"),
+        (lambda record: record["frozen"].update({"ghost.weight": record["frozen"][BASIS]}), "ghost.weight is gone"),
+        (lambda record: record["method"]["q"].update(init="identity"), "missing|unexpected"),
+    ],
+    ids=["format", "no method", "unknown field", "ghost tensor", "another structure"],
+)
+def test_damaged_record_is_an_error(saved, change, message):
+    file = saved[1] / "config.json"
+    config = json.loads(file.read_text())
+    change(config["oelm"])
+    file.write_text(json.dumps(config))
+    with pytest.raises(oelm.OelmError, match=message) as caught:
+        oelm.load(saved[1])
+    assert str(saved[1]) in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_records_of_the_first_format_are_still_read(saved, dtype):
+    """Whole hashes in a dict by dtype, and a method from before adapters and what trains beside them."""
+    model, folder = saved
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    record = config["oelm"]
+    record["format"] = 1
+    for field in ("adapter", "rest"):
+        del record["method"][field]
+    for name in record["frozen"]:
+        tensor = model.get_parameter(name).detach()
+        whole = {d: content_hash(tensor.to(getattr(torch, d))) for d in ("float32", "float16", "bfloat16")}
+        record["frozen"][name] = {"dtype": "float32", "sha256": whole}
+    file.write_text(json.dumps(config))
+    loaded = oelm.load(folder, dtype=dtype)
+    if dtype is torch.float32:
+        assert_same_model(loaded, model)
+    flip_bit(loaded.get_parameter(BASIS))
+    assert f"{BASIS}: its content changed" in freeze_error(loaded)
+
+
+def test_folder_of_an_untouched_model_is_sent_to_transformers(tmp_path):
+    lively_model("bert").save_pretrained(tmp_path)
+    with pytest.raises(oelm.CheckpointError, match=r"no record of a method.*from_pretrained"):
+        oelm.load(tmp_path)
+
+
+# Without oelm
+
+
+def test_plain_from_pretrained_reinitialises_query_and_key_without_an_error(tmp_path):
+    """Why oelm.load exists: transformers finds no fused weight, makes a random one, and raises nothing."""
+    model = operated("gpt2")
+    model.save_pretrained(tmp_path)
+    plain = GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert distance(logits(plain), logits(model)) > 0.1
+    fused = plain.transformer.h[0].attn.c_attn.weight.T
+    trained = model.transformer.h[0].attn.c_attn
+    for part, role in zip(fused.chunk(3), "qkv", strict=True):
+        assert distance(part, trained.get_submodule(role).weight) > 0.1
+        assert 0.01 < float(part.detach().std()) < 0.04, "a fresh normal initialisation, std 0.02"
+    with pytest.raises(oelm.ModelError, match=r"Use oelm\.load"):
+        oelm.apply(plain, "oelm-freeze")
+
+
+_WITHOUT_OELM = """
+import sys
+sys.modules["oelm"] = None  # any import of oelm now raises
+import torch
+from transformers import AutoModelForCausalLM
+torch.set_num_threads(1)
+folder, inputs = sys.argv[1:]
+batch = torch.load(inputs, weights_only=True)
+model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+assert not any(info.values()), info
+with torch.no_grad():
+    torch.save(model.eval()(**batch).logits, inputs + ".out")
+assert not [name for name in sys.modules if name.startswith("oelm.")]
+"""
+
+
+def test_export_works_where_oelm_is_not_installed(saved, tmp_path):
+    model, _ = saved
+    folder = oelm.export(model, tmp_path / "plain")
+    inputs = tmp_path / "batch.pt"
+    torch.save(sample_batch(model), inputs)
+    command = [sys.executable, "-I", "-c", _WITHOUT_OELM, str(folder), str(inputs)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 0, done.stderr
+    outputs = torch.load(f"{inputs}.out", weights_only=True)
+    assert distance(outputs, logits(model)) < 1e-4
+
+
+# Exporting
+
+
+def test_export_of_a_moved_tensor_is_refused(saved, tmp_path):
+    model, _ = saved
+    with torch.no_grad():
+        model.get_parameter(BASIS)[0, 0] += 1
+    with pytest.raises(oelm.FreezeError, match=BASIS):
+        oelm.export(model, tmp_path / "plain")
+    assert not (tmp_path / "plain").exists()
+
+
+def test_export_refuses_a_file_and_passes_options_on(saved, tmp_path):
+    model, _ = saved
+    (tmp_path / "file").write_text("")
+    with pytest.raises(oelm.CheckpointError, match="is a file; name a folder"):
+        oelm.export(model, tmp_path / "file")
+    folder = oelm.export(model, tmp_path / "plain", max_shard_size="40KB")
+    assert len(list(folder.glob("*.safetensors"))) > 3
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    assert distance(logits(plain), logits(model)) < 1e-4
+
+
+def test_exported_model_is_plain_and_trainable(saved, tmp_path):
+    model, _ = saved
+    plain = GPT2LMHeadModel.from_pretrained(oelm.export(model, tmp_path / "plain"))
+    assert all(parameter.requires_grad for parameter in plain.parameters())
+    assert oelm.audit(plain).frozen == 0
+    oelm.apply(plain, "oelm-freeze")  # and can be operated on anew
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, torch.nn.DataParallel])
+def test_a_wrapped_model_is_exported_without_its_wrapper(wrap, tmp_path):
+    model = operated("gpt2", "oelm-exact")
+    oelm.export(wrap(model), tmp_path)
+    torch.testing.assert_close(logits(GPT2LMHeadModel.from_pretrained(tmp_path)), logits(model), atol=1e-5, rtol=1e-4)
+
+
+def test_adapters_that_were_added_since_are_not_exported_unasked(tmp_path):
+    peft = pytest.importorskip("peft")
+    options = peft.LoraConfig(target_modules=["value"], r=4, init_lora_weights=False)
+    model = operated("bert")
+    adapted = peft.get_peft_model(model, options)
+    with pytest.raises(oelm.ModelError, match=r"peft added after oelm\.apply.*unload"):
+        oelm.export(adapted, tmp_path)
+    before = logits(model)
+    oelm.export(adapted.merge_and_unload(), tmp_path)
+    plain = BertForSequenceClassification.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(plain), before, atol=1e-5, rtol=1e-4)
+
+
+# Hugging Face's Trainer
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [("bert", "oelm-freeze"), ("bert", "oelm-exact"), ("oelm-gpt", "identity-core")]
+)
+def test_trainer_needs_only_apply(name, preset, tmp_path):
+    model = operated(name, preset)
+    batch = sample_batch(model)
+    rows = [{key: value[i] for key, value in batch.items()} for i in range(len(batch["labels"]))]
+    frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=3,
+        per_device_train_batch_size=2,
+        weight_decay=0.1,
+        learning_rate=1e-3,
+        save_steps=3,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_strategy="no",
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
+    assert hashes(model, frozen=True) == frozen
+    moved = hashes(model, frozen=False)
+    assert [n for n in trained if moved[n] == trained[n]] == []
+    oelm.verify(model)
+    assert_same_model(oelm.load(tmp_path / "checkpoint-3"), model)

@@ -1,0 +1,176 @@
+"""docs/results.md is what the records give today, and its words hold no measured number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from oelm.analysis import AnalysisError
+from oelm.report.evidence import evidence_document, write_evidence, write_headlines
+from oelm.report.markdown import to_markdown
+from tests.support.records import language_run
+
+ROOT = Path(__file__).parents[2]
+ASKED = {"id": "cost", "question": "Why?", "setting": "Here.", "conclusion": "So.", "open": "All."}
+OF_STUDY = {**ASKED, "runs": ["study"]}
+
+
+def test_the_document_is_up_to_date():
+    pytest.importorskip("scipy")
+    there = ROOT / "docs" / "results.md"
+    again = to_markdown(evidence_document(ROOT / "results/questions.yaml", there.parent), pictures=True)
+    assert again == there.read_text(encoding="utf-8"), "run `make results`"
+
+
+def test_the_headlines_of_the_readme_are_up_to_date(tmp_path):
+    pytest.importorskip("scipy")
+    there = (ROOT / "README.md").read_text(encoding="utf-8")
+    again = tmp_path / "README.md"
+    again.write_text(there.replace("oelm-freeze` |", "oelm-freeze` | 1 %"), encoding="utf-8")
+    write_headlines(ROOT / "results/questions.yaml", again)
+    assert again.read_text(encoding="utf-8") == there, "run `make results`"
+
+
+def test_a_headline_stands_between_its_marks_and_needs_one_comparison(tmp_path):
+    pytest.importorskip("scipy")
+    for seed, noise in enumerate((0.0, 0.01)):
+        language_run(tmp_path / "study", "baseline", seed, 3.0 + noise)
+        language_run(tmp_path / "study", "oelm-freeze", seed, 3.2 + 2 * noise)
+    line = {"told": "both frozen", "arm": "oelm-freeze", "runs": ["study"], "question": "cost"}
+    file, readme = tmp_path / "questions.yaml", tmp_path / "README.md"
+
+    def write(**changes):
+        content = {"title": "T", "about": "A", "questions": [OF_STUDY], "headlines": [{**line, **changes}]}
+        file.write_text(yaml.safe_dump(content))
+        return write_headlines(file, readme).read_text()
+
+    readme.write_text("# Nothing\n")
+    with pytest.raises(AnalysisError, match="no place for the results"):
+        write()
+    readme.write_text("# Head\n<!-- headlines: written by make results -->\nold\n<!-- /headlines -->\ntail\n")
+    text = write()
+    assert text.startswith("# Head\n<!--")
+    assert text.endswith("<!-- /headlines -->\ntail\n")
+    assert "old" not in text
+    assert "| [both frozen](<docs/results.md#cost>) | `oelm-freeze` | perplexity +22." in text
+    for wrong in ({"arm": "oelm-frozen"}, {"question": "costs"}):
+        with pytest.raises(AnalysisError, match="both frozen"):
+            write(**wrong)
+    assert readme.read_text() == text
+    language_run(tmp_path / "other", "freeze-pretrained", 0, 3.0)
+    language_run(tmp_path / "other", "oelm-freeze", 0, 3.2)
+    elsewhere = {**OF_STUDY, "id": "other", "runs": ["other"]}
+    lines = [line, {**line, "runs": ["other"], "question": "other"}]
+    for wrong, says in ((lines, "against baseline, freeze-pretrained"), ([], "it has no headlines")):
+        content = {"title": "T", "about": "A", "questions": [OF_STUDY, elsewhere], "headlines": wrong}
+        file.write_text(yaml.safe_dump(content))
+        with pytest.raises(AnalysisError, match=says):
+            write_headlines(file, readme)
+
+
+def test_its_figures_are_there():
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    linked = [part.partition(")")[0] for part in text.split("](figures/")[1:]]
+    assert linked
+    assert sorted(path.name for path in (ROOT / "docs/figures").iterdir()) == sorted(linked)
+
+
+def test_several_setups_share_a_table_and_a_figure(tmp_path):
+    """One setup shows its own; of several, all changes stand below each other, each with what sets it apart."""
+    pytest.importorskip("scipy")
+    file = tmp_path / "questions.yaml"
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [OF_STUDY]}))
+
+    def figures():
+        return {figure.name: figure for figure in evidence_document(file, tmp_path).figures}
+
+    for seed in (0, 1):
+        language_run(tmp_path / "study", "baseline", seed, 3.0)
+        language_run(tmp_path / "study", "oelm-freeze", seed, 3.2 + seed / 100)
+    assert set(figures()) == {"cost-1-change"}
+    language_run(tmp_path / "study" / "long", "baseline", 0, 2.9, steps=800)
+    language_run(tmp_path / "study" / "long", "oelm-freeze", 0, 3.1, steps=800)
+    assert set(figures()) == {"cost-all"}
+    (chart,) = figures()["cost-all"].charts
+    assert sorted(row.label for row in chart.rows) == [
+        "oelm-freeze: 400 steps",
+        "oelm-freeze: 800 steps",
+    ]
+    assert [row.hollow for row in chart.rows] == [False, True], "one seed has no interval"
+    glance = to_markdown(evidence_document(file, tmp_path), pictures=False).split("| data |")[1].split("\n\n")[0]
+    assert [row.split("|")[1].strip() for row in glance.splitlines()[2:]] == [
+        "[built-in stories, 400 steps](<#cost-1>)",
+        "[built-in stories, 800 steps](<#cost-2>)",
+    ]
+
+
+def test_a_setup_is_named_once_and_so_is_what_holds_for_several_of_its_arms(tmp_path):
+    pytest.importorskip("scipy")
+    for method in ("baseline", "oelm-freeze", "oelm-core", "oelm-global"):
+        for seed in (0, 1):
+            language_run(tmp_path / "study", method, seed, 3.0 + seed / 100)
+    for method in ("baseline", "oelm-core"):
+        language_run(tmp_path / "study", method, 0, 3.3, rate=2e-3)
+    for method in ("baseline", "oelm-freeze"):
+        language_run(tmp_path / "study" / "long", method, 0, 2.9, steps=800)
+    file = tmp_path / "questions.yaml"
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [OF_STUDY]}))
+    text = write_evidence(file, tmp_path / "results.md", draw=False).read_text()
+    glance = text.split("| data |")[1].split("\n\n")[0].splitlines()[2:]
+    assert [row.split("|")[1].strip()[:1] for row in glance] == ["[", "", "", "["]
+    one_rate = "0.001 is the only learning rate that both arms were run at"
+    short, long = text.split('<a id="cost-2"></a>')
+    assert short.count(one_rate) == 1
+    assert f"- every arm but oelm-core: {one_rate}" in short
+    assert "- oelm-core: learning rates 0.001, 0.002" in short
+    assert f"- oelm-freeze: {one_rate}" in long
+
+
+def test_arms_are_compared_with_each_other_where_a_question_asks_for_it(tmp_path):
+    """Against a noisy baseline neither is told from it, or from the other; in pairs of the same seed they are."""
+    pytest.importorskip("scipy")
+    for seed, noise in enumerate((0.0, 0.4, -0.3)):
+        language_run(tmp_path / "study", "baseline", seed, 3.0 + noise)
+        language_run(tmp_path / "study", "oelm-freeze", seed, 3.2)
+        language_run(tmp_path / "study", "oelm-core", seed, 3.1 + 0.001 * seed)
+        language_run(tmp_path / "study", "oelm-global", seed, 3.2 + 0.001 * (seed - 1))
+    pairs = [{"arm": "oelm-core", "against": "oelm-freeze"}, {"arm": "oelm-freeze", "against": "oelm-global"}]
+    file = tmp_path / "questions.yaml"
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**OF_STUDY, "pairs": pairs}]}))
+    text = write_evidence(file, tmp_path / "results.md", draw=False).read_text()
+    before, _, direct = text.partition("Arms against each other")
+    assert "| `oelm-core` | `baseline` | ❔ undecided |" in before
+    assert "| `oelm-core` | `oelm-freeze` | ✅ better |" in direct
+    assert "| `oelm-freeze` | `oelm-global` | ✅ alike, within 5 % |" in direct
+    pairs[0]["against"] = "oelm-frozen"
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**OF_STUDY, "pairs": pairs}]}))
+    with pytest.raises(AnalysisError, match="no setup has both 'oelm-core' and 'oelm-frozen'"):
+        write_evidence(file, tmp_path / "results.md", draw=False)
+
+
+def test_details_are_points_below_the_answer(tmp_path):
+    pytest.importorskip("scipy")
+    language_run(tmp_path / "study", "baseline", 0, 3.0)
+    file = tmp_path / "questions.yaml"
+    asked = {**OF_STUDY, "details": ["One thing.", "Another\nthing."]}
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [asked]}))
+    text = write_evidence(file, tmp_path / "results.md", draw=False).read_text()
+    assert "\nSo.\n\n- One thing.\n- Another thing.\n\n*Here.*\n" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"conclusion": "It loses 12.3 % there."}, "is a measured number"),
+        ({"details": ["It loses.", "By 3 points."]}, "is a measured number"),
+        ({"runs": ["nothing-*"]}, "no record below"),
+        ({"asks": "x"}, "unknown key"),
+    ],
+)
+def test_bad_questions_are_refused(changes, says, tmp_path):
+    file = tmp_path / "questions.yaml"
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**ASKED, **changes}]}))
+    with pytest.raises(AnalysisError, match=says):
+        write_evidence(file, tmp_path / "results.md", draw=False)

@@ -1,0 +1,159 @@
+"""The page in a real browser: nothing fetched, no error, and every switch does what it says."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from oelm.report import write_report
+from tests.support.records import classification_run, language_run, study
+
+pytest.importorskip("scipy", reason="scipy is not installed")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium"),
+    pytest.mark.xdist_group("chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    study(root)
+    language_run(root, "oelm-random-matched", 0, 3.31)
+    for seed, noise in enumerate((0.0, 0.003, -0.002)):
+        for method, accuracy in (("baseline", 0.93), ("oelm-freeze", 0.91)):
+            classification_run(root, method, seed, accuracy + noise * len(method) / 10)
+    out = tmp_path_factory.mktemp("page")
+    write_report([root], out, formats=("html",))
+    return out / "report.html"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser, page_file):
+    """A function that opens the page in a window, and what it asked for and complained of."""
+    contexts = []
+
+    def open_page(width=1280, height=900, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.asked, page.complaints = [], []
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.on("console", lambda message: page.complaints.append(message.text))
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.route(re.compile("^(?!file:)"), lambda route: route.abort())
+        page.goto(page_file.as_uri())
+        page.wait_for_selector("html[data-ready='true']")
+        page.wait_for_selector("[data-chart] svg")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def chart(page, name):
+    return page.locator(f"figure[id$='-{name}']").last
+
+
+def test_the_page_opens_from_disk_with_no_request_and_no_complaint(opened, page_file):
+    page = opened()
+    page.mouse.wheel(0, 20_000)
+    assert page.asked == [page_file.as_uri()]
+    assert page.complaints == []
+    assert page.locator("[data-chart]").count() == page.locator("[data-chart] .plot > svg").count() > 10
+    text = page_file.read_text(encoding="utf-8")
+    assert not re.findall(r"""(?:src|href)=["'](?:https?:)?//""", text)
+    assert len(text) < 400_000
+
+
+def test_arms_can_be_hidden_axes_switched_and_values_read(opened):
+    page = opened()
+    figure = chart(page, "validation")
+    lines = figure.locator("polyline")
+    before = lines.count()
+    figure.locator(".legend button", has_text="oelm-freeze").click()
+    assert figure.locator("polyline").count() == before - 1
+    figure.locator(".legend button", has_text="oelm-freeze").click()
+    assert figure.locator("polyline").count() == before
+
+    def points():
+        return figure.locator("polyline").first.get_attribute("points")
+
+    logarithmic = points()
+    assert figure.locator("button[data-value=log]").get_attribute("aria-pressed") == "true"
+    figure.locator("button[data-value=linear]").click()
+    assert points() != logarithmic
+    assert "optimiser steps" in figure.locator(".plot svg").first.text_content()
+    figure.locator("button[data-value=seconds]").click()
+    assert "seconds" in figure.locator(".plot svg").first.text_content()
+
+    plot = figure.locator(".plot svg").first
+    plot.scroll_into_view_if_needed()
+    plot.hover(position={"x": 500, "y": 100})
+    tip = figure.locator(".tip").first
+    assert tip.is_visible()
+    assert "baseline" in tip.text_content()
+    assert re.search(r"\d+\.\d+", tip.text_content())
+
+
+def test_every_number_leads_to_its_run(opened):
+    page = opened()
+    reference = page.locator("#summary ~ ul .refs a").first
+    handle = reference.text_content()
+    reference.click()
+    row = page.locator(f"#run-{handle}")
+    assert row.is_visible()
+    href = row.locator("td a").last.get_attribute("href")
+    folder = Path(page.url.removeprefix("file://").split("#")[0]).parent / href
+    assert (folder / "result.json").is_file()
+
+
+def test_a_click_on_a_columns_title_sorts(opened):
+    page = opened()
+    table = page.locator("#runs ~ .scroll table").first
+    head = table.locator("th", has_text="figure")
+    head.click()
+    values = [float(re.sub("[^0-9.]", "", cell)) for cell in table.locator("tbody td:nth-child(5)").all_text_contents()]
+    assert values == sorted(values)
+    head.click()
+    again = [float(re.sub("[^0-9.]", "", cell)) for cell in table.locator("tbody td:nth-child(5)").all_text_contents()]
+    assert again == sorted(values, reverse=True)
+
+
+def test_dark_and_light_follow_the_system_until_the_reader_chooses(opened):
+    def paper(page):
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    light, dark = opened(scheme="light"), opened(scheme="dark")
+    assert paper(light) == "rgb(255, 255, 255)"
+    assert paper(dark) == "rgb(20, 23, 28)"
+    light.locator("#theme").click()
+    assert paper(light) == paper(dark)
+    light.locator("#theme").click()
+    assert paper(light) == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize(("name", "width", "height"), [("desktop", 1280, 900), ("phone", 390, 844)])
+def test_the_page_fits_the_screen(opened, tmp_path, name, width, height):
+    """No sideways scrolling of the page; wide tables scroll in themselves. The pictures are kept where asked for."""
+    page = opened(width, height)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    small = page.evaluate("[...document.querySelectorAll('button')].filter(b => b.offsetHeight < 24).length")
+    assert small == 0
+    folder = Path(os.environ.get("OELM_SCREENSHOTS", tmp_path))
+    page.screenshot(path=folder / f"report-{name}.png", full_page=True)
+    assert (folder / f"report-{name}.png").stat().st_size > 20_000
+    assert page.complaints == []

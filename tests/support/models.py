@@ -1,0 +1,200 @@
+"""What the tests share: models in which nothing is at its blind default, and the checks that every family must pass.
+
+The checks are plain functions of a family's name, so that `tests/family_table.py` runs the very ones that the tests do.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import oelm
+from oelm.method.diagnose import diagnose, sample_batch, train_steps
+from oelm.method.seal import content_hash
+from oelm.method.sites import find_sites, weight_matrix
+from oelm.models.small import small_model
+
+
+def lively(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """The model with nothing left at a value that hides mistakes, ready for evaluation.
+
+    A fresh model has biases of zero, norms of one and matrices so small that attention is uniform: dropping a bias or
+    mixing up two heads would not show in its outputs.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = 0.2 * torch.randn(parameter.shape, generator=rng)
+            parameter.copy_(noise if parameter.ndim > 1 else parameter + noise)
+    return model.eval()
+
+
+def lively_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A small model of a family, by its name in SMALL, lively; `changes` go into its config."""
+    return lively(small_model(name, seed, **changes), seed)
+
+
+def operated(name: str, method: Any = "oelm-freeze", steps: int = 0, **changes: Any) -> PreTrainedModel:
+    """A lively model with a method applied, trained for some steps since."""
+    model = lively_model(name, **changes)
+    oelm.apply(model, method)
+    if steps:
+        train_steps(model, steps)
+    return model.eval()
+
+
+def logits(model: nn.Module, **more: Any) -> Tensor:
+    """The model's logits on the built-in batch (padded, where it is text), in evaluation mode."""
+    with torch.no_grad():
+        return model.eval()(**sample_batch(model), **more).logits
+
+
+def distance(left: Tensor, right: Tensor) -> float:
+    """The largest difference between two tensors; not a number if either holds any."""
+    return float((left.detach().double() - right.detach().double()).abs().max())
+
+
+def hashes(model: nn.Module, *, frozen: bool) -> dict[str, str]:
+    """The content hash of every parameter that is frozen, or of every one that is not."""
+    return {name: content_hash(p) for name, p in model.named_parameters() if p.requires_grad is not frozen}
+
+
+def keys_on_disk(folder: Path) -> set[str]:
+    """The names of all tensors in a folder's safetensors files."""
+    keys: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            keys |= set(tensors.keys())
+    return keys
+
+
+def assert_same_model(left: nn.Module, right: nn.Module) -> None:
+    """Same class, parameters, buffers (those not saved too) and gradients switched on; the same outputs to the bit."""
+    assert type(left) is type(right)
+    for kind in ("named_parameters", "named_buffers"):
+        one, other = dict(getattr(left, kind)()), dict(getattr(right, kind)())
+        assert list(one) == list(other)
+        assert {n: content_hash(t) for n, t in one.items()} == {n: content_hash(t) for n, t in other.items()}
+        assert {n: t.requires_grad for n, t in one.items()} == {n: t.requires_grad for n, t in other.items()}
+    assert list(left.state_dict()) == list(right.state_dict())
+    assert torch.equal(logits(left), logits(right))
+
+
+def assert_loads_back(model: PreTrainedModel, folder: Path) -> None:
+    """What save_pretrained writes of the model, oelm.load gives back, the same in every respect."""
+    model.save_pretrained(folder)
+    loaded = oelm.load(folder)
+    assert_same_model(loaded, model)
+    verification = oelm.verify(loaded)
+    assert verification.exact == verification.tensors
+
+
+def assert_exports(model: PreTrainedModel, folder: Path) -> None:
+    """The export is what the family itself would save of a plain model, with the operated model's outputs."""
+    before = logits(model)
+    oelm.export(model, folder)
+    # The project's own GPT leaves as a model that plain transformers knows; every other family stays what it is.
+    cls = AutoModelForCausalLM if model.config.model_type == "oelm_gpt" else type(model)
+    plain, info = cls.from_pretrained(folder, output_loading_info=True)
+    assert type(plain).__module__.startswith("transformers.")
+    assert not any(info.values()), info
+    assert distance(logits(plain), before) < 1e-4
+    assert (keys_on_disk(folder), list(plain.state_dict())) == _own_keys(plain)
+    assert "oelm" not in json.loads((folder / "config.json").read_text())
+    assert torch.equal(logits(model), before), "exporting leaves the model as it is"
+    oelm.verify(model)
+
+
+def _own_keys(plain: PreTrainedModel) -> tuple[set[str], list[str]]:
+    """The keys that a family's own save_pretrained writes of an untouched model, and those of its state dict."""
+    untouched = type(plain)(plain.config)
+    with tempfile.TemporaryDirectory() as folder:
+        untouched.save_pretrained(folder)
+        return keys_on_disk(Path(folder)), list(untouched.state_dict())
+
+
+# The checks that every family must pass, each on a model of its own.
+
+
+def check_apply(name: str, folder: Path) -> None:
+    """oelm-freeze freezes Q and K with their biases and nothing else, and every head's rows are orthonormal."""
+    model = lively_model(name)
+    before, total = logits(model), sum(p.numel() for p in model.parameters())
+    report = oelm.apply(model, "oelm-freeze")
+    family, sites = find_sites(model)
+    expected = set()
+    for site in sites:
+        for role in ("q", "k"):
+            module = model.get_submodule(site.roles[role])
+            expected |= {id(parameter) for parameter in module.parameters()}
+            # Independent of the record: T5 leaves the scores unscaled, so its Q is shorter by sqrt(d_head).
+            length = site.d_head**-0.5 if role == "q" and not family.scales(model.config) else 1.0
+            by_head = weight_matrix(module).detach().reshape(site.heads_of(role), site.d_head, site.width) / length
+            assert distance(by_head @ by_head.mT, torch.eye(site.d_head)) < 1e-5
+    assert {id(p) for p in model.parameters() if not p.requires_grad} == expected
+    assert report.frozen == sum(p.numel() for p in model.parameters() if id(p) in expected) > 0
+    assert report.total == total
+    assert distance(logits(model), before) > 0.05, "new Q and K change what a lively model says"
+
+
+def check_verify(name: str, folder: Path) -> None:
+    """A fresh operation verifies to the bit, and one flipped bit in each frozen tensor in turn does not."""
+    model = operated(name)
+    verification = oelm.verify(model)
+    frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+    assert verification.tensors == verification.exact == len(frozen) > 0
+    for tensor_name, parameter in frozen.items():
+        flip_bit(parameter)
+        assert tensor_name in freeze_error(model)
+        flip_bit(parameter)
+    oelm.verify(model)
+
+
+def check_step(name: str, folder: Path) -> None:
+    """One AdamW step with weight decay moves every trainable tensor and no frozen one."""
+    model = operated(name)
+    result = diagnose(model, steps=1)
+    assert result.healthy, (result.frozen_but_moved, result.trainable_but_still)
+
+
+def check_save_load(name: str, folder: Path) -> None:
+    """A trained model comes back from its folder the same in every respect."""
+    assert_loads_back(operated(name, steps=1), folder)
+
+
+def check_export(name: str, folder: Path) -> None:
+    """A trained model's export is a plain checkpoint of the family, with the same outputs."""
+    assert_exports(operated(name, steps=1), folder)
+
+
+CHECKS: dict[str, Callable[[str, Path], None]] = {
+    "apply": check_apply,
+    "verify": check_verify,
+    "step": check_step,
+    "save/load": check_save_load,
+    "export": check_export,
+}
+
+
+def flip_bit(tensor: Tensor) -> None:
+    """Flip the lowest bit of a tensor's middle element, in place."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    with torch.no_grad():
+        tensor.detach().view(whole).view(-1)[tensor.numel() // 2] ^= 1
+
+
+def freeze_error(model: nn.Module) -> str:
+    """The message of the FreezeError that verify raises."""
+    try:
+        oelm.verify(model)
+    except oelm.FreezeError as error:
+        return str(error)
+    raise AssertionError("verify accepted the model")

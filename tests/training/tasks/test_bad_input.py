@@ -1,0 +1,170 @@
+"""Fine-tuning that cannot work is refused before it starts, in words that say what to do."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+import oelm
+from oelm.cli.app import app
+from oelm.config import ModelConfig
+from oelm.data.synthetic.judgements import judgement_tokenizer
+from oelm.errors import ConfigError
+from oelm.models.language import build_for_run
+from oelm.models.small import small_model
+from oelm.training.tasks.open import open_task
+from tests.support.finetuning import config, fields, run_here
+from tests.support.training import token_folder
+from tests.training.tasks.test_finetune import pretrained
+
+
+def opened(tmp_path, **changes):
+    run = oelm.RunConfig.load({**fields(tmp_path), **changes})
+    return open_task(run).build_model(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"task": "sst3"}, "sst3"),
+        ({"task": {"name": "sst2", "texts": "x"}}, "task.texts: unknown key. Did you mean 'text'"),
+        ({"train": {"max_steps": 5, "epochs": 1}}, "train.max_steps and train.epochs both give the run's length"),
+        ({"task": {"name": "sst2", "source": "a", "target": "b"}}, "set form to 'text'"),
+        ({"task": {"name": "folder", "form": "text", "source": "a"}}, "name both columns"),
+        ({"task": {"name": "language", "form": "text"}}, "form 'text' belongs to a task with examples"),
+        ({"task": {"name": "sst2", "form": "text"}, "eval": {"targets": [0.5]}}, "a text-to-text run has neither"),
+        ({"task": "language", "eval": {"choose": "accuracy"}}, "is a figure of classification, not of language"),
+    ],
+)
+def test_configs_that_make_no_sense(changes, says, tmp_path):
+    with pytest.raises(oelm.OelmError) as error:
+        opened(tmp_path, **changes)
+    assert says in str(error.value)
+
+
+def test_a_fresh_model_on_real_data_needs_a_tokenizer(tmp_path):
+    (tmp_path / "data").mkdir()
+    for split in ("train", "dev"):
+        rows = "".join(f"text {split} {i}\t{i % 2}\n" for i in range(20))
+        (tmp_path / f"data/{split}.tsv").write_text(f"sentence\tlabel\n{rows}")
+    with pytest.raises(ConfigError, match=r"model\.tokenizer: random:bert brings no tokenizer; .* --train-bpe` wrote"):
+        opened(tmp_path, task="sst2", data={"path": str(tmp_path / "data")})
+    own = {"name": "random:bert", "tokenizer": str(token_folder() / "tokenizer")}
+    assert opened(tmp_path, task="sst2", data={"path": str(tmp_path / "data")}, model=own).config.vocab_size == 400
+
+
+def test_another_models_tokenizer(tmp_path):
+    reader = judgement_tokenizer()
+    small_model("bert", vocab_size=len(reader) - 5).bert.save_pretrained(tmp_path / "less")
+    small_model("bert", vocab_size=len(reader) + 2000).bert.save_pretrained(tmp_path / "more")
+    small_model("bert", vocab_size=len(reader), pad_token_id=7).bert.save_pretrained(tmp_path / "other")
+    reader.save_pretrained(tmp_path / "reader")
+    named = {"tokenizer": str(tmp_path / "reader")}
+    for folder, says in (("less", "the tokenizer's has"), ("more", "not its tokenizer"), ("other", "pad token is")):
+        with pytest.raises(ConfigError, match=says):
+            opened(tmp_path, model={"name": str(tmp_path / folder), **named})
+
+
+def test_an_encoder_run_as_a_decoder(tmp_path):
+    with pytest.raises(ConfigError, match="pooled where it has seen nothing yet"):
+        opened(tmp_path, model={"name": "random:bert-cross"})
+
+
+def test_a_tokenizer_whose_padding_lies_beyond_the_positions(tmp_path):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{index}": index for index in range(90)} | {"[END]": 90}
+    reader = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, "w0")), eos_token="[END]")
+    reader.save_pretrained(tmp_path / "reader")
+    with pytest.raises(ConfigError, match="counts positions from after its padding token"):
+        opened(tmp_path, model={"name": "random:roberta", "tokenizer": str(tmp_path / "reader")})
+
+
+def test_a_runs_folder_is_no_model(tmp_path):
+    run_here(tmp_path)
+    with pytest.raises(ConfigError, match="oelm export RUN OUT"):
+        opened(tmp_path, model={"name": str(config(tmp_path).folder)})
+
+
+def test_a_length_that_only_the_marks_fill(tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.sequence_length 2: the tokenizer's own marks take 2 of that"):
+        opened(tmp_path, data={"sequence_length": 2})
+
+
+def test_an_end_token_within_a_text(tmp_path):
+    (tmp_path / "data").mkdir()
+    rows = [f"film good {i},{i % 2}" for i in range(40)]
+    (tmp_path / "data/validation.csv").write_text("\n".join(["text,label", *rows, ""]))
+    longer = [f"x {row}" for row in rows]
+    (tmp_path / "data/train.csv").write_text("\n".join(["text,label", *longer, "a [SEP] b,1", ""]))
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    model = {"name": "random:bart", "tokenizer": str(tmp_path / "reader")}
+    with pytest.raises(oelm.OelmError, match=r"train, example 41: its text contains '\[SEP\]'"):
+        opened(tmp_path, task="folder", data={"path": str(tmp_path / "data")}, model=model)
+
+
+def test_fields_of_a_pretrained_model(tmp_path):
+    """Its weights have the sizes that they have, in fine-tuning as in language modelling; a fresh one takes any."""
+    model = {"name": str(pretrained(tmp_path / "body")), "fields": {"num_hidden_layers": 1}}
+    says = r"model\.fields: a pretrained model's config is fixed; set model\.from_scratch"
+    with pytest.raises(ConfigError, match=says):
+        opened(tmp_path, model=model)
+    with pytest.raises(ConfigError, match=says):
+        build_for_run(ModelConfig(**model), vocab_size=64, length=16, seed=0)
+    assert opened(tmp_path, model={**model, "from_scratch": True}).config.num_hidden_layers == 1
+
+
+def test_a_model_that_was_operated_on(tmp_path):
+    run_here(tmp_path)
+    best = config(tmp_path).folder / "best"
+    with pytest.raises(ConfigError, match="a method was applied to it already"):
+        opened(tmp_path, model={"name": str(best)})
+
+
+def test_a_checkpoint_that_lacks_weights(tmp_path):
+    folder = pretrained(tmp_path / "body")
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in tensors.items() if "layer.1." not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(oelm.OelmError, match=r"weights are not in the checkpoint, such as bert\.encoder\.layer\.1"):
+        opened(tmp_path, model={"name": str(folder)})
+
+
+def test_a_model_without_such_a_head(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be given a classification head"):
+        opened(tmp_path, model={"name": "random:vit"})
+
+
+def test_a_model_that_does_not_write(tmp_path):
+    with pytest.raises(ConfigError, match=r"task\.form 'text' needs an encoder-decoder"):
+        opened(tmp_path, task={"name": "builtin:sentiment", "form": "text"})
+
+
+def test_texts_beyond_the_models_positions_are_cut_counted_and_said(tmp_path):
+    result = run_here(tmp_path, data={"sequence_length": 6})
+    assert any("training texts" in warning and "longer than 6 tokens: cut" in warning for warning in result["warnings"])
+    roomy = oelm.RunConfig.load(fields(tmp_path, data={"sequence_length": 1000}))
+    assert open_task(roomy).reader.longest == 64, "the small BERT has 64 positions"
+    roberta = fields(tmp_path, data={"sequence_length": 1000})
+    roberta["model"] = {"name": "random:roberta"}
+    assert open_task(oelm.RunConfig.load(roberta)).reader.longest == 63, (
+        "RoBERTa counts positions from after its padding id"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--method", "oelm-freeze", "method=baseline"],
+        ["--seed", "0", "seed=4"],
+        ["--model", "random:bert", "model.name=random:gpt2"],
+        ["--out", "here", "output=there"],
+    ],
+)
+def test_the_command_is_not_told_a_thing_twice(arguments):
+    refused = CliRunner().invoke(app, ["finetune", "builtin:sentiment", *arguments])
+    assert refused.exit_code == 2
+    assert f"{arguments[-1]}: an option gives that too; keep one of the two" in refused.output

@@ -1,0 +1,548 @@
+"""Fine-tuning on built-in data: every method trains, nothing frozen moves, and the records say what happened."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import oelm
+from oelm.cli import runs as commands
+from oelm.cli.app import app
+from oelm.data import judgement_tokenizer
+from oelm.errors import CheckpointError
+from oelm.evaluation.trained import evaluate_run, load_run, predict_one
+from oelm.models.small import small_model
+from oelm.runs.folder import read_metrics
+from oelm.training import engine
+from oelm.training.checkpoint import list_checkpoints, named_tensors
+from oelm.training.tasks.metrics import classification_figures
+from oelm.training.tasks.model_tokenizer import Reader
+from oelm.training.tasks.open import open_task
+from tests.support.finetuning import config, fields, labelled_folder, run_here
+from tests.support.training import Death, assert_same_run, final_tensors, finished, read, start, written
+
+METHODS = [
+    "baseline",
+    "freeze-pretrained",
+    "oelm-freeze",
+    "oelm-nofreeze",
+    "oelm-polar",
+    "oelm-exact",
+    "oelm-random",
+    "oelm-random-matched",
+    "oelm-random-orthogonal",
+    "random-nofreeze",
+    "oelm-qk-ffn",
+    "identity-key",
+    "lora",
+    "oft",
+    "bitfit",
+    "last-layers",
+    "head-only",
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_nothing_frozen_moves(method, tmp_path):
+    if method in ("lora", "oft"):
+        pytest.importorskip("peft")
+    layers = 3 if method == "last-layers" else 2
+    few = {"data": {"fraction": 0.02}, "train": {"max_steps": 40}, "eval": {"every": 40}}  # to be learned by heart
+    changes = {"method": method, "model": {"fields": {"num_hidden_layers": layers}}, **few}
+    run = config(tmp_path, **changes)
+    model = open_task(run).build_model(run)
+    oelm.apply(model, run.method, run.seed)
+    before = {name: value.clone() for name, value in named_tensors(model, None).items()}
+    frozen = {f"model/{name}" for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    result = run_here(tmp_path, **changes)
+    after = named_tensors(load_run(run.folder, last=True), None)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert not moved & frozen
+    trained = {f"model/{name}" for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert len(moved) > 0.9 * len(trained), "an unused position or word may stay"
+    losses = [line["loss"] for line in read_metrics(run.folder) if line["kind"] == "train"]
+    assert losses[-1] < losses[0]
+    audited = read(run.folder / "audit.json")
+    assert audited["method"] == method
+    assert result["parameters"]["frozen"] == sum(before[name].numel() for name in frozen)
+
+
+# Learning
+
+
+@pytest.mark.parametrize(
+    ("task", "rate", "steps"),
+    [("builtin:sentiment", 3e-3, 150), pytest.param("builtin:inference", 1e-3, 600, marks=pytest.mark.slow)],
+)
+def test_a_small_bert_learns_the_built_in_task(task, rate, steps, tmp_path):
+    changes = {
+        "task": {"name": task},
+        "optimizer": {"learning_rate": rate},
+        "train": {"max_steps": steps, "batch_size": 32},
+        "model": {"fields": {"hidden_size": 64, "intermediate_size": 128}},
+        "eval": {"every": steps, "sequences": 400},
+    }
+    result = run_here(tmp_path, **changes)
+    assert result["best_accuracy"] > result["majority"]["accuracy"] + 0.07
+    assert result["at_chance"] is False
+    assert result["warnings"] == []
+
+
+def test_a_run_that_learned_nothing_says_so(tmp_path):
+    result = run_here(tmp_path, optimizer={"learning_rate": 1e-9})
+    assert result["at_chance"] is True
+    (warning,) = result["warnings"]
+    assert "within noise of always answering" in warning
+    assert "a failed run, not a comparison" in warning
+
+
+# Records
+
+
+def test_the_result_holds_the_best_and_the_last_epoch_apart(tmp_path):
+    changes = {
+        "train": {"max_steps": None, "epochs": 2.0},
+        "eval": {"every": "epoch"},
+        "checkpoint": {"every": "epoch"},
+    }
+    result = run_here(tmp_path, **changes)
+    run = config(tmp_path, **changes)
+    assert result["steps"] == 2 * 125
+    assert result["epochs"] == 2.0
+    validations = [line for line in read_metrics(run.folder) if line["kind"] == "val"]
+    assert [line["epoch"] for line in validations] == [1.0, 2.0]
+    assert result["last"]["accuracy"] == result["accuracy"] == validations[-1]["accuracy"]
+    best = max(validations, key=lambda line: (line["accuracy"], -line["loss"]))
+    assert result["best"]["step"] == result["best_step"] == best["step"]
+    assert result["best"]["accuracy"] == result["best_accuracy"] == best["accuracy"]
+    confusion = np.array(result["last"]["confusion"])
+    again = classification_figures(confusion, result["labels"])
+    assert {key: result["last"][key] for key in again} == again
+    assert confusion.sum() == result["last"]["n"] == 100
+    assert result["task"] == {"kind": "classification", "name": "builtin:sentiment"}
+    assert result["data"]["synthetic"] is True
+    splits = read(run.folder / "environment.json")["data"]["splits"]
+    assert sum(splits["train"]["per_class"]) == splits["train"]["examples"] == 2000
+
+
+def test_another_figure_can_choose(tmp_path):
+    result = run_here(tmp_path, eval={"every": 5, "choose": "loss"})
+    lines = [line for line in read_metrics(config(tmp_path).folder) if line["kind"] == "val"]
+    assert result["best"]["loss"] == min(line["loss"] for line in lines)
+
+
+def test_validation_is_the_same_in_any_batch_size(tmp_path):
+    run_here(tmp_path)
+    run = config(tmp_path).folder
+    one, other = (evaluate_run(run, batch_size=size) for size in (7, 64))
+    assert one["accuracy"] == other["accuracy"]
+    assert one["confusion"] == other["confusion"]
+    assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-5)
+    assert one["n"] == 400, "all of them"
+
+
+def test_targets_are_accuracies(tmp_path):
+    result = run_here(tmp_path, eval={"targets": [0.01, 1.5]})
+    assert result["reached"]["0.01"]["step"] == 15
+    assert "1.5" not in result["reached"]
+
+
+def test_attention_is_measured_at_every_validation(tmp_path):
+    run_here(tmp_path)
+    lines = [line for line in read_metrics(config(tmp_path).folder) if line["kind"] == "attention"]
+    assert [line["step"] for line in lines] == [0, 15, 30], "the first before anything was learned"
+    for layer in lines[0]["layers"]:
+        assert 0 < layer["entropy_share"] <= 1.0001
+        assert layer["entropy"] > 0
+        assert layer["logit_std"] >= 0
+    assert [layer["label"] for layer in lines[0]["layers"]] == ["encoder 0", "encoder 1"]
+
+
+# The arms share what they have in common
+
+
+def test_arms_share_their_batches_and_their_head(tmp_path):
+    base, frozen = (config(tmp_path, method=name) for name in ("baseline", "oelm-freeze"))
+    one, other = open_task(base), open_task(frozen)
+    for first in (0, 160):
+        left, right = one.batch(first, 16), other.batch(first, 16)
+        assert all(torch.equal(left[name], right[name]) for name in left)
+    models = [task.build_model(run) for task, run in ((one, base), (other, frozen))]
+    oelm.apply(models[1], "oelm-freeze", 0)
+    weights = [model.classifier.weight for model in models]
+    assert torch.equal(*weights)
+
+
+def test_the_largest_batch_is_as_wide_as_any(tmp_path):
+    task = open_task(config(tmp_path))
+    widest = max(task.batch(first, 16)["input_ids"].shape[1] for first in range(0, task.samples_per_epoch, 16))
+    assert task.largest(16)["input_ids"].shape == (16, widest)
+    assert task.largest(5000)["labels"].shape == (5000,), "more than there are"
+
+
+def test_accumulation_changes_nothing_but_rounding(tmp_path):
+    still = {"model": {"fields": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}}}
+    whole = run_here(tmp_path / "whole", **still)
+    parts = run_here(tmp_path / "parts", **still, train={"micro_batch_size": 4})
+    assert parts["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-3)
+
+
+def test_some_of_the_validation_rows_stand_for_all_however_the_file_is_sorted(tmp_path):
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    seen = []
+    for name, order in (("sorted", sorted), ("as-made", list)):
+        folder = labelled_folder(tmp_path / name, ("text", "label"), order)
+        changes = {
+            "task": {"name": "folder"},
+            "model": {"tokenizer": str(tmp_path / "reader")},
+            "data": {"path": str(folder)},
+            "train": {"max_steps": 2},
+            "eval": {"every": 2, "sequences": 20},
+        }
+        result = run_here(tmp_path / f"runs-{name}", **changes)
+        assert (result["last"]["n"], result["last"]["held_out"]) == (20, 100)
+        assert "(20 of 100 examples)" in (config(tmp_path / f"runs-{name}", **changes).folder / "train.log").read_text()
+        task = open_task(config(tmp_path, **changes, seed=5, method="oelm-freeze"))
+        texts = task.data.splits["validation"].texts
+        seen.append((sorted(texts[row] for row in task.in_turn), result["last"]["per_class"]["good"]["support"]))
+        more = open_task(config(tmp_path, **changes | {"eval": {"sequences": 50}}))
+        assert set(task.in_turn) < set(more.in_turn), "fewer are part of more"
+    assert seen[0] == seen[1]
+    assert 4 < seen[0][1] < 16
+
+
+# Resume
+
+
+def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
+    pytest.importorskip("peft")
+    for method in ("oelm-exact", "lora"):
+        changes = {"method": method, "checkpoint": {"every": 10}}
+        whole, cut = (tmp_path / method / name for name in ("whole", "cut"))
+        finished("train", written(whole / "run.yaml", fields(whole, **changes)), "-q")
+        file = written(cut / "run.yaml", fields(cut, **changes))
+        process = start("train", file, "-q", sabotage=Death(60))
+        assert process.wait() == -9
+        run = config(cut, **changes).folder
+        assert list_checkpoints(run / "checkpoints"), "it died after a checkpoint"
+        assert not (run / "result.json").exists()
+        finished("train", file, "-q")
+        assert_same_run(run, config(whole, **changes).folder)
+
+
+def test_a_tokenizer_that_puts_other_marks_around_a_text_is_refused(tmp_path):
+    """Its vocabulary is the same, but the rest of the run would read other ids."""
+    marked, bare = judgement_tokenizer(), judgement_tokenizer()
+    bare.backend_tokenizer.post_processor = None
+    marked.save_pretrained(tmp_path / "reader")
+    changes = {"model": {"tokenizer": str(tmp_path / "reader")}, "train": {"max_steps": 2}, "eval": {"every": 2}}
+    run_here(tmp_path, **changes)
+    (config(tmp_path, **changes).folder / "result.json").unlink()
+    run_here(tmp_path, **changes)
+    (config(tmp_path, **changes).folder / "result.json").unlink()
+    before = open_task(config(tmp_path, **changes)).describe()
+    bare.save_pretrained(tmp_path / "reader")
+    with pytest.raises(CheckpointError, match="builtin:sentiment or the tokenizer that reads them have changed since"):
+        run_here(tmp_path, **changes, checkpoint={"resume": "inexact"})
+    after = open_task(config(tmp_path, **changes)).describe()
+    assert [name for name in before if before[name] != after[name]] == ["marks"], (
+        "records of any age compare by the rest"
+    )
+
+
+def test_how_a_tokenizer_was_used_before_does_not_show_in_its_hash(tmp_path):
+    one, other = (Reader.of(config(tmp_path)) for _ in range(2))
+    other.tokenizer(["a good film"], truncation=True, max_length=3, padding="max_length")
+    assert one.sha256 == other.sha256
+    other.save(tmp_path / "saved")
+    again = Reader.of(config(tmp_path, model={"tokenizer": str(tmp_path / "saved")}))
+    assert again.sha256 == one.sha256, "saved and loaded it is the same"
+    assert again.read(["a good film"]).ids.tolist() == one.read(["a good film"]).ids.tolist()
+
+
+# Models
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "oelm-gpt", "oelm-gpt-rotary"])
+def test_decoders_pool_the_last_real_token(family, tmp_path):
+    changes = fields(tmp_path, model={"name": f"random:{family}"})
+    changes["model"]["fields"] = {}
+    run = oelm.RunConfig.load(changes)
+    task = open_task(run)
+    model = task.build_model(run).eval()
+    batch = task.batch(0, 16)
+    batch.pop("labels")
+    with torch.no_grad():
+        together = model(**batch).logits
+        for row in range(16):
+            real = int(batch["attention_mask"][row].sum())
+            alone = model(**{name: values[row : row + 1, :real] for name, values in batch.items()}).logits
+            torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "family", ["roberta", "distilbert", "albert", "deberta-v2", "modernbert", "gpt2", "qwen3", "t5"]
+)
+def test_other_families_train(family, tmp_path):
+    changes = fields(tmp_path, method="oelm-freeze", train={"max_steps": 4}, eval={"every": 4, "sequences": 20})
+    changes["model"] = {"name": f"random:{family}"}
+    from oelm.training.engine import train
+
+    result = train(oelm.RunConfig.load(changes), quiet=True)
+    assert result["steps"] == 4
+    oelm.verify(load_run(oelm.RunConfig.load(changes).folder))
+
+
+def test_the_projects_gpt_from_scratch(tmp_path):
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    changes = fields(tmp_path, method="oelm-freeze", data={"sequence_length": 48})
+    changes["model"] = {"name": "gpt:tiny", "fields": small}
+    from oelm.training.engine import train
+
+    result = train(oelm.RunConfig.load(changes), quiet=True)
+    assert result["parameters"]["frozen"] == 2 * 2 * 64 * 64
+
+
+def pretrained(folder, tokenizer=True):
+    """A folder as a pretrained encoder comes: a body without a head, and its tokenizer."""
+    reader = judgement_tokenizer()
+    small_model("bert", vocab_size=len(reader)).bert.save_pretrained(folder)
+    if tokenizer:
+        reader.save_pretrained(folder)
+    return folder
+
+
+def test_a_loaded_model_trains_with_its_dropout_from_every_first_step(tmp_path):
+    """transformers loads a model for evaluation. Whether a run measures attention, or was cut, must not show."""
+    name = str(pretrained(tmp_path / "bert"))
+    common = {"checkpoint": {"every": 10}, "train": {"max_steps": 20}}
+
+    def run(place, **changes):
+        given = fields(tmp_path / place, **common, **changes) | {"model": {"name": name}}
+        return written(tmp_path / place / "run.yaml", given), config(tmp_path / place).folder
+
+    whole, unmeasured, cut = run("whole"), run("unmeasured", eval={"probe": 0}), run("cut")
+    for file, _ in (whole, unmeasured):
+        finished("train", file, "-q")
+    assert final_tensors(unmeasured[1]) == final_tensors(whole[1])
+    assert start("train", cut[0], "-q", sabotage=Death(60)).wait() == -9
+    assert [path.name for path in list_checkpoints(cut[1] / "checkpoints")] == ["step-00000010"]
+    finished("train", cut[0], "-q")
+    assert_same_run(cut[1], whole[1])
+
+
+@pytest.mark.parametrize("classes", [("bad", "good"), ("negative", "positive"), ("one", "two", "three")])
+def test_a_head_that_is_kept_under_other_names_is_said(classes, tmp_path):
+    """A classifier of as many classes goes on with its head; one of others gets a new one."""
+    folder = pretrained(tmp_path / "body")
+    names = dict(enumerate(classes))
+    body = small_model("bert", vocab_size=len(judgement_tokenizer()), id2label=names)
+    body.save_pretrained(folder)
+    changes = fields(tmp_path)
+    changes["model"] = {"name": str(folder)}
+    run = oelm.RunConfig.load(changes)
+    task = open_task(run)
+    told = [line for line in task.warnings() if "its head is kept" in line]
+    expected = "its classes bad, good are now negative, positive, in that order"
+    assert [expected in line for line in told] == ([True] if classes[0] == "bad" else [])
+    kept = torch.equal(task.build_model(run).classifier.weight, body.classifier.weight)
+    assert kept == (len(classes) == 2)
+
+
+def test_a_pretrained_body_keeps_its_weights_and_gets_a_seeded_head(tmp_path):
+    folder = pretrained(tmp_path / "body")
+    changes = fields(tmp_path, method="oelm-exact")
+    changes["model"] = {"name": str(folder)}
+    run = oelm.RunConfig.load(changes)
+    task = open_task(run)
+    model, again = task.build_model(run), task.build_model(run)
+    assert torch.equal(model.classifier.weight, again.classifier.weight)
+    other = oelm.RunConfig.load({**changes, "seed": 1})
+    assert not torch.equal(model.classifier.weight, task.build_model(other).classifier.weight)
+    from transformers import BertModel
+
+    plain = BertModel.from_pretrained(folder).state_dict()
+    assert all(torch.equal(model.bert.state_dict()[name], value) for name, value in plain.items())
+    batch = task.batch(0, 8)
+    batch.pop("labels")
+    model.eval()
+    with torch.no_grad():
+        before = model(**batch).logits
+        oelm.apply(model, "oelm-exact", 0)
+        torch.testing.assert_close(model(**batch).logits, before, rtol=1e-5, atol=1e-5)
+
+
+HEART = {"data": {"fraction": 0.02}, "train": {"max_steps": 60}, "eval": {"every": 60}}  # few rows, known by heart
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "oelm-gpt", "oelm-gpt-rotary"])
+def test_the_export_runs_in_a_plain_pipeline(family, tmp_path):
+    changes = fields(tmp_path, method="oelm-freeze", **HEART)
+    changes["model"] = {"name": f"random:{family}"}
+    run = oelm.RunConfig.load(changes)
+    oelm.train(run, quiet=True)
+    finished("export", run.folder, tmp_path / "plain")
+    texts = open_task(run).data.splits["train"].texts[:4]
+    ours = [predict_one(run.folder, text) for text in texts]
+    assert len({round(one["probabilities"]["positive"], 3) for one in ours}) > 1, "it tells texts apart"
+    script = (
+        "import sys, json; from transformers import pipeline; "
+        f"judge = pipeline('text-classification', model={str(tmp_path / 'plain')!r}, device='cpu'); "
+        f"found = [judge(text)[0] for text in {texts!r}]; "
+        "assert 'oelm' not in sys.modules; print(json.dumps(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    for one, other in zip(ours, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert other["label"] == one["label"]
+        assert other["score"] == pytest.approx(one["probabilities"][one["label"]], abs=1e-4)
+
+
+def test_a_run_that_has_not_started_has_no_model_to_ask(tmp_path):
+    run = config(tmp_path)
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text(json.dumps(run.to_dict()))
+    with pytest.raises(oelm.OelmError, match=r"has no model yet: the run has not started"):
+        predict_one(run.folder, "fine")
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "qwen2", "gptj"])
+def test_predict_reads_a_pair_as_training_did(family, tmp_path):
+    changes = fields(tmp_path, task={"name": "builtin:inference"}, **HEART)
+    changes["model"] = {"name": f"random:{family}"}
+    run = oelm.RunConfig.load(changes)
+    oelm.train(run, quiet=True)
+    task, model = open_task(run), load_run(run.folder)
+    split = task.data.splits["validation"]
+    for row, place in enumerate(task.in_turn[:4]):
+        batch = task.validation(row, 1, 1)
+        batch.pop("labels")
+        with torch.no_grad():
+            expected = torch.softmax(model(**batch).logits[0], -1).tolist()
+        found = predict_one(run.folder, split.texts[place], split.pairs[place])["probabilities"]
+        assert list(found.values()) == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(oelm.OelmError, match="judges pairs of texts: give two"):
+        predict_one(run.folder, "one text")
+    with pytest.raises(oelm.OelmError, match="the text is empty"):
+        predict_one(run.folder, " ", "x")
+
+
+def own_files(place):
+    """The user's own files, with a split that is only reported, and the fields of a run on them."""
+    from oelm.data.synthetic.judgements import judgement_tokenizer
+
+    (place / "data").mkdir()
+    for split, size in (("train", 64), ("validation", 24), ("test", 50)):
+        rows = [f"{split} film {'good' if i % 2 else 'bad'} {'so ' * (i % 9)}{i},{i % 2}" for i in range(size)]
+        (place / f"data/{split}.csv").write_text("\n".join(["text,label", *rows, ""]))
+    judgement_tokenizer().save_pretrained(place / "reader")
+    model = {"tokenizer": str(place / "reader")}
+    return {"task": {"name": "folder"}, "data": {"path": str(place / "data")}, "model": model}
+
+
+def test_other_splits_are_evaluated_whole_with_the_best_model(tmp_path):
+    changes = {**own_files(tmp_path), "eval": {"sequences": 10, "every": 10}}
+    result = run_here(tmp_path, **changes)
+    test = result["evaluations"]["test"]
+    assert test["n"] == 50, "all of it, although validation looks at 10"
+    assert test["majority"] == {"label": "0", "accuracy": 0.5}
+    assert test["step"] == result["best"]["step"]
+    assert result["best"]["n"] == 10
+    again = evaluate_run(config(tmp_path, **changes).folder)
+    assert again["n"] == 24
+    assert again["evaluations"]["test"]["confusion"] == test["confusion"]
+
+
+def test_other_splits_are_not_evaluated_with_the_best_model_of_an_earlier_part(tmp_path, monkeypatch):
+    changes = {**own_files(tmp_path), "eval": {"every": 10, "choose": "loss"}, "checkpoint": {"every": 12}}
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "_log", fails_at(14, engine._log))
+        with pytest.raises(KeyboardInterrupt):
+            run_here(tmp_path, **{**changes, "log": {"every": 1}})
+    changes["checkpoint"] = {"every": 12, "best": False}
+    result = run_here(tmp_path, **changes)
+    assert (result["best"]["step"], result["evaluations"]["test"]["step"]) == (30, 30)
+    (note,) = result["notes"]
+    assert note.startswith("best/ is of step 10, and the best validation was at step 30")
+    with pytest.warns(UserWarning, match="the last checkpoint's model is taken"):
+        again = evaluate_run(config(tmp_path, **changes).folder)
+    assert again["evaluations"]["test"]["confusion"] == result["evaluations"]["test"]["confusion"]
+
+
+def fails_at(step, function):
+    def failing(run, *arguments):
+        if run.state.step == step:
+            raise KeyboardInterrupt
+        return function(run, *arguments)
+
+    return failing
+
+
+def test_a_run_that_keeps_no_best_model_is_evaluated_asked_and_exported(tmp_path):
+    changes = {**own_files(tmp_path), "checkpoint": {"best": False}}
+    result = run_here(tmp_path, **changes)
+    assert result["evaluations"]["test"]["step"] == result["steps"]
+    run = config(tmp_path, **changes).folder
+    assert predict_one(run, "film good")["label"] in ("0", "1")
+    finished("export", run, tmp_path / "plain")
+    assert (tmp_path / "plain/tokenizer.json").is_file()
+
+
+# The command line
+
+
+def test_the_command_trains_and_answers(tmp_path):
+    small = [f"model.fields={json.dumps({'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 2})}"]
+    options = ["train.max_steps=6", "eval.sequences=50", "eval.every=6", "train.device=cpu", *small]
+    command = ["finetune", "builtin:inference", "--model", "random:bert", "--output", tmp_path, "method=oelm-freeze"]
+    process = finished(*command, "--recipe", "reference", *options, "--quiet")
+    assert set(json.loads(process.output.splitlines()[-1])) == {
+        "val_loss",
+        "accuracy",
+        "best_accuracy",
+        "steps",
+        "tokens",
+    }
+    run = tmp_path / "builtin-inference/oelm-freeze/seed-0"
+    assert read(run / "config.json")["optimizer"]["learning_rate"] == 1e-4
+    answer = json.loads(finished("predict", run, "tom has a ball", "tom has nothing").output)
+    assert answer["label"] in ("entailment", "neutral", "contradiction")
+    assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
+    again = json.loads(finished("eval", run).output)
+    assert again["examples"] == 400, "all of them"
+    refused = start("generate", run)
+    assert refused.wait() == 2
+    assert "use `oelm predict`" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rate"),
+    [
+        (["--method", "oelm-freeze"], 1e-4),
+        (["method=oelm-freeze"], 1e-4),
+        (["method=baseline"], 2e-5),
+        (["method=oelm-freeze", "optimizer.learning_rate=3e-3"], 3e-3),
+        (["method=oelm-freeze", "optimizer={learning_rate: 3.0e-3}"], 3e-3),
+    ],
+)
+def test_the_reference_rate_is_that_of_the_method_unless_one_is_given(arguments, rate, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(commands, "_train", lambda config, quiet: chosen.append(config.optimizer.learning_rate))
+    command = ["finetune", "sst2", "--recipe", "reference", "--out", "there", *arguments]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert chosen == [rate]
+
+
+def test_the_command_takes_a_method_file_with_changes(tmp_path):
+    (tmp_path / "method.yaml").write_text("preset: oelm-freeze\nlayers: last:1\n")
+    options = ["train.max_steps=2", "eval.sequences=8", "train.device=cpu", "method.k.scale=2", "--quiet"]
+    command = ["finetune", "builtin:sentiment", "--model", "random:bert", "--output", tmp_path]
+    finished(*command, "--method", tmp_path / "method.yaml", *options)
+    (config,) = tmp_path.glob("builtin-sentiment/custom-*/seed-0/config.json")
+    method = read(config)["method"]
+    assert (method["layers"], method["k"]["scale"], method["q"]["frozen"]) == ("last:1", 2, True)

@@ -1,0 +1,158 @@
+"""Text to text: encoder-decoders learn to write answers, with each kind of attention frozen apart or together."""
+
+from __future__ import annotations
+
+import pytest
+
+import oelm
+from oelm.errors import DataError
+from oelm.evaluation.trained import evaluate_run, load_run, predict_one
+from oelm.runs.folder import read_metrics
+from oelm.training.engine import train
+from oelm.training.tasks.open import open_task
+from oelm.training.tasks.text2text import judged
+from tests.support.finetuning import fields, labelled_folder
+from tests.support.training import read
+
+pytest.importorskip("sacrebleu")
+
+
+def text_run(output, family="t5", **changes):
+    base = fields(output, task={"name": "builtin:sentiment", "form": "text"}, **changes)
+    base["eval"]["generations"] = 20
+    base["model"] = {"name": f"random:{family}"}
+    return base
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("attention", ["all", ["encoder"], ["decoder"], ["cross"]])
+def test_answers_are_learned_and_judged(family, attention, tmp_path):
+    method = {"preset": "oelm-freeze", "attention": attention}
+    run = oelm.RunConfig.load(text_run(tmp_path, family, method=method, train={"max_steps": 20}))
+    result = train(run, quiet=True)
+    losses = [line["loss"] for line in read_metrics(run.folder) if line["kind"] == "train"]
+    assert losses[-1] < losses[0]
+    assert result["task"]["kind"] == "text2text"
+    assert {"loss", "exact_match", "chrf", "bleu", "written"} <= set(result["last"])
+    assert result["last"]["written"] == 20
+    kinds = {row["kind"] for row in read(run.folder / "audit.json")["rows"] if row["frozen"] and row["role"] == "q"}
+    assert kinds == ({"encoder", "decoder", "cross"} if attention == "all" else set(attention))
+    oelm.verify(load_run(run.folder))
+
+
+def test_the_loss_is_over_the_answers_tokens(tmp_path):
+    task = open_task(oelm.RunConfig.load(text_run(tmp_path)))
+    batch = task.batch(0, 16)
+    assert task.targets(0, 16) == int((batch["labels"] != -100).sum())
+    assert task.tokens(0, 16) == task.targets(0, 16) + int(batch["attention_mask"].sum())
+
+
+def test_a_trained_one_writes_an_answer(tmp_path):
+    run = oelm.RunConfig.load(text_run(tmp_path, train={"max_steps": 120, "batch_size": 32}, eval={"every": 60}))
+    result = train(run, quiet=True)
+    assert result["exact_match"] > 0.2, "it has learned to write one of two words"
+    assert predict_one(run.folder, "the film is good")["answer"] in ("positive", "negative")
+    assert evaluate_run(run.folder)["exact_match"] > 0.2
+
+
+def test_the_users_own_columns(tmp_path):
+    (tmp_path / "pairs").mkdir()
+    for split, size in (("train", 60), ("validation", 12)):
+        rows = "".join(f"film {split} good {i},story {i % 3}\n" for i in range(size))
+        (tmp_path / f"pairs/{split}.csv").write_text(f"question,answer\n{rows}")
+    from oelm.data.synthetic.judgements import judgement_tokenizer
+
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    columns = {"name": "folder", "form": "text", "source": "question", "target": "answer"}
+    base = text_run(tmp_path, train={"max_steps": 4}, eval={"every": 4})
+    base |= {"task": columns, "data": {"path": str(tmp_path / "pairs")}}
+    base["model"]["tokenizer"] = str(tmp_path / "reader")
+    result = train(oelm.RunConfig.load(base), quiet=True)
+    assert result["last"]["written"] == 12
+    assert any(
+        "12 validation target texts (100.0 %) have parts that the tokenizer does not know" in one
+        for one in result["warnings"]
+    )
+    base["task"] = {**columns, "target": "reply"}
+    with pytest.raises(DataError, match="reply"):
+        open_task(oelm.RunConfig.load(base))
+
+
+def test_what_is_judged_does_not_depend_on_the_order_of_the_rows(tmp_path):
+    """A file that is sorted by answer would have one of them in its first rows, and always writing that scored all."""
+    from oelm.data.synthetic.judgements import judgement_tokenizer
+
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    seen = []
+    for name, order in (("sorted", sorted), ("as-made", list)):
+        base = text_run(tmp_path / f"runs-{name}", train={"max_steps": 2}, eval={"every": 2, "sequences": 30})
+        folder = labelled_folder(tmp_path / name, ("source", "target"), order)
+        base |= {"task": {"name": "folder", "form": "text"}, "data": {"path": str(folder)}}
+        base["model"]["tokenizer"] = str(tmp_path / "reader")
+        run = oelm.RunConfig.load(base)
+        task = open_task(run)
+        good, bad = task.judge(["good"] * 20), task.judge(["bad"] * 20)
+        assert 0.2 < good["exact_match"] < 0.8
+        assert good["exact_match"] + bad["exact_match"] == 1.0
+        assert (good["written"], good["held_out"]) == (20, 100)
+        rows = task.validation(0, 30, 30)
+        texts = task.reader.tokenizer.batch_decode(rows["input_ids"], skip_special_tokens=True)
+        seen.append((good, texts, rows["labels"].tolist()))
+        result = train(run, quiet=True)
+        assert (result["last"]["written"], result["last"]["held_out"]) == (20, 100)
+        assert "(20 of 100 answers)" in (run.folder / "train.log").read_text()
+        assert evaluate_run(run.folder)["written"] == 100
+    assert seen[0] == seen[1]
+
+
+def test_answers_that_the_tokenizer_cannot_write_are_refused(tmp_path):
+    """They would all be empty, and a model that writes nothing would have each of them right."""
+    from oelm.data.synthetic.judgements import judgement_tokenizer
+
+    rows = "".join(f"the film is good {i},{i % 2}\n" for i in range(40))
+    (tmp_path / "train.csv").write_text(f"source,target\n{rows}")
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    base = text_run(tmp_path) | {"task": {"name": "folder", "form": "text"}, "data": {"path": str(tmp_path)}}
+    base["model"]["tokenizer"] = str(tmp_path / "reader")
+    with pytest.raises(
+        oelm.ConfigError, match=r"train: the tokenizer knows nothing of \d+ of \d+ answers, such as '[01]'"
+    ):
+        open_task(oelm.RunConfig.load(base))
+
+
+def a_checkpoint(folder, name, **fields):
+    from oelm.data.synthetic.judgements import judgement_tokenizer
+    from oelm.models.small import small_model
+
+    reader = judgement_tokenizer()
+    model = small_model(name, vocab_size=len(reader), pad_token_id=0, eos_token_id=reader.sep_token_id, **fields)
+    reader.save_pretrained(folder)
+    return model
+
+
+def test_settings_of_generation_that_came_with_a_checkpoint_are_let_go(tmp_path):
+    model = a_checkpoint(tmp_path / "bart", "bart")
+    model.generation_config.num_beams = 4
+    model.generation_config.no_repeat_ngram_size = 3
+    model.save_pretrained(tmp_path / "bart")
+    run = oelm.RunConfig.load(text_run(tmp_path) | {"model": {"name": str(tmp_path / "bart")}})
+    built = open_task(run).build_model(run)
+    assert built.generation_config.num_beams == 1
+    assert not built.generation_config.no_repeat_ngram_size
+
+
+def test_a_t5_that_lacks_a_layer(tmp_path):
+    a_checkpoint(tmp_path / "t5", "t5").save_pretrained(tmp_path / "t5")
+    config = (tmp_path / "t5/config.json").read_text()
+    (tmp_path / "t5/config.json").write_text(config.replace('"num_layers": 2', '"num_layers": 3'))
+    run = oelm.RunConfig.load(text_run(tmp_path) | {"model": {"name": str(tmp_path / "t5")}})
+    with pytest.raises(oelm.OelmError, match="weights are not in the checkpoint"):
+        open_task(run).build_model(run)
+
+
+def test_judging_by_hand():
+    figures = judged(["a cat sat", "dogs"], ["a cat sat", "cats"])
+    assert figures["exact_match"] == 0.5
+    assert 0 < figures["chrf"] < 100
+    assert judged(["the same words here", "and here too"], ["the same words here", "and here too"])["chrf"] == 100.0
+    assert judged([], []) == {}

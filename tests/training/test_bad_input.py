@@ -1,0 +1,404 @@
+"""Input that cannot work: one clear line before any training, exit code 2, and nothing on the disk is overwritten."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from oelm.base.files import parse_yaml
+from oelm.cli.app import app
+from oelm.config import RunConfig, TrainConfig
+from oelm.errors import ConfigError
+from oelm.method.spec import PRESETS, Method
+from tests.support.training import config, oelm, tiny, token_folder, written
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch):
+    """`oelm train` on a tiny run with changes, in this process: its error line. No step may be taken."""
+    from oelm.training.step import Stepper
+
+    def never(*_):
+        raise AssertionError("a step was taken")
+
+    monkeypatch.setattr(Stepper, "step", never)
+
+    def run(*overrides: str, **changes: object) -> str:
+        fields = tiny(tmp_path / "runs", **changes)
+        done = CliRunner().invoke(app, ["train", str(written(tmp_path / "run.yaml", fields)), *overrides])
+        assert done.exit_code == 2, (done.output, done.exception)
+        assert done.stdout == ""
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1, done.stderr
+        assert lines[0].startswith("oelm: ")
+        assert not (tmp_path / "runs").exists(), "nothing stays of a run that was refused"
+        return lines[0]
+
+    return run
+
+
+def test_as_a_user_sees_it(tmp_path):
+    """In a process of its own: no traceback, and not even a folder is made."""
+    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs", train={"max_step": 10}))
+    process = oelm("train", file)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert out == ""
+    assert said.startswith(f"oelm: {file}: train.max_step: unknown key. Did you mean 'max_steps'? Known keys: ")
+    assert len(said.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["optimiser.learning_rate=1"], "optimiser: unknown key. Did you mean 'optimizer'?"),
+        (["optimizer.learning_rat=1"], "optimizer.learning_rat: unknown key. Did you mean 'learning_rate'?"),
+        (["method.laers=last:1"], "laers: unknown key. Did you mean 'layers'?"),
+        (["method=oelm-frezee"], "'oelm-frezee'. Did you mean 'oelm-freeze'?"),
+        (["optimizer.learning_rate=0"], "optimizer.learning_rate: Input should be greater than 0 (got 0)"),
+        (["optimizer.learning_rate=fast"], "optimizer.learning_rate"),
+        (["train.max_steps=0"], "train.max_steps: Input should be greater than 0 (got 0)"),
+        (["train.max_steps=1.5"], "train.max_steps"),
+        (["train.max_steps=true"], "train.max_steps: should be a number (got True)"),
+        (["optimizer.learning_rate=false"], "optimizer.learning_rate: should be a number (got False)"),
+        (["train.precision=float16"], "train.precision: Input should be 'auto', 'float32' or 'bfloat16'"),
+        (["train.batch_size=16", "train.micro_batch_size=5"], "train.batch_size 16 is not a multiple of"),
+        (["experiment=../escape"], "experiment"),
+        (["train.max_steps"], "'train.max_steps': an override is key=value"),
+        (["=3"], "an override is key=value"),
+        (["eval.targets=[a]"], "eval.targets"),
+        (["eval.targets=[5, -3]"], "eval.targets.1: Input should be greater than 0 (got -3)"),
+        (["train=3"], "train: should be a section with settings of its own (got 3)"),
+        (["eval.every=0"], "eval.every: Input should be greater than 0 or 'epoch' (got 0)"),
+        ([f"seed={10**30}"], "seed: Input should be less than"),
+        (["seed=-1"], "seed: Input should be greater than or equal to 0 (got -1)"),
+        (["data.seed=-1"], "data.seed: Input should be greater than or equal to 0 (got -1)"),
+        ([f"train.batch_size={10**30}"], "train.batch_size: Input should be less than"),
+    ],
+)
+def test_a_config_that_cannot_be(overrides, says, refused):
+    assert says in refused(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("a: [", "not YAML or JSON"),
+        ("- 1\n- 2", "a config is a mapping"),
+        ("", "a config is a mapping"),
+        ("!!python/object/apply:os.getcwd []", "not YAML or JSON"),
+        ("seed: 2026-13-45", "not YAML or JSON (month must be in 1..12)"),
+        ("a: " + "[" * 5000, "not YAML or JSON (nested too deeply)"),
+        ("seed: 1\ntrain: {}\nseed: 2", "run.yaml: not YAML or JSON (line 3: the key 'seed' is there already, on line"),
+        ("train:\n  epochs: 1\n  epochs: 1", "line 3: the key 'epochs' is there already, on line 2"),
+        ('{"seed": 1, "seed": 2}', "line 1: the key 'seed' is there already, on line 1"),
+    ],
+)
+def test_a_file_that_is_no_config(content, says, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(content)
+    done = CliRunner().invoke(app, ["train", str(file)])
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    missing = CliRunner().invoke(app, ["train", str(tmp_path / "none.yaml")])
+    assert missing.exit_code == 2
+    assert "none.yaml: cannot be read (No such file or directory)" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}",
+        "a: &a {x: 1}\nb: &b {x: 2}\nc: {<<: [*a, *b], x: 3}\nd: {<<: *a, <<: *b}",
+        # What is merged from the inside is filled up before its own turn comes.
+        "deep: {er: {a: &a {<<: {x: 1}, x: 2}}}\nb: {<<: *a, x: 3}\nc: *a",
+        "=: 1\n1: one\n'1': also one",
+        "same: [{x: 1}, {x: 2}]",
+    ],
+)
+def test_what_yaml_merges_is_no_repeated_key(text):
+    assert parse_yaml(text) == yaml.safe_load(text)
+
+
+def test_a_repeated_key_is_one_however_it_is_written():
+    for text in ("1: a\n0x1: b", "a: 1\n'a': 2", "x: [{b: {c: 1, c: 1}}]", "a: &a {x: 1}\nb: {<<: *a, x: 2, x: 3}"):
+        with pytest.raises(ValueError, match=r"line \d: the key .* is there already, on line \d; keep one"):
+            parse_yaml(text)
+
+
+def test_settings_without_a_config():
+    done = CliRunner().invoke(app, ["train", "seed=4", "output=x"])
+    assert done.exit_code == 2
+    assert "the config file comes first, as in oelm train run.yaml seed=4" in done.stderr
+
+
+# Data
+
+
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(token_folder(), tmp_path / "tokens"))
+
+
+def test_data_that_is_not_there(tmp_path, refused):
+    assert "nowhere: no such folder; prepare the data first" in refused(f"data.path={tmp_path / 'nowhere'}")
+    assert "no built-in data called 'storys'" in refused("data.path=builtin:storys")
+    assert "not a prepared data folder" in refused(f"data.path={tmp_path}")
+
+
+def test_a_token_file_that_is_missing_or_cut(tmp_path, refused):
+    tokens = copied(tmp_path)
+    content = (tokens / "train.bin").read_bytes()
+    (tokens / "train.bin").write_bytes(content[:-1000])
+    assert "train.bin: truncated" in refused(f"data.path={tokens}")
+    (tokens / "train.bin").unlink()
+    assert "train.bin: missing" in refused(f"data.path={tokens}")
+
+
+def test_tokens_that_are_not_what_their_header_says(tmp_path, refused):
+    """A record names the data by its hashes, so they have to be those of what was learned from."""
+    tokens = copied(tmp_path)
+    content = bytearray((tokens / "val.bin").read_bytes())
+    content[:2], content[2:4] = content[2:4], content[:2]
+    (tokens / "val.bin").write_bytes(content)
+    assert "the tokens have sha256" in refused(f"data.path={tokens}")
+
+
+def test_a_tokenizer_that_is_missing_or_anothers(tmp_path, refused):
+    tokens = copied(tmp_path)
+    file = tokens / "tokenizer/tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["merges"].pop()
+    file.write_text(json.dumps(content))
+    assert "the tokens were made with" in refused(f"data.path={tokens}")
+    shutil.rmtree(file.parent)
+    assert f"{file.parent}: no tokenizer.json" in refused(f"data.path={tokens}")
+
+
+def test_data_without_validation(tmp_path, refused):
+    tokens = copied(tmp_path)
+    header = json.loads((tokens / "data.json").read_text())
+    del header["splits"]["val"]
+    (tokens / "data.json").write_text(json.dumps(header))
+    assert "no validation tokens" in refused(f"data.path={tokens}")
+
+
+def test_a_corpus_shorter_than_one_window(refused):
+    said = refused("data.sequence_length=100000")
+    assert "100,001 tokens, the training text has" in said
+    assert "the first 0.0001 of" in refused("data.fraction=0.0001")
+
+
+def test_a_sequence_longer_than_the_positions(refused):
+    said = refused("model.fields.max_position_embeddings=16")
+    assert "data.sequence_length 32 is more than the model's 16 positions" in said
+
+
+def test_a_vocabulary_larger_than_the_models(refused):
+    said = refused("model.fields.vocab_size=399")
+    assert "its vocabulary has 399 entries, the token file's has 400" in said
+    assert "another tokenizer" in said
+
+
+# The model and the method
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["model.name=gpt:tinny"], "no GPT size 'tinny'. Did you mean 'tiny'?"),
+        (["model.fields.n_head=2"], "unknown field 'n_head'"),
+        (["model.fields.hidden_sise=2"], "unknown field 'hidden_sise'. Did you mean 'hidden_size'?"),
+        (["model.fields.num_attention_heads=5"], "hidden_size 32 is not a multiple of 5 heads"),
+        (["model.fields.num_attention_heads=0"], "num_attention_heads"),
+        (["model.fields.hidden_size=wide"], "hidden_size"),
+        (["model.fields.hidden_size=-32"], "hidden_size"),
+        (["model.fields.num_hidden_layers=0"], "num_hidden_layers"),
+        (["model.fields.intermediate_size=0"], "intermediate_size"),
+        (["model.fields.dropout=1.5"], "dropout"),
+        (["model.fields.positions=relative"], "positions 'relative': use 'learned' or 'rotary'"),
+        (["model.name=random:bert", "model.fields={}"], "model.name random:bert: BertForSequenceClassification"),
+        (["model.name=random:gpt2"], "model.fields: gpt2 has no field 'dropout'"),
+        (["model.name=/nowhere/model", "model.fields={}"], "/nowhere/model: no such folder"),
+        (["method={preset: oelm-freeze, layers: [5]}"], "layers [5] are out of range: the model has layers 0 to 1"),
+        (
+            ["method={preset: oelm-freeze, schedule: {kind: unfreeze, steps: [12]}}"],
+            "method.schedule: step 12 is past the run's 12 steps",
+        ),
+        (
+            ["method={preset: oelm-freeze, schedule: {kind: unfreeze, steps: [2, 3, 4]}}"],
+            "3 steps of 1 layers, but only 2 layers are frozen",
+        ),
+    ],
+)
+def test_a_model_or_method_that_cannot_be(overrides, says, refused, tmp_path):
+    if "model.fields={}" in overrides:  # an override adds to the fields: leave them out altogether
+        fields = tiny(tmp_path / "runs")
+        fields["model"] = {"name": overrides[0].partition("=")[2]}
+        done = CliRunner().invoke(app, ["train", str(written(tmp_path / "run.yaml", fields))])
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+        assert says in done.stderr
+    else:
+        assert says in refused(*overrides)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_there(tmp_path, refused):
+    said = refused("train.device=cuda")
+    assert "train.device is 'cuda', but torch sees no CUDA device here; use 'auto' or 'cpu'" in said
+    assert not (tmp_path / "runs").exists()
+
+
+# The study's names
+
+
+@pytest.mark.parametrize(
+    ("names", "preset"),
+    [
+        ({"model_type": "gpt"}, "baseline"),
+        ({"model_type": "oelm"}, "oelm-freeze"),
+        ({"model_type": "oelm", "freeze_qk": True}, "oelm-freeze"),
+        ({"freeze_qk": True, "ortho_method": "global"}, "oelm-global"),
+        ({"model_type": "oelm", "ortho_method": "normal"}, "oelm-random"),
+        ({"model_type": "oelm", "freeze_qk": False}, "oelm-nofreeze"),
+        ({"model_type": "oelm", "method": "oelm-freeze"}, "oelm-freeze"),
+    ],
+)
+def test_the_studys_names(names, preset):
+    assert RunConfig.load(names).method == PRESETS[preset]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ({"model_type": "gpt", "freeze_qk": True}, "not allowed with freeze_qk or ortho_method"),
+        ({"model_type": "bert"}, "model_type 'bert': use 'gpt' or 'oelm'"),
+        ({"ortho_method": "polar"}, "ortho_method 'polar': use one of qr"),
+        ({"ortho_method": ["qr"]}, "ortho_method ['qr']: use one of qr"),
+        ({"freeze_qk": 0}, "freeze_qk 0: use true or false"),
+        ({"freeze_qk": "false"}, "freeze_qk 'false': use true or false"),
+        (
+            {"model_type": "oelm", "freeze_qk": True, "method": "baseline"},
+            "model_type: oelm, freeze_qk: True means method 'oelm-freeze', but method is 'baseline': give one of",
+        ),
+    ],
+)
+def test_the_studys_names_contradicting_each_other(names, says):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.load(names)
+    assert says in str(error.value)
+
+
+# What a config is
+
+
+def test_an_override_changes_a_section_that_is_given_by_a_name_or_an_object():
+    """It replaced the name: a task sst2 with one more field became a language model on stories."""
+    task = RunConfig.load({"task": "sst2"}, ["task.revision=v1"]).task
+    assert (task.name, task.revision, task.kind) == ("sst2", "v1", "classification")
+    frozen = Method.load({"preset": "oelm-freeze", "layers": "last:1"})
+    assert RunConfig.load({"method": "oelm-freeze"}, ["method.layers=last:1"]).method == frozen
+    assert RunConfig.load({"method": PRESETS["oelm-freeze"]}, ["method.layers=last:1"]).method == frozen
+    train = RunConfig.load({"train": TrainConfig(max_steps=7)}, ["train.batch_size=4"]).train
+    assert (train.max_steps, train.batch_size) == (7, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "override", "says"),
+    [
+        ({"model": "random:bert"}, "model.revision=v1", "model.revision: model is 'random:bert', which has no fields"),
+        ({"seed": 3}, "seed.data=1", "seed.data: seed is 3, which has no fields to set"),
+        ({}, "task.text=review", "task: text, pair and label name columns"),
+    ],
+)
+def test_an_override_hides_no_mistake(fields, override, says):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.load(fields, [override])
+    assert says in str(error.value)
+
+
+def test_a_mistake_in_an_override_is_not_laid_to_the_file(tmp_path):
+    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
+    with pytest.raises(ConfigError) as error:
+        RunConfig.load(file, ["seed=1", "out=runs"])
+    assert str(error.value).startswith(f"{file} with seed=1 out=runs: out: unknown key. Did you mean 'output'?")
+
+
+def test_the_id_is_of_what_changes_a_number(tmp_path):
+    base = config(tmp_path)
+    same = [
+        config(tmp_path / "elsewhere"),
+        config(tmp_path, log={"every": 99, "note": "x", "trackers": ["wandb"]}),
+        config(tmp_path, checkpoint={"every": 99, "keep": 3, "best": False, "resume": "never"}),
+    ]
+    assert {run.id for run in same} == {base.id}
+    changes = [
+        {"experiment": "other"},
+        {"seed": 1},
+        {"model": {"fields": {"dropout": 0.2}}},
+        {"method": "oelm-freeze"},
+        {"method": {"preset": "oelm-freeze", "layers": "last:1"}},
+        {"data": {"sequence_length": 16}},
+        {"data": {"seed": 3}},
+        {"optimizer": {"learning_rate": 0.004}},
+        {"train": {"max_steps": 13}},
+        {"train": {"micro_batch_size": 4}},
+        {"eval": {"sequences": 11}},
+    ]
+    ids = [config(tmp_path, **change).id for change in changes]
+    assert len({base.id, *ids}) == len(changes) + 1
+    assert RunConfig.load(json.loads(base.to_json())) == base
+    assert RunConfig.load(json.loads(base.to_json())).to_json() == base.to_json()
+    assert config(tmp_path, method=PRESETS["oelm-core"].model_dump()).id == config(tmp_path, method="oelm-core").id
+
+
+def test_a_runs_folder(tmp_path):
+    assert config(tmp_path, seed=3).folder == tmp_path / "run/baseline/seed-3"
+    custom = config(tmp_path, method={"preset": "oelm-freeze", "layers": "last:1"}).folder
+    other = config(tmp_path, method={"preset": "oelm-freeze", "layers": "first:1"}).folder
+    assert custom.parent.name.startswith("custom-")
+    assert custom != other
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "value"),
+    [
+        ("optimizer.learning_rate=3e-4", ("optimizer", "learning_rate"), 3e-4),
+        ("optimizer.learning_rate=1E-3", ("optimizer", "learning_rate"), 1e-3),
+        ("optimizer.learning_rate=.002", ("optimizer", "learning_rate"), 0.002),
+        ("train.max_steps=100", ("train", "max_steps"), 100),
+        ("train.micro_batch_size=null", ("train", "micro_batch_size"), None),
+        ("train.gradient_checkpointing=true", ("train", "gradient_checkpointing"), True),
+        ("eval.targets=[10, 5.5]", ("eval", "targets"), (10.0, 5.5)),
+        ("log.note=nan is not a number", ("log", "note"), "nan is not a number"),
+        ("log.note=nan", ("log", "note"), "nan"),
+        ("log.note=a=b", ("log", "note"), "a=b"),
+        ("optimizer.multipliers.q=2", ("optimizer", "multipliers"), {"q": 2.0}),
+        ("data.path=/some/where", ("data", "path"), "/some/where"),
+    ],
+)
+def test_overrides(override, field, value, tmp_path):
+    run = RunConfig.load(tiny(tmp_path), [override])
+    assert getattr(getattr(run, field[0]), field[1]) == value
+
+
+def test_an_override_changes_one_field_and_keeps_the_rest(tmp_path):
+    fields = tiny(tmp_path, method="oelm-freeze")
+    run = RunConfig.load(fields, ["model.fields.dropout=0.5", "method.biases=trained", "method.layers=last:1"])
+    assert run.model.fields == {**fields["model"]["fields"], "dropout": 0.5}
+    assert run.method == PRESETS["oelm-freeze"].model_copy(update={"biases": "trained", "layers": "last:1"})
+    assert RunConfig.load(fields, ["method=oelm-core"]).method == PRESETS["oelm-core"]
+    assert fields["method"] == "oelm-freeze"
+
+
+def test_a_yaml_file_may_write_numbers_as_people_do(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("optimizer:\n  learning_rate: 3e-4\n  weight_decay: 1e-1\n")
+    assert isinstance(yaml.safe_load(file.read_text())["optimizer"]["learning_rate"], str)
+    assert RunConfig.load(file).optimizer.learning_rate == 3e-4
+    assert RunConfig.load(file).optimizer.weight_decay == 0.1

@@ -1,0 +1,783 @@
+"""A run's folder when things go wrong: full disks, cut files, other runs, other processes, trackers that fail."""
+
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import oelm
+from oelm import analysis
+from oelm.base import files
+from oelm.base.files import new_folder, put_in_place, read_json, recover_folder, write_json
+from oelm.config import RunConfig
+from oelm.errors import CheckpointError, ConfigError, FileError
+from oelm.evaluation.trained import load_run
+from oelm.runs import folder as records
+from oelm.runs.folder import RunFolder, differing, read_metrics
+from oelm.training import checkpoint as state
+from oelm.training import engine
+from oelm.training.checkpoint import list_checkpoints
+from oelm.training.engine import train
+from tests.support.training import (
+    Slow,
+    assert_same_run,
+    config,
+    die,
+    final_tensors,
+    finished,
+    mounted,
+    read,
+    run_here,
+    start,
+    tiny,
+    token_folder,
+    written,
+)
+
+
+def names(run: Path) -> list[str]:
+    return [path.name for path in list_checkpoints(run / "checkpoints")]
+
+
+def forget_hash(checkpoint: Path) -> None:
+    """Make a checkpoint one of an older version, which did not write down what its tensors hash to."""
+    content = read_json(checkpoint / "state.json")
+    del content["sha256"]
+    write_json(checkpoint / "state.json", content)
+
+
+class Stop(Exception):
+    """Ends a run where a test wants it."""
+
+
+def cut_at(monkeypatch, step: int) -> None:
+    """End runs in this process at the start of a step, as a bug would."""
+    from oelm.training.step import Stepper
+
+    take = Stepper.step
+
+    def cut(stepper, counters):
+        if counters.step == step:
+            raise Stop
+        take(stepper, counters)
+
+    monkeypatch.setattr(Stepper, "step", cut)
+
+
+@pytest.fixture
+def cut(tmp_path, monkeypatch) -> Path:
+    """A run that ended in its eighth step, with a checkpoint at step 5."""
+    with monkeypatch.context() as patched:
+        cut_at(patched, 7)
+        with pytest.raises(Stop):
+            run_here(tmp_path / "runs")
+    return config(tmp_path / "runs").folder
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [(1, [12]), (2, [10, 12]), (3, [8, 10, 12]), (99, [2, 4, 6, 8, 10, 12])],
+)
+def test_only_so_many_checkpoints_are_kept(keep, expected, tmp_path):
+    run_here(tmp_path, checkpoint={"every": 2, "keep": keep})
+    run = config(tmp_path).folder
+    assert names(run) == [f"step-{step:08d}" for step in expected]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == names(run)
+
+
+def test_without_best_only_checkpoints_are_written(tmp_path):
+    run_here(tmp_path, checkpoint={"best": False})
+    run = config(tmp_path).folder
+    assert not (run / "best").exists()
+    assert load_run(run).config.vocab_size == 400
+
+
+def test_a_best_model_of_an_earlier_part_is_not_taken_for_the_best(cut, tmp_path):
+    """The part that kept best models was cut after step 4, and the one that keeps none was best at step 12."""
+    assert torch.equal(load_run(cut).lm_head.weight, oelm.load(cut / "best").lm_head.weight)
+    result = run_here(tmp_path / "runs", checkpoint={"best": False})
+    assert result["best_step"] == 12
+    says = "is of step 4, and the best validation was at step 12: the last checkpoint's model is taken"
+    with pytest.warns(UserWarning, match=says):
+        assert torch.equal(load_run(cut).lm_head.weight, load_run(cut, last=True).lm_head.weight)
+    (cut / "result.json").unlink()
+    with pytest.warns(UserWarning, match=says):
+        load_run(cut)
+    (cut / "best/step.json").unlink()  # as an older version left it
+    assert torch.equal(load_run(cut).lm_head.weight, oelm.load(cut / "best").lm_head.weight)
+
+
+def test_a_best_model_that_is_newer_than_the_last_checkpoint_is_the_best(tmp_path, monkeypatch):
+    cut_at(monkeypatch, 9)
+    with pytest.raises(Stop):
+        run_here(tmp_path)
+    run = config(tmp_path).folder
+    assert (names(run), read(run / "best/step.json")) == (["step-00000005"], {"step": 8})
+    assert torch.equal(load_run(run).lm_head.weight, oelm.load(run / "best").lm_head.weight)
+
+
+def test_what_is_not_whole_is_not_listed(tmp_path):
+    folder = tmp_path / "checkpoints"
+    for name in ("step-00000002", ".step-00000003.tmp", "step-00000001", "step-100000000", "step-7", "step-00000009"):
+        (folder / name).mkdir(parents=True)
+        if name != "step-00000009":
+            (folder / name / "state.json").write_text("{}")
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000001", "step-00000002", "step-100000000"]
+
+
+def test_an_unexpected_error_leaves_a_run_that_goes_on(cut, tmp_path):
+    assert read(cut / "status.json")["state"] == "failed"
+    assert names(cut) == ["step-00000005"]
+    run_here(tmp_path / "runs")
+    run_here(tmp_path / "whole")
+    assert_same_run(cut, config(tmp_path / "whole").folder)
+    log = (cut / "train.log").read_text()
+    assert "failed: " in log
+    assert "resumed from step 5" in log
+
+
+def test_times_of_two_gpus_are_not_compared(tmp_path, monkeypatch):
+    about, loose = engine.about, {"train": {"max_steps": 24, "deterministic": False}}
+
+    def on(gpu):
+        monkeypatch.setattr(engine, "about", lambda *arguments: {**about(*arguments), "gpu": gpu})
+
+    for folder, changes in ((tmp_path / "loose", loose), (tmp_path / "exact", {})):
+        on("A")
+        with monkeypatch.context() as patched:
+            cut_at(patched, 7)
+            with pytest.raises(Stop):
+                run_here(folder, **changes)
+    on("B")
+    with pytest.raises(ConfigError, match=r"cannot resume exactly: gpu A then, B now"):
+        run_here(tmp_path / "exact")
+    run_here(tmp_path / "loose", **loose)
+    doubt = analysis.load_run(config(tmp_path / "loose", **loose).folder).times_doubt
+    assert doubt == "step 5: went on inexactly: gpu A then, B now; step times are not comparable"
+
+
+def test_a_checkpoint_that_does_not_name_its_gpu_goes_on(cut, tmp_path, monkeypatch):
+    saved = cut / "checkpoints/step-00000005/state.json"
+    content = read_json(saved)
+    del content["about"]["gpu"]
+    write_json(saved, content)
+    about = engine.about
+    monkeypatch.setattr(engine, "about", lambda *arguments: {**about(*arguments), "gpu": "B"})
+    assert run_here(tmp_path / "runs")["notes"] == []
+
+
+def test_a_parameter_that_gets_no_gradient_is_no_obstacle(tmp_path, monkeypatch):
+    """GPT-2's cross-attention trains on what it reads, and a language model gives it nothing to read."""
+    model = {"model": {"name": "random:gpt2-cross", "fields": {"vocab_size": 400}}}
+    runs, whole = (RunConfig.load({**tiny(tmp_path / name), **model}) for name in ("runs", "whole"))
+    with monkeypatch.context() as patched:
+        cut_at(patched, 7)
+        with pytest.raises(Stop):
+            train(runs, quiet=True)
+    train(runs, quiet=True)
+    train(whole, quiet=True)
+    assert_same_run(runs.folder, whole.folder)
+
+
+def test_a_checkpoint_without_the_optimisers_state_is_refused(cut, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    file = cut / "checkpoints/step-00000005/tensors.safetensors"
+    kept = {name: value for name, value in load_file(file).items() if "/transformer.h.0.mlp.fc_in.bias" not in name}
+    kept["model/transformer.h.0.mlp.fc_in.bias"] = load_file(file)["model/transformer.h.0.mlp.fc_in.bias"]
+    save_file(kept, file)
+    forget_hash(file.parent)
+    with pytest.raises(CheckpointError, match=r"3 tensors differ, such as exp_avg/transformer.h.0.mlp.fc_in.bias"):
+        run_here(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["now", "without-them"])
+def test_the_times_of_a_run_that_was_cut_are_those_of_all_its_parts(old, tmp_path, monkeypatch):
+    changes = {"train": {"max_steps": 24}, "checkpoint": {"every": 12}}
+    with monkeypatch.context() as patched:
+        cut_at(patched, 14)
+        with pytest.raises(Stop):
+            run_here(tmp_path, **changes)
+    run = config(tmp_path, **changes).folder
+    saved = run / "checkpoints/step-00000012/state.json"
+    content = read_json(saved)
+    validated = content["seconds_apart"]["validation"]
+    if old:  # as they were written before
+        write_json(
+            saved, {key: value for key, value in content.items() if key not in ("warmup_seconds", "seconds_apart")}
+        )
+    run_here(tmp_path, **changes)
+    timing = read(run / "timing.json")
+    assert (timing["warmup_steps"], timing["steps"]) == (10 if old else 20, 4), "each process warms up"
+    assert timing["seconds_apart"]["validation"] > (0 if old else validated)
+    assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "log"}
+
+
+def test_a_validation_before_the_cut_is_in_the_seconds_of_a_run(tmp_path, monkeypatch):
+    validate = engine.validate
+
+    def slow(*args):
+        time.sleep(0.5)
+        return validate(*args)
+
+    monkeypatch.setattr(engine, "validate", slow)
+    cut_at(monkeypatch, 5)
+    with pytest.raises(Stop):
+        run_here(tmp_path, checkpoint={"every": 4})
+    counters, _, _ = state.read_state(config(tmp_path).folder / "checkpoints/step-00000004")
+    assert counters.seconds > 0.5
+
+
+def test_a_cut_tensor_file_is_a_clear_error(cut, tmp_path):
+    file = cut / "checkpoints/step-00000005/tensors.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+    metrics = (cut / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=r"step-00000005/tensors.safetensors: cannot be read"):
+        run_here(tmp_path / "runs")
+    with pytest.raises(CheckpointError, match=r"step-00000005/tensors.safetensors: cannot be read"):
+        load_run(cut, last=True)
+    assert (cut / "metrics.jsonl").read_bytes() == metrics
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("{", "state.json: cannot be read as JSON"), ("{}", "its format is None; this oelm reads 2")],
+)
+def test_a_damaged_state_file_is_a_clear_error(content, says, cut, tmp_path):
+    (cut / "checkpoints/step-00000005/state.json").write_text(content)
+    with pytest.raises((CheckpointError, FileError), match=says):
+        run_here(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("file", ["state.json", "tensors.safetensors"])
+@pytest.mark.parametrize(("keep", "then"), [(1, "starts from the beginning"), (2, "resumes from step-00000002")])
+def test_the_way_on_from_a_damaged_checkpoint(file, keep, then, tmp_path, monkeypatch):
+    changes = {"checkpoint": {"every": 2, "keep": keep}}
+    with monkeypatch.context() as patched:
+        cut_at(patched, 5)
+        with pytest.raises(Stop):
+            run_here(tmp_path, **changes)
+    newest = config(tmp_path).folder / "checkpoints/step-00000004"
+    os.truncate(newest / file, (newest / file).stat().st_size // 2)
+    with pytest.raises(CheckpointError) as refused:
+        run_here(tmp_path, **changes)
+    assert f"{newest / file}: cannot be read" in str(refused.value)
+    assert str(refused.value).endswith(f"Delete the folder {newest}, and the run {then}")
+    shutil.rmtree(newest)
+    assert run_here(tmp_path, **changes)["steps"] == 12
+    told = (config(tmp_path).folder / "train.log").read_text()
+    assert ("resumed from step 2" in told) == (keep == 2)
+
+
+def test_a_flipped_bit_in_a_frozen_tensor_is_found_on_resume(tmp_path, monkeypatch):
+    from safetensors.torch import load_file, save_file
+
+    with monkeypatch.context() as patched:
+        cut_at(patched, 7)
+        with pytest.raises(Stop):
+            run_here(tmp_path, method="oelm-freeze")
+    run = config(tmp_path, method="oelm-freeze").folder
+    file = run / "checkpoints/step-00000005/tensors.safetensors"
+    tensors = load_file(file)
+    tensors["model/transformer.h.1.attn.k_proj.weight"][3, 3] += 1e-3
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"tensors.safetensors: has changed since it was written\. Delete the"):
+        run_here(tmp_path, method="oelm-freeze")
+    forget_hash(file.parent)
+    from oelm.errors import FreezeError
+
+    with pytest.raises(FreezeError, match=r"h.1.attn.k_proj.weight: its content changed"):
+        run_here(tmp_path, method="oelm-freeze")
+
+
+def test_a_checkpoint_that_lost_its_state_is_not_passed_over(cut, tmp_path):
+    lost = cut / "checkpoints/step-00000005"
+    (lost / "state.json").unlink()
+    with pytest.raises(CheckpointError) as refused:
+        run_here(tmp_path / "runs")
+    assert str(refused.value) == (
+        f"{lost / 'state.json'}: missing. Delete the folder {lost}, and the run starts from the beginning"
+    )
+
+
+def test_metrics_that_are_gone_are_told(cut, tmp_path):
+    (cut / "metrics.jsonl").unlink()
+    result = run_here(tmp_path / "runs")
+    assert any("metrics.jsonl was gone; the lines before are lost" in note for note in result["notes"])
+
+
+def test_a_damaged_result_says_what_to_do(tmp_path):
+    first = run_here(tmp_path)
+    file = config(tmp_path).folder / "result.json"
+    file.write_text("{")
+    with pytest.raises(FileError, match=r"result.json: cannot .*Delete the file, and the same command writes it"):
+        run_here(tmp_path)
+    file.unlink()
+    assert run_here(tmp_path)["val_loss"] == first["val_loss"]
+
+
+def test_a_checkpoint_of_another_run_is_refused(cut, tmp_path):
+    """Copied there by hand, with the same method or another."""
+    other = config(tmp_path / "other", seed=1)
+    (other.folder / "checkpoints").mkdir(parents=True)
+    shutil.copytree(cut / "checkpoints/step-00000005", other.folder / "checkpoints/step-00000005")
+    with pytest.raises(CheckpointError, match="is of another config"):
+        train(other, quiet=True)
+
+    method = config(tmp_path / "method", method="oelm-core")
+    there = method.folder / "checkpoints/step-00000005"
+    shutil.copytree(cut / "checkpoints/step-00000005", there)
+    content = read_json(there / "state.json")
+    content["about"]["id"] = method.id
+    write_json(there / "state.json", content)
+    with pytest.raises(CheckpointError, match=r"does not fit this run: \d+ tensors differ"):
+        train(method, quiet=True)
+
+
+def test_other_data_under_the_same_name_is_refused(tmp_path, monkeypatch):
+    """Even where inexact resumption is allowed: it would be another run."""
+    tokens = shutil.copytree(token_folder(), tmp_path / "tokens")
+    changes = {"data": {"path": str(tokens)}, "checkpoint": {"resume": "inexact"}}
+    with monkeypatch.context() as patched:
+        cut_at(patched, 7)
+        with pytest.raises(Stop):
+            run_here(tmp_path, **changes)
+    changed = np.fromfile(tokens / "train.bin", "<u2")[::-1].tobytes()  # the same tokens in another order
+    (tokens / "train.bin").write_bytes(changed)
+    content = read_json(tokens / "data.json")
+    content["splits"]["train"]["sha256"] = hashlib.sha256(changed).hexdigest()
+    write_json(tokens / "data.json", content)
+    with pytest.raises(CheckpointError, match=r"the content of data.path .*tokens has changed since"):
+        run_here(tmp_path, **changes)
+
+
+# Disks
+
+
+def test_a_full_disk_is_told_before_anything_is_written(cut, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000_000))
+    told = (
+        r"MB are to be written, 67 MB are to stay free, and the disk has 10\.0 MB; make room and start the run again$"
+    )
+    with pytest.raises(FileError, match=told):
+        run_here(tmp_path / "runs")
+    assert names(cut) == ["step-00000005"]
+    load_run(cut, last=True)
+    monkeypatch.undo()
+    run_here(tmp_path / "runs")
+    run_here(tmp_path / "whole")
+    assert_same_run(cut, config(tmp_path / "whole").folder)
+
+
+def test_a_run_that_could_not_save_itself_takes_no_step(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000_000))
+    with pytest.raises(FileError, match="make room and start the run again"):
+        run_here(tmp_path)
+    assert not read_metrics(config(tmp_path).folder)
+    monkeypatch.undo()
+    assert run_here(tmp_path)["steps"] == 12
+
+
+class NoQuestions:
+    """The check for room is passed: the disk fills up while it is written to."""
+
+    def __call__(self):
+        from oelm.base import files
+        from oelm.training import engine
+
+        files.require_space = state.require_space = engine.require_space = lambda folder, needed: None
+
+
+SAVING = {"checkpoint": {"every": 2, "keep": 5}}
+KEEPING_BEST = {"eval": {"every": 1}, "checkpoint": {"every": 50}}
+LOGGING = {"log": {"every": 1}, "checkpoint": {"every": 500}, "eval": {"every": 500}, "train": {"max_steps": 120}}
+
+
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [("100k", SAVING), ("700k", SAVING), ("1400k", SAVING), ("150k", KEEPING_BEST), ("36k", LOGGING)],
+    ids=["first-checkpoint", "second-checkpoint", "third-checkpoint", "best", "metrics"],
+)
+def test_a_disk_that_fills_up_is_one_clear_line(size, changes, tmp_path):
+    """On a real, tiny file system: no traceback, no half checkpoint, and with room it goes on as if nothing was."""
+    fields = tiny(tmp_path / "disk", **changes)
+    file = written(tmp_path / "run.yaml", fields)
+    with mounted(tmp_path / "disk", f"size={size}"):
+        process = start("train", file, sabotage=NoQuestions())
+        assert process.wait() == 2, process.output
+        assert "Traceback" not in process.output
+        told = [line for line in process.output.splitlines() if line.startswith("oelm: ")]
+        assert len(told) == 1
+        assert "No space left on device" in told[0]
+        run = RunConfig.load(fields).folder
+        whole = ["state.json", "tensors.safetensors"]
+        assert all(sorted(os.listdir(path)) == whole for path in list_checkpoints(run / "checkpoints"))
+        assert [path for path in run.rglob("*.tmp") if path.is_dir()] == [], "what did not fit is not in the way"
+        shutil.copytree(run, tmp_path / "saved")
+    shutil.copytree(tmp_path / "saved", run)
+    finished("train", file)
+    run_here(tmp_path / "whole", **changes)
+    assert_same_run(run, config(tmp_path / "whole", **changes).folder)
+
+
+@pytest.mark.parametrize(("earlier", "kept"), [(False, "there is none before it"), (True, "step-00000005 is intact")])
+def test_a_disk_that_refuses_only_when_flushed_is_a_clear_error(earlier, kept, tmp_path, monkeypatch):
+    """As a network's file system may: every write was taken, and the flush says that there was no room."""
+    if earlier:
+        with monkeypatch.context() as patched:
+            cut_at(patched, 7)
+            with pytest.raises(Stop):
+                run_here(tmp_path)
+    real = files.sync
+
+    def refuse(path):
+        if path.name == "tensors.safetensors":
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        real(path)
+
+    monkeypatch.setattr(files, "sync", refuse)
+    with pytest.raises(CheckpointError, match=rf"cannot be written \(.*quota exceeded\); {kept}$"):
+        run_here(tmp_path)
+
+
+def test_a_read_only_disk_is_a_clear_error(tmp_path):
+    with mounted(tmp_path / "disk", "ro,size=1m"), pytest.raises(FileError, match="Read-only file system"):
+        run_here(tmp_path / "disk")
+
+
+def test_an_output_that_is_a_file_is_a_clear_error(tmp_path):
+    (tmp_path / "runs").write_text("mine")
+    with pytest.raises(FileError, match="cannot be written"):
+        run_here(tmp_path / "runs")
+    assert (tmp_path / "runs").read_text() == "mine"
+
+
+def test_a_folder_that_may_not_be_written_is_a_clear_error(tmp_path, monkeypatch):
+    """As root nothing is forbidden, so the refusal is made here."""
+    real = Path.mkdir
+
+    def refuse(path, *arguments, **options):
+        if "runs" in path.parts:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(FileError, match=r"cannot be written \(Permission denied\)"):
+        run_here(tmp_path / "runs")
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
+    place = tmp_path / "best"
+    with new_folder(place) as folder:
+        (folder / "one").write_text("1")
+    with suppress(Stop), new_folder(place) as folder:
+        (folder / "two").write_text("2")
+        raise Stop
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["best", "one"]
+    with pytest.raises(FileError, match=r"best: cannot be written \(No space"), new_folder(place):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    (tmp_path / "new").mkdir()
+    put_in_place(tmp_path / "new", place)
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    os.replace(place, tmp_path / ".best.old")
+    recover_folder(place)
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+# Other runs, other processes
+
+
+def test_a_folder_of_another_run_is_refused_and_left_alone(tmp_path):
+    run_here(tmp_path)
+    run = config(tmp_path).folder
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "lock"}
+    changes = {"optimizer": {"learning_rate": 0.1}, "train": {"max_steps": 13}, "model": {"fields": {"dropout": 0.3}}}
+    with pytest.raises(ConfigError) as refused:
+        run_here(tmp_path, **changes)
+    message = str(refused.value)
+    assert f"{run}: holds another run" in message
+    assert "model.fields.dropout, optimizer.learning_rate, train.max_steps." in message
+    assert {file: file.read_bytes() for file in before} == before
+    assert run_here(tmp_path)["steps"] == 12, "the refusal let go of the folder"
+
+
+def test_a_run_that_was_refused_before_it_began_can_be_corrected(tmp_path):
+    """A folder made for it goes again; one that was there, a matrix's say, learns why. Neither is in the way."""
+    run = config(tmp_path).folder
+    other = run.parent.with_name("other")
+    other.mkdir(parents=True)
+    for there in (False, True):
+        if there:
+            run.mkdir(parents=True)
+        with pytest.raises(ConfigError, match="more than the model's 16 positions"):
+            run_here(tmp_path, model={"fields": {"max_position_embeddings": 16}})
+        assert [place.exists() for place in (other, run.parent, run)] == [True, there, there]
+    assert "16 positions" in read(run / "status.json")["message"]
+    assert run_here(tmp_path)["steps"] == 12
+
+
+def test_a_run_that_failed_in_its_first_step_can_be_corrected(tmp_path, monkeypatch):
+    """It measured its attention and wrote that down, and yet trained nothing: only its log outlives it."""
+    run = config(tmp_path).folder
+    with monkeypatch.context() as patch:
+        cut_at(patch, step=0)
+        with pytest.raises(Stop):
+            run_here(tmp_path, data={"sequence_length": 48})
+    assert {line["step"] for line in read_metrics(run)} == {0}
+    with pytest.raises(ConfigError, match="16 positions"):
+        run_here(tmp_path, model={"fields": {"max_position_embeddings": 16}})
+    assert sorted(file.name for file in run.glob("*.json*")) == ["config.json", "status.json"], "nothing of the first"
+    assert run_here(tmp_path)["steps"] == 12
+    run_here(tmp_path / "clean")
+    assert_same_run(run, config(tmp_path / "clean").folder)
+    assert "failed: " in (run / "train.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "left", ["a line of metrics", "checkpoints/step-00000001", "checkpoints/.step-00000001.tmp", "best"]
+)
+def test_one_step_on_record_keeps_another_config_out(left, tmp_path):
+    run = config(tmp_path).folder
+    once = RunFolder(config(tmp_path))
+    once.claim()
+    once.start_metrics(0)
+    once.metric("attention", 0, layers=[])
+    if left == "a line of metrics":
+        once.metric("train", 1, loss=1.0)
+    else:
+        (run / left).mkdir()
+    once.close()
+    before = sorted(run.rglob("*")), (run / "config.json").read_bytes(), (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"holds another run; it differs in train\.max_steps"):
+        run_here(tmp_path, train={"max_steps": 13})
+    assert (sorted(run.rglob("*")), (run / "config.json").read_bytes(), (run / "metrics.jsonl").read_bytes()) == before
+
+
+def test_a_live_process_in_its_first_step_keeps_another_config_out(tmp_path):
+    first, second = RunFolder(config(tmp_path)), RunFolder(config(tmp_path, train={"max_steps": 13}))
+    first.claim()
+    first.start_metrics(0)
+    with pytest.raises(FileError, match="in use by process"):
+        second.claim()
+    assert (first / "metrics.jsonl").exists()
+    first.close()
+    second.claim()
+    assert read(second / "config.json")["train"]["max_steps"] == 13
+    second.close()
+
+
+def test_what_does_not_change_a_number_may_change_on_resume(cut, tmp_path):
+    result = run_here(tmp_path / "runs", log={"every": 1, "note": "later"}, checkpoint={"every": 4, "keep": 2})
+    assert result["notes"] == ["later"]
+    assert names(cut) == ["step-00000008", "step-00000012"]
+    run_here(tmp_path / "whole")
+    assert final_tensors(cut) == final_tensors(config(tmp_path / "whole").folder)
+
+
+def test_a_folder_in_use_by_a_live_process_is_refused(tmp_path):
+    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs", train={"max_steps": 2000}))
+    process = start("train", file, sabotage=Slow(0.01))
+    run = config(tmp_path / "runs").folder
+    process.wait_for((run / "metrics.jsonl").exists)
+    second = start("train", file)
+    assert second.wait() == 2
+    assert second.output.startswith(f"oelm: {run}: in use by process {process.pid} on ")
+    assert len(second.output.splitlines()) == 1
+    assert process.alive
+    process.signal(signal.SIGKILL)
+    process.wait()
+    free = RunFolder(config(tmp_path / "runs", train={"max_steps": 2000}))
+    free.claim()  # the lock died with its process
+    free.close()
+
+
+class DieInAStep:
+    def __call__(self):
+        from oelm.training.step import Stepper
+
+        Stepper.step = lambda stepper, counters: die()
+
+
+def test_a_dead_process_holds_nothing(tmp_path):
+    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
+    assert start("train", file, sabotage=DieInAStep()).wait() == -signal.SIGKILL
+    run = config(tmp_path / "runs").folder
+    assert read(run / "status.json")["state"] == "running", "it had no time to say otherwise"
+    finished("train", file)
+    assert read(run / "status.json")["state"] == "finished"
+
+
+# Metrics
+
+
+def test_metrics_are_read_up_to_a_cut_line(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    whole = '{"kind": "train", "step": 1}\n{"kind": "val", "step": 2}\n'
+    for cut_line in ("", '{"kind": "tr', '{"kind": "train", "step": 3}', '{"kind": "tr\n', "\x00\x00\x00\n"):
+        file.write_text(whole + cut_line)
+        assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2], repr(cut_line)
+    file.write_text('{"kind": "tr\n' + whole)
+    with pytest.raises(FileError, match=r"metrics.jsonl: line 1 is damaged"):
+        read_metrics(tmp_path)
+    file.unlink()
+    assert read_metrics(tmp_path) == []
+
+
+def test_resuming_drops_the_lines_of_steps_to_come(tmp_path):
+    folder = RunFolder(config(tmp_path))
+    folder.claim()
+    folder.start_metrics(0)
+    for step in range(1, 6):
+        folder.metric("event", step - 1, event="freeze")
+        folder.metric("train", step, loss=float(step))
+    folder.start_metrics(3)
+    folder.metric("train", 4, loss=float("nan"))
+    folder.close()
+    kept = [(line["kind"], line["step"]) for line in read_metrics(folder.path)]
+    assert kept == [
+        ("event", 0),
+        *(pair for s in (1, 2) for pair in (("train", s), ("event", s))),
+        ("train", 3),
+        ("train", 4),
+    ]
+    assert read_metrics(folder.path)[-1]["loss"] is None
+
+
+def test_the_commit_is_that_of_the_code_and_not_of_a_project_it_is_installed_below(tmp_path, monkeypatch):
+    def git(*arguments):
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    code = tmp_path / ".venv/oelm/records.py"
+    code.parent.mkdir(parents=True)
+    code.touch()
+    monkeypatch.setattr(records, "__file__", str(code))
+    assert records._git_commit() is None
+    git("init")
+    git("commit", "--allow-empty", "-m", "a project")
+    assert records._git_commit() is None
+    git("add", "-f", str(code))
+    git("commit", "-m", "a checkout")
+    assert len(records._git_commit()) == 40
+
+
+def test_fields_that_differ_have_their_whole_names():
+    one = {"a": 1, "b": {"c": 2, "d": {"e": 3}}, "output": "x", "id": 1, "log": {"every": 1}}
+    other = {"a": 1, "b": {"c": 5, "d": {"e": 4}}, "output": "y", "id": 2, "log": {"every": 2}, "f": None, "g": 1}
+    assert differing(one, one) == []
+    assert differing(one, other) == ["b.c", "b.d.e", "g"]
+
+
+# Trackers
+
+
+def fake(monkeypatch, name: str, **parts: object) -> None:
+    module = types.ModuleType(name)
+    for key, value in parts.items():
+        setattr(module, key, value)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+class Recorder:
+    def __init__(self, fails: bool = False) -> None:
+        self.seen, self.fails, self.finished, self.step, self._next_step = [], fails, 0, 0, 0
+
+    def init(self, **options):
+        self.options = options
+        return self
+
+    def log(self, values, step):
+        if self.fails:
+            raise ConnectionError("no route to host")
+        self.seen.append((step, values))
+
+    def finish(self, exit_code=0):
+        self.finished += 1
+        if self.fails:
+            raise ConnectionError("still no route")
+
+
+def test_trackers_get_what_the_metrics_say(tmp_path, monkeypatch):
+    recorder = Recorder()
+    fake(monkeypatch, "wandb", init=recorder.init)
+    run_here(tmp_path, log={"trackers": ["wandb"]})
+    run = config(tmp_path)
+    lines = [line for line in read_metrics(run.folder) if line["kind"] in ("train", "val")]
+    *seen, (last, final) = recorder.seen
+    assert [step for step, _ in seen] == [line["step"] for line in lines]
+    for (_, values), line in zip(seen, lines, strict=True):
+        assert values[f"{line['kind']}/loss"] == line["loss"]
+    assert (last, final["final/val_loss"]) == (12, lines[-1]["loss"])
+    assert recorder.options["id"].startswith(f"{run.id}-")
+    assert recorder.options["resume"] == "allow"
+    assert recorder.finished == 1
+
+
+def test_a_tracker_that_fails_warns_once_and_training_goes_on(tmp_path, monkeypatch):
+    recorder = Recorder(fails=True)
+    fake(monkeypatch, "trackio", init=recorder.init)
+    result = run_here(tmp_path, log={"trackers": ["trackio"]})
+    assert result["status"] == "finished"
+    assert recorder.finished == 1, "what was sent before is still closed"
+    log = (config(tmp_path).folder / "train.log").read_text()
+    assert log.count("tracker trackio is off: ConnectionError: no route to host") == 1
+    assert log.count("tracker trackio is off") == 1
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    run_here(tmp_path, log={"trackers": ["tensorboard"]})
+    assert list((config(tmp_path).folder / "tensorboard").glob("events*"))
+
+
+def test_a_tracker_is_told_which_steps_are_taken_again(tmp_path, monkeypatch):
+    """Steps 6 to 8 were sent by a part that was cut after its checkpoint of step 5."""
+    purged = []
+    nothing = dict.fromkeys(("add_scalar", "add_text", "flush", "close"), lambda *values: None)
+    writer = types.SimpleNamespace(**nothing)
+    fake(
+        monkeypatch,
+        "torch.utils.tensorboard",
+        SummaryWriter=lambda folder, purge_step: purged.append(purge_step) or writer,
+    )
+    with monkeypatch.context() as part:
+        cut_at(part, 8)
+        with pytest.raises(Stop):
+            run_here(tmp_path, log={"trackers": ["tensorboard"]})
+    run_here(tmp_path, log={"trackers": ["tensorboard"]})
+    assert purged == [0, 6]
+
+
+def test_tensorboard_shows_a_step_that_was_taken_twice_once(tmp_path, monkeypatch):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    changes = {"log": {"trackers": ["tensorboard"], "every": 1}}
+    with monkeypatch.context() as part:
+        cut_at(part, 8)
+        with pytest.raises(Stop):
+            run_here(tmp_path, **changes)
+    time.sleep(1.1)  # files are told apart, and read in order, by the second of their making
+    run_here(tmp_path, **changes)
+    shown = events.EventAccumulator(str(config(tmp_path).folder / "tensorboard")).Reload()
+    assert [event.step for event in shown.Scalars("train/loss")] == list(range(1, 13))
+    assert [event.step for event in shown.Scalars("val/loss")] == [4, 8, 12]
+
+
+def test_an_unknown_tracker_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"log.trackers.*'wandbb'"):
+        config(tmp_path, log={"trackers": ["wandbb"]})

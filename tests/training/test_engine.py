@@ -1,0 +1,674 @@
+"""The training engine: what one step does, what trains and what does not, what happens when something goes wrong."""
+
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import oelm
+from oelm import analysis
+from oelm.base.files import read_json, write_json
+from oelm.cli.app import app
+from oelm.config import OptimizerConfig
+from oelm.errors import ConfigError, TrainingError
+from oelm.evaluation.trained import load_run
+from oelm.method import schedule
+from oelm.models.language import build_for_run
+from oelm.models.small import small_model
+from oelm.runs.folder import read_metrics
+from oelm.training.checkpoint import list_checkpoints, read_state
+from oelm.training.length import Pace
+from oelm.training.optim import (
+    Placement,
+    build_optimizer,
+    learning_rate,
+    parameter_groups,
+    placements,
+    set_learning_rate,
+)
+from oelm.training.step import Stepper
+from oelm.training.tasks.language import SummedLoss
+from tests.support.training import (
+    checkpoint_tensors,
+    config,
+    final_tensors,
+    outcome,
+    read,
+    run_here,
+    timeless,
+    tiny,
+    token_folder,
+    weights,
+    written,
+)
+
+NO_DROPOUT = {"fields": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "dropout": 0.0}}
+UNFREEZE = {"preset": "oelm-freeze", "schedule": {"kind": "unfreeze", "steps": [4, 8]}}
+FREEZE = {"preset": "oelm-qk-ffn", "schedule": {"kind": "freeze", "steps": [5]}}
+
+
+def tiny_model(output: Path, method: object = "baseline", **changes: object):
+    run = config(output, method=method, **changes)
+    model = build_for_run(run.model, 400, run.data.sequence_length, run.seed)
+    oelm.apply(model, run.method, run.seed)
+    return model
+
+
+def names(run: Path) -> list[str]:
+    return [path.name for path in list_checkpoints(run / "checkpoints")]
+
+
+def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], atol=tolerance, rtol=0, msg=name)
+
+
+# One step
+
+
+@pytest.mark.parametrize("micro", [1, 4, 8])
+def test_accumulation_is_one_large_batch(micro, tmp_path):
+    """Weights after several steps of 16 sequences do not depend on how many are taken at a time."""
+    whole = {"model": NO_DROPOUT, "train": {"batch_size": 16}}
+    run_here(tmp_path / "whole", **whole)
+    run_here(tmp_path / "parts", **{**whole, "train": {"batch_size": 16, "micro_batch_size": micro}})
+    left, right = (weights(config(tmp_path / name, **whole).folder) for name in ("whole", "parts"))
+    start = tiny_model(tmp_path, model=NO_DROPOUT).state_dict()
+    assert max(float((left[name] - start[name]).abs().max()) for name in left) > 0.01, "12 steps move the weights"
+    close(left, right, 2e-5)
+
+
+def test_the_loss_is_the_mean_over_all_tokens_of_the_window(tmp_path):
+    """With a learning rate of almost nothing, the first line of metrics is the fresh model's own loss."""
+    changes = {"model": NO_DROPOUT, "optimizer": {"learning_rate": 1e-30}, "train": {"micro_batch_size": 2}}
+    run_here(tmp_path, **changes)
+    run = config(tmp_path, **changes)
+    from oelm.training.tasks.language import LanguageModelling
+
+    task = LanguageModelling.open(run)
+    model = tiny_model(tmp_path, model=NO_DROPOUT).eval()
+    batch = task.batch(0, 3 * 8)
+    with torch.no_grad():
+        logits = model(batch["inputs"]).logits
+        expected = nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
+    first = next(line for line in read_metrics(run.folder) if line["kind"] == "train")
+    assert first["step"] == 3
+    assert first["loss"] == pytest.approx(float(expected), abs=1e-5)
+    assert first["tokens"] == 3 * 8 * 32
+
+
+def test_gradients_are_clipped_to_the_norm(tmp_path, monkeypatch):
+    seen = []
+    step = torch.optim.AdamW.step
+
+    def look(optimizer, *arguments):
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        seen.append(float(torch.nn.utils.get_total_norm(gradients)))
+        return step(optimizer, *arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", look)
+    run_here(tmp_path / "tight", optimizer={"clip": 0.01}, train={"max_steps": 3})
+    assert seen == pytest.approx([0.01] * 3, rel=1e-3)
+    run_here(tmp_path / "off", optimizer={"clip": 0.0}, train={"max_steps": 3})
+    assert min(seen[3:]) > 0.1
+    logged = [line for line in read_metrics(config(tmp_path / "tight").folder) if line["kind"] == "train"]
+    assert logged[0]["gradient_norm"] > 0.1, "the norm that is logged is the one before clipping"
+
+
+def test_gradient_checkpointing_changes_nothing(tmp_path):
+    run_here(tmp_path / "plain")
+    run_here(tmp_path / "saving", train={"gradient_checkpointing": True})
+    left, right = (weights(config(tmp_path / name).folder) for name in ("plain", "saving"))
+    close(left, right, 1e-6)
+
+
+def test_training_leaves_torch_as_it_was(tmp_path):
+    assert not torch.are_deterministic_algorithms_enabled()
+    run_here(tmp_path, train={"max_steps": 1})
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+# What trains
+
+
+@pytest.mark.parametrize("method", ["baseline", "oelm-freeze", "oelm-core", "identity-key", "oelm-qk-ffn"])
+def test_frozen_tensors_stay_and_the_rest_learns(method, tmp_path):
+    """40 steps with weight decay: the loss falls, frozen tensors keep every bit, the others all move."""
+    changes = {"method": method, "train": {"max_steps": 40}, "optimizer": {"learning_rate": 0.01, "weight_decay": 0.5}}
+    result = run_here(tmp_path, **changes)
+    run = config(tmp_path, **changes).folder
+    before, after = tiny_model(tmp_path, method), weights(run)
+    moved = {name for name, p in before.named_parameters() if not torch.equal(p, after[name])}
+    assert moved == {name for name, p in before.named_parameters() if p.requires_grad}
+    losses = [line["loss"] for line in timeless(run) if line["kind"] == "train"]
+    assert losses[-1] < losses[0] - 0.5
+
+    report = oelm.audit(before)
+    audit = read(run / "audit.json")
+    assert (audit["total"], audit["trainable"], audit["frozen"]) == (report.total, report.trainable, report.frozen)
+    assert [row["sha256"] for row in audit["rows"]] != [row.sha256 for row in report.rows]
+    for row, first in zip(audit["rows"], report.rows, strict=True):
+        assert row["trainable"] == first.trainable
+        if not first.trainable and first.frozen:
+            assert row["sha256"] == first.sha256
+    counts = {key: audit[key] for key in ("total", "trainable", "frozen", "frozen_share", "buffers")}
+    assert result["parameters"] == counts
+    assert counts["frozen"] > 0 or method in ("baseline", "identity-key")
+    stored = {key.removeprefix("exp_avg/") for key in checkpoint_tensors(run) if key.startswith("exp_avg/")}
+    assert stored == moved, "a frozen tensor has no optimiser state"
+    oelm.verify(load_run(run))
+    oelm.verify(load_run(run, last=True))
+
+
+def trained_at(run: Path, step: int) -> set[str]:
+    """The names of the tensors that the checkpoint of a step holds optimiser state for."""
+    from safetensors import safe_open
+
+    with safe_open(run / f"checkpoints/step-{step:08d}/tensors.safetensors", framework="pt") as file:
+        return {key.removeprefix("exp_avg/") for key in file.keys() if key.startswith("exp_avg/")}  # noqa: SIM118
+
+
+def test_a_schedule_unfreezes(tmp_path):
+    changes = {"method": UNFREEZE, "checkpoint": {"every": 2, "keep": 9}}
+    result = run_here(tmp_path, **changes)
+    run = config(tmp_path, **changes).folder
+    events = [line for line in timeless(run) if line["kind"] == "event"]
+    assert [(line["step"], line["event"]) for line in events] == [(4, "unfreeze"), (8, "unfreeze")]
+    assert [line["matrices"] for line in events] == [
+        [f"transformer.h.{layer}.attn.{role}_proj" for role in "qk"] for layer in (1, 0)
+    ]
+    frozen = oelm.audit(tiny_model(tmp_path, UNFREEZE)).frozen
+    assert frozen == 2 * 2 * 32 * 32
+    assert [line["trainable"] for line in events] == [
+        result["parameters"]["total"] - frozen // 2,
+        events[1]["trainable"],
+    ]
+    assert result["parameters"]["frozen"] == 0
+    assert read(run / "audit.json")["frozen"] == 0
+
+    queries = [{name for name in trained_at(run, step) if "q_proj" in name} for step in (4, 6, 8, 10)]
+    both = {f"transformer.h.{layer}.attn.q_proj.weight" for layer in (0, 1)}
+    assert queries == [set(), {max(both)}, {max(both)}, both]
+    stored = checkpoint_tensors(run)
+    steps = {name: int(stored[f"step/transformer.h.{name}.weight"]) for name in ("0.attn.q_proj", "1.attn.q_proj")}
+    assert steps == {"0.attn.q_proj": 4, "1.attn.q_proj": 8}, "the optimiser counts from the step at which it began"
+    assert int(stored["step/transformer.wte.weight"]) == 12, "and goes on for what trained all along"
+    before, after = dict(tiny_model(tmp_path, UNFREEZE).named_parameters()), weights(run)
+    assert all(not torch.equal(before[name], after[name]) for name in both)
+    oelm.verify(load_run(run, last=True))
+
+
+def test_steps_between_the_events_of_a_schedule_do_no_planning(tmp_path, monkeypatch):
+    """It takes longer than all else that a step does on the host, and steps are timed."""
+    planned, plan = [], schedule.plan
+    monkeypatch.setattr(schedule, "plan", lambda *arguments: planned.append(1) or plan(*arguments))
+    run_here(tmp_path, method=UNFREEZE)
+    assert len(planned) == 3, "before the first step, and at each of two events"
+
+
+def test_a_schedule_freezes(tmp_path):
+    changes = {"method": FREEZE, "checkpoint": {"every": 5, "keep": 9}}
+    result = run_here(tmp_path, **changes)
+    run = config(tmp_path, **changes).folder
+    (event,) = [line for line in timeless(run) if line["kind"] == "event"]
+    assert (event["step"], event["event"], len(event["matrices"])) == (5, "freeze", 8)
+    assert result["parameters"]["frozen"] == 2 * (2 * 32 * 32 + 2 * 4 * 32 * 32)
+    assert event["trainable"] == result["parameters"]["trainable"]
+    gone = trained_at(run, 5) - trained_at(run, 12)
+    assert gone == {f"{path}.weight" for path in event["matrices"]}
+    from safetensors.torch import load_file
+
+    then, now = load_file(run / "checkpoints/step-00000005/tensors.safetensors"), checkpoint_tensors(run)
+    for name in gone:
+        assert torch.equal(then[f"model/{name}"], now[f"model/{name}"]), "frozen as it was by then"
+        assert not torch.equal(dict(tiny_model(tmp_path, FREEZE).named_parameters())[name], now[f"model/{name}"])
+    verification = oelm.verify(load_run(run, last=True))
+    assert verification.exact == verification.tensors == 8
+
+
+# The optimiser
+
+
+def test_only_what_trains_is_in_the_optimiser_and_only_matrices_decay(tmp_path):
+    model = tiny_model(tmp_path, "oelm-freeze")
+    optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.25), torch.device("cpu"))
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    trainable = {id(p): p for p in model.parameters() if p.requires_grad}
+    assert decay.keys() == trainable.keys()
+    assert all(decay[key] == (0.25 if p.ndim > 1 else 0.0) for key, p in trainable.items())
+    assert {p.ndim for p in trainable.values()} == {1, 2}
+
+
+def test_nothing_trainable_is_refused():
+    model = small_model("gpt2")
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(ConfigError, match="nothing in this model is trainable"):
+        parameter_groups(model, OptimizerConfig())
+
+
+def rates(model: nn.Module, options: OptimizerConfig, rate: float = 1.0) -> dict[str, float]:
+    optimizer = build_optimizer(model, options, torch.device("cpu"))
+    set_learning_rate(optimizer, rate)
+    by_id = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    return {name: by_id[id(p)] for name, p in model.named_parameters() if id(p) in by_id}
+
+
+def test_layer_decay_and_role_multipliers(tmp_path):
+    model = tiny_model(tmp_path, "oelm-core")
+    options = OptimizerConfig(layer_decay=0.5, multipliers={"core": 10.0, "v": 3.0, "norm": 0.0, "embedding": 2.0})
+    found = rates(model, options, 0.1)
+    expected = {
+        "transformer.h.1.attn.q_proj.core": 1.0,
+        "transformer.h.0.attn.q_proj.core": 0.5,
+        "transformer.h.1.attn.v_proj.weight": 0.3,
+        "transformer.h.0.attn.v_proj.weight": 0.15,
+        "transformer.h.1.attn.o_proj.weight": 0.1,
+        "transformer.h.0.mlp.fc_in.weight": 0.05,
+        "transformer.h.0.mlp.fc_in.bias": 0.05,
+        "transformer.h.1.mlp.fc_out.weight": 0.1,
+        "transformer.h.1.ln_1.weight": 0.0,
+        "transformer.ln_f.bias": 0.0,
+        "transformer.wte.weight": 0.1 * 2.0 * 0.25,
+        "transformer.wpe.weight": 0.1 * 2.0 * 0.25,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert "transformer.h.0.attn.q_proj.weight" not in found, "the basis is frozen"
+
+
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        ("bert", {"bert.embeddings.LayerNorm": "norm"}),
+        ("distilbert", {"distilbert.embeddings.LayerNorm": "norm"}),
+        ("electra", {"electra.embeddings.LayerNorm": "norm", "electra.embeddings_project": "embedding"}),
+        ("albert", {"albert.embeddings.LayerNorm": "norm", "albert.encoder.embedding_hidden_mapping_in": "embedding"}),
+        ("opt", {"model.decoder.project_in": "embedding"}),
+    ],
+)
+def test_what_belongs_to_the_embeddings_lies_below_the_first_block(name, below):
+    model = small_model(name, **({"word_embed_proj_dim": 24} if name == "opt" else {}))
+    places, blocks = placements(model), 1 if name == "albert" else 3
+    for module, role in below.items():
+        found = {place for parameter, place in places.items() if parameter.rpartition(".")[0] == module}
+        assert found == {Placement(role, blocks)}
+    embeddings = {place for place in places.values() if place.role == "embedding"}
+    assert embeddings == {Placement("embedding", blocks)}
+    assert {place.above for place in places.values() if place.role == "head"} <= {0}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "oelm-gpt", "bert", "electra", "albert", "distilbert"])
+def test_every_parameter_has_its_role_in_every_model(name):
+    """One by one: a multiplier moves the parameters of its role and no other."""
+    model = small_model(name)
+    oelm.apply(model, "oelm-nofreeze")  # takes a fused projection apart
+    roles = {place.role for place in placements(model).values()}
+    assert {"q", "k", "v", "o", "ffn_in", "ffn_out", "embedding", "norm"} <= roles
+    for role in roles:
+        found = rates(model, OptimizerConfig(multipliers={role: 7.0}))
+        assert {n for n, rate in found.items() if rate == 7.0} == {
+            n for n, place in placements(model).items() if place.role == role
+        }
+
+
+def test_a_multiplier_for_part_of_a_fused_projection_is_refused():
+    model = small_model("gpt2")
+    with pytest.raises(ConfigError, match=r"c_attn.*q, k, v"):
+        rates(model, OptimizerConfig(multipliers={"q": 2.0}))
+    found = rates(model, OptimizerConfig(multipliers={"q": 2.0, "k": 2.0, "v": 2.0}))
+    assert found["transformer.h.0.attn.c_attn.weight"] == 2.0
+    assert found["transformer.h.0.ln_1.weight"] == 1.0
+
+
+def test_a_multiplier_that_changes_nothing_is_told(tmp_path):
+    """The head is the embedding here, and there is no core. A role that is frozen is there."""
+    idle = {"multipliers": {"head": 2.0, "v": 2.0, "core": 2.0, "q": 2.0}}
+    result = run_here(tmp_path, method="oelm-freeze", optimizer=idle, train={"max_steps": 1})
+    (note,) = result["notes"]
+    assert note == "optimizer.multipliers: nothing in this model has the role head, core"
+    run = config(tmp_path, method="oelm-freeze").folder
+    assert note in (run / "train.log").read_text()
+
+
+def test_an_unknown_role_is_refused():
+    with pytest.raises(ConfigError, match=r"unknown role 'embeding'\. Did you mean 'embedding'"):
+        OptimizerConfig(multipliers={"embeding": 2.0})
+
+
+def shape(tmp_path: Path, steps: int, **options: object) -> list[float]:
+    run = config(tmp_path, optimizer={"learning_rate": 1.0, **options}, train={"max_steps": steps})
+    pace = Pace.of(run, samples_per_epoch=1000)
+    return [learning_rate(run.optimizer, pace, step) for step in range(steps)]
+
+
+def test_learning_rates_at_exact_steps(tmp_path):
+    cosine = shape(tmp_path, 25, warmup_steps=4, schedule="cosine", floor=0.1)
+    assert cosine[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert cosine[14] == pytest.approx(0.1 + 0.9 / 2), "half way down"
+    assert cosine[9] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4)))
+    assert cosine[-1] == pytest.approx(0.1), "the last step is at the floor"
+    linear = shape(tmp_path, 25, warmup_steps=4, schedule="linear", floor=0.0)
+    assert linear[:5] == cosine[:5]
+    assert [linear[step] for step in (9, 14, 24)] == pytest.approx([0.75, 0.5, 0.0])
+    assert shape(tmp_path, 6, warmup_steps=2, schedule="constant") == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert shape(tmp_path, 3, warmup_steps=0, schedule="linear", floor=0.5) == [1.0, 0.75, 0.5]
+    assert shape(tmp_path, 1, warmup_steps=0) == [1.0]
+    assert shape(tmp_path, 2, warmup_steps=10) == pytest.approx([0.1, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("epochs", "samples", "steps"),
+    [(1.1, 400, 55), (2.2, 200, 55), (0.1, 560, 7), (3.0, 399, 150), (1.1, 401, 56), (1e-5, 400, 1)],
+)
+def test_a_share_of_an_epoch_is_no_step_too_many(epochs, samples, steps, tmp_path):
+    run = config(tmp_path, train={"max_steps": None, "epochs": epochs, "batch_size": 8})
+    assert Pace.of(run, samples).steps == steps
+
+
+def test_a_warm_up_that_the_run_does_not_outlast_is_told(tmp_path):
+    result = run_here(tmp_path, optimizer={"warmup_steps": 1000}, train={"max_steps": 3})
+    told = "the warm-up of 1,000 steps is longer than the run of 3: the learning rate ends at 0.003 of what was set"
+    assert result["warnings"] == [told]
+    log = (config(tmp_path).folder / "train.log").read_text()
+    assert log.index(told) < log.index("step 3/3"), "before the steps, not only after them"
+    assert run_here(tmp_path / "other", optimizer={"warmup_steps": 3}, train={"max_steps": 3})["warnings"] == []
+
+
+def test_the_logged_rate_is_the_one_that_was_used(tmp_path):
+    run_here(tmp_path)
+    run = config(tmp_path)
+    logged = {line["step"]: line["learning_rate"] for line in read_metrics(run.folder) if line["kind"] == "train"}
+    pace = Pace.of(run, samples_per_epoch=1000)
+    rates = {step: learning_rate(run.optimizer, pace, step - 1) for step in (3, 6, 9, 12)}
+    assert logged == pytest.approx(rates)
+
+
+# Gradients that are not finite
+
+
+class Poisoned:
+    """Makes the loss of some steps infinite, through one tensor or all of them."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps, self.now = steps, -1
+
+    def install(self, monkeypatch) -> None:
+        forward, step = SummedLoss.forward, Stepper._step
+
+        def poisoned(module, inputs, targets):
+            loss = forward(module, inputs, targets)
+            if module.training and self.now in self.steps:
+                loss = loss + module.model.transformer.h[1].mlp.fc_in.bias.sum() * math.inf
+            return loss
+
+        def counted(stepper, state):
+            self.now = state.step
+            step(stepper, state)
+
+        monkeypatch.setattr(SummedLoss, "forward", poisoned)
+        monkeypatch.setattr(Stepper, "_step", counted)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_move(tmp_path, monkeypatch):
+    Poisoned(7).install(monkeypatch)
+    stepped = []
+    step = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *arguments: stepped.append(1) or step(*arguments))
+    with pytest.raises(TrainingError) as refused:
+        run_here(tmp_path)
+    message = str(refused.value)
+    assert "step 7 (samples 56 to 63 of the run)" in message
+    assert "transformer.h.1.mlp.fc_in.bias" in message
+    assert "skip_nonfinite" in message
+    assert "This step did not touch the weights, and the last checkpoint is step-00000005" in message
+    assert len(stepped) == 7
+    run = config(tmp_path).folder
+    assert read(run / "status.json")["state"] == "failed"
+    assert "step 7" in read(run / "status.json")["message"]
+    assert not (run / "result.json").exists()
+    assert names(run) == ["step-00000005"]
+    load_run(run, last=True)
+
+    again = CliRunner().invoke(app, ["train", str(written(tmp_path / "run.yaml", tiny(tmp_path)))])
+    assert again.exit_code == 2, "the same from its last checkpoint on, through the command line"
+    assert "resumed from step 5" in again.stderr
+    assert "oelm: step 7 (samples 56 to 63 of the run): non-finite gradient in" in again.stderr
+    assert names(run) == ["step-00000005"]
+
+    monkeypatch.undo()
+    run_here(tmp_path)  # whatever it was has been mended: the run goes on from its last checkpoint
+    run_here(tmp_path / "clean")
+    assert final_tensors(run) == final_tensors(config(tmp_path / "clean").folder)
+
+
+@pytest.mark.parametrize("every", [1, 3, 12])
+def test_some_may_be_skipped_and_are_noted(every, tmp_path, monkeypatch):
+    """Also when the skipped step is the very one that is logged."""
+    Poisoned(2, 8).install(monkeypatch)
+    changes = {"train": {"skip_nonfinite": 2}, "log": {"every": every}}
+    result = run_here(tmp_path, **changes)
+    assert result["skipped_steps"] == 2
+    assert result["steps"] == 12
+    assert [note.split(" (")[0] for note in result["notes"]] == ["step 2", "step 8"]
+    assert "step was skipped" in result["notes"][0]
+    run = config(tmp_path, **changes).folder
+    assert int(checkpoint_tensors(run)["step/transformer.wte.weight"]) == 10
+    lines = [line for line in timeless(run) if line["kind"] == "train"]
+    for line in lines:
+        if every == 1 and line["step"] in (3, 9):
+            assert line["loss"] is None, "nothing was learnt in this window"
+            assert line["gradient_norm"] is None
+        else:
+            assert 4.5 < line["loss"] < 6.2, "a skipped step counts in no mean"
+    state, _, _ = read_state(list_checkpoints(run / "checkpoints")[-1])
+    assert state.skipped == 2
+
+
+def test_a_run_that_diverged_does_not_read_as_a_success(tmp_path):
+    """The first step ruins the weights, the others are skipped: the terminal, the exit code and the record say so."""
+    changes = {"train": {"skip_nonfinite": 3, "max_steps": 3}, "optimizer": {"learning_rate": 1e30, "warmup_steps": 0}}
+    file = written(tmp_path / "run.yaml", tiny(tmp_path, **changes))
+    done = CliRunner().invoke(app, ["train", str(file)])
+    assert done.exit_code == 1, done.output
+    warnings = read(config(tmp_path, **changes).folder / "result.json")["warnings"]
+    assert warnings[0].startswith("the last validation loss is not a number: the run diverged")
+    assert warnings[1] == "2 of 3 steps were skipped for a gradient that is not finite"
+    said = done.stderr.splitlines()
+    assert [line.removeprefix("warning: ") for line in said if line.startswith("warning: ")] == warnings
+    assert [line.endswith("2 skipped") for line in said if line.startswith("step 3/3")] == [True]
+    assert said[-1].startswith("diverged: validation loss nan")
+    again = CliRunner().invoke(app, ["train", str(file)])
+    assert (again.exit_code, "diverged already" in again.stderr) == (1, True)
+
+
+def test_one_more_than_allowed_stops(tmp_path, monkeypatch):
+    Poisoned(2, 3, 4).install(monkeypatch)
+    with pytest.raises(TrainingError, match=r"step 4 .* and there is no checkpoint;"):
+        run_here(tmp_path, train={"skip_nonfinite": 2})
+
+
+@pytest.mark.parametrize("loss", [1000.0, math.inf, math.nan])
+def test_a_loss_beyond_all_perplexities_is_no_crash(loss, tmp_path, monkeypatch):
+    """The records say null where JSON has no number, and such a model is never the best one."""
+    from oelm.training import engine
+
+    validate, seen = engine.validate, []
+
+    def first_beyond(module, task, *arguments):
+        seen.append(validate(module, task, *arguments))
+        return task.figures([loss, 1.0]) if len(seen) == 1 else seen[-1]
+
+    monkeypatch.setattr(engine, "validate", first_beyond)
+    result = run_here(tmp_path / "first")
+    run = config(tmp_path / "first").folder
+    validations = [line for line in read_metrics(run) if line["kind"] == "val"]
+    assert validations[0]["perplexity"] is None
+    assert validations[0]["loss"] == (1000.0 if loss == 1000.0 else None)
+    assert result["best_step"] in (8, 12)
+
+    monkeypatch.setattr(engine, "validate", lambda module, task, *arguments: task.figures([loss, 1.0]))
+    result = run_here(tmp_path / "always")
+    run = config(tmp_path / "always").folder
+    assert result == read(run / "result.json")
+    assert result["perplexity"] is None
+    assert result["best_step"] == (4 if loss == 1000.0 else None)
+    assert (run / "best").exists() == (loss == 1000.0)
+    assert load_run(run).config.oelm["seed"] == 0
+
+
+# Memory
+
+
+class Small:
+    """A device whose memory holds so many sequences at a time in training."""
+
+    def __init__(self, fits: int) -> None:
+        self.fits = fits
+
+    def install(self, monkeypatch) -> None:
+        forward = SummedLoss.forward
+
+        def small(module, inputs, targets):
+            if module.training and len(inputs) > self.fits:
+                raise torch.OutOfMemoryError(f"{len(inputs)} sequences")
+            return forward(module, inputs, targets)
+
+        monkeypatch.setattr(SummedLoss, "forward", small)
+
+
+def test_out_of_memory_halves_the_micro_batch(tmp_path, monkeypatch):
+    Small(3).install(monkeypatch)
+    result = run_here(tmp_path / "halved")
+    assert [note.split(";")[0] for note in result["notes"]] == [
+        "step 0: out of memory with micro-batches of 8",
+        "step 0: out of memory with micro-batches of 4",
+    ]
+    run = config(tmp_path / "halved").folder
+    assert read(run / "timing.json")["notes"] == result["notes"]
+    assert result["notes"][0] == analysis.load_run(run).times_doubt, "its times are of two kinds of steps"
+    assert read_state(list_checkpoints(run / "checkpoints")[-1])[0].micro_batch_size == 2
+    assert result["tokens"] == 12 * 8 * 32
+    small = run_here(tmp_path / "small", train={"micro_batch_size": 2}, eval={"batch_size": 2})
+    assert final_tensors(run) == final_tensors(config(tmp_path / "small").folder)
+    assert result["val_loss"] == small["val_loss"]
+
+
+def test_out_of_memory_on_a_single_sequence_is_a_clear_error(tmp_path, monkeypatch):
+    Small(0).install(monkeypatch)
+    with pytest.raises(TrainingError, match="one sequence"):
+        run_here(tmp_path)
+    assert read(config(tmp_path).folder / "status.json")["state"] == "failed"
+
+
+def test_a_batch_that_does_not_halve_evenly_stays_whole(tmp_path, monkeypatch):
+    Small(4).install(monkeypatch)
+    result = run_here(tmp_path, train={"batch_size": 15, "max_steps": 2})
+    assert result["tokens"] == 2 * 15 * 32
+    run = config(tmp_path, train={"batch_size": 15, "max_steps": 2}).folder
+    assert read_state(list_checkpoints(run / "checkpoints")[-1])[0].micro_batch_size == 1, "15, 5, and half of that"
+
+
+# Validation, timing, results
+
+
+def test_validation_is_the_same_number_whatever_the_batch_size(tmp_path):
+    results = [
+        run_here(tmp_path / str(size), eval={"batch_size": size, "sequences": sequences})
+        for size, sequences in ((1, 12), (5, 12), (12, 12), (64, 12), (8, 10_000), (32, None))
+    ]
+    losses = [result["val_loss"] for result in results]
+    assert losses[:4] == pytest.approx([losses[0]] * 4, abs=1e-6)
+    assert losses[4] == pytest.approx(losses[5], abs=1e-6)
+    assert abs(losses[4] - losses[0]) > 1e-3
+
+
+def test_timing_keeps_steps_apart_from_the_rest(tmp_path):
+    changes = {"method": FREEZE, "train": {"max_steps": 24}}
+    result = run_here(tmp_path, **changes)
+    timing = read(config(tmp_path, **changes).folder / "timing.json")
+    assert timing["warmup_steps"] == 15, "five, and ten after the freeze"
+    assert timing["steps"] == 9
+    assert {"median", "mean", "p90"} <= timing["step_seconds"].keys()
+    assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "schedule", "log"}
+    assert timing["step_seconds"] == result["step_seconds"]
+    assert timing["tokens_per_second"] == pytest.approx(8 * 32 / timing["step_seconds"]["median"])
+
+
+def test_only_steps_are_in_the_step_times(tmp_path, monkeypatch):
+    """By a clock that moves 1 in a step, 10 in a line of metrics, 100 in a validation and 1,000 in a checkpoint."""
+    from oelm.training import engine, timing
+
+    now = [0.0]
+
+    def taking(seconds, function):
+        def clocked(*arguments):
+            now[0] += seconds
+            return function(*arguments)
+
+        return clocked
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Stepper, "step", taking(1, Stepper.step))
+    monkeypatch.setattr(engine, "validate", taking(100, engine.validate))
+    monkeypatch.setattr(engine, "save_checkpoint", taking(1000, engine.save_checkpoint))
+    monkeypatch.setattr(engine, "_log", taking(10, engine._log))
+    run_here(tmp_path, train={"max_steps": 24}, eval={"every": 6}, checkpoint={"every": 5})
+    found = read(config(tmp_path).folder / "timing.json")
+    assert found["step_seconds"] == {"median": 1.0, "mean": 1.0, "p90": 1.0, "p10": 1.0, "std": 0.0}
+    assert found["seconds_apart"] == {"validation": 4 * 100.0, "checkpoint": 5 * 1000.0, "log": 8 * 10.0}
+    assert (found["warmup_seconds"], found["train_seconds"]) == (10.0, 24.0)
+
+
+def test_steps_after_a_change_of_what_is_frozen_warm_up_again(tmp_path):
+    """The code is compiled anew there: one such step would weigh more in the mean than all the others."""
+    unfreeze = {"preset": "oelm-freeze", "schedule": {"kind": "unfreeze", "steps": [13, 26]}}
+    run_here(tmp_path, method=unfreeze, train={"max_steps": 40})
+    timing = read(config(tmp_path, method=unfreeze).folder / "timing.json")
+    assert (timing["warmup_steps"], timing["steps"]) == (30, 3 + 3 + 4)
+
+
+def test_a_short_run_says_that_it_only_warmed_up(tmp_path):
+    run_here(tmp_path, train={"max_steps": 5})
+    timing = read(config(tmp_path).folder / "timing.json")
+    assert timing["only_warmup"] is True
+    assert timing["steps"] == 5
+
+
+def test_the_result_of_a_run(tmp_path):
+    """What is in the record, computed again from what else is there."""
+    changes = {"eval": {"every": 3, "targets": [1e6, 300.0, 1.0]}, "log": {"note": "on a train"}}
+    result = run_here(tmp_path, **changes)
+    run = config(tmp_path, **changes)
+    assert result == read(run.folder / "result.json")
+    validations = {line["step"]: line for line in read_metrics(run.folder) if line["kind"] == "val"}
+    assert list(validations) == [3, 6, 9, 12]
+    assert result["val_loss"] == validations[12]["loss"]
+    assert result["perplexity"] == math.exp(result["val_loss"])
+    best = min(validations.values(), key=lambda line: line["loss"])
+    assert (result["best_step"], result["best_val_loss"]) == (best["step"], best["loss"])
+    assert result["id"] == run.id
+    assert result["notes"] == ["on a train"]
+    assert result["reached"]["1000000.0"]["step"] == 3
+    first = next(step for step, line in validations.items() if line["perplexity"] <= 300)
+    assert result["reached"]["300.0"]["step"] == first
+    assert result["reached"]["300.0"]["tokens"] == first * 8 * 32
+    assert "1.0" not in result["reached"]
+    environment = read(run.folder / "environment.json")
+    assert environment["versions"]["torch"] == torch.__version__
+    assert environment["data"]["synthetic"] is True
+    assert environment["data"]["vocab_size"] == 400
+    assert outcome(run.folder)["data"]["synthetic"] is True
+
+
+def test_a_run_says_that_its_validation_text_was_trained_on(tmp_path):
+    tokens = shutil.copytree(token_folder(), tmp_path / "tokens")
+    header = read_json(tokens / "data.json")
+    write_json(tokens / "data.json", {**header, "shared_documents": 2})
+    result = run_here(tmp_path / "runs", data={"path": str(tokens)})
+    assert any("validation documents are also in the training text" in warning for warning in result["warnings"])

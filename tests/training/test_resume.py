@@ -1,0 +1,423 @@
+"""A run that was cut at any moment and resumed ends as one that was never cut: the same bits, in real processes."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from oelm.base.files import read_json
+from oelm.evaluation.trained import load_run
+from oelm.runs.folder import read_metrics
+from oelm.training.checkpoint import list_checkpoints
+from tests.support.training import (
+    Death,
+    Noted,
+    Slow,
+    assert_same_run,
+    die,
+    final_tensors,
+    finished,
+    oelm,
+    outcome,
+    read,
+    run_here,
+    start,
+    timeless,
+    tiny,
+    written,
+)
+
+# Checkpoints come every 3 steps, so that events of the schedules fall on one, right after one, and between two.
+COMMON = {"train": {"micro_batch_size": 4}, "checkpoint": {"every": 3}, "log": {"every": 2}, "eval": {"targets": [390]}}
+ARMS = {
+    "baseline": {},
+    "unfreeze": {"method": {"preset": "oelm-freeze", "schedule": {"kind": "unfreeze", "steps": [3, 7]}}},
+    "freeze": {"method": {"preset": "oelm-qk-ffn", "schedule": {"kind": "freeze", "steps": [6]}}},
+}
+
+
+def arm(name: str, output: Path) -> dict:
+    return tiny(output, **COMMON, **ARMS[name], experiment=name)
+
+
+def folder_of(output: Path) -> Path:
+    """The one run below an output folder."""
+    (run,) = output.glob("*/*/seed-0")
+    return run
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory):
+    """The runs that nothing interrupted, by the name of their arm: each made once, in a process of its own."""
+    place = tmp_path_factory.mktemp("uncut")
+    made = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            file = written(place / f"{name}.yaml", arm(name, place / name))
+            finished("train", file, sabotage=Noted(place / f"{name}.steps"))
+            made[name] = folder_of(place / name)
+        return made[name]
+
+    return get
+
+
+def assert_only_whole_checkpoints(run: Path) -> None:
+    """Everything that is listed as a checkpoint can be loaded, and verifies."""
+    for checkpoint in list_checkpoints(run / "checkpoints"):
+        assert sorted(file.name for file in checkpoint.iterdir()) == ["state.json", "tensors.safetensors"]
+    if list_checkpoints(run / "checkpoints"):
+        load_run(run, last=True)
+    if (run / "best").exists():
+        load_run(run)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_killed_again_and_again(name, tmp_path, uncut):
+    """SIGKILL at random among all the steps, writes, renames and removals that a run does, until it gets through."""
+    file = written(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
+    draw = random.Random(name)
+    kills = 0
+    while (code := start("train", file, sabotage=Death(draw.randint(10, 90))).wait()) != 0:
+        assert code == -signal.SIGKILL
+        kills += 1
+        run = folder_of(tmp_path / "runs")
+        assert not (run / "result.json").exists() or read(run / "result.json")["status"] == "finished"
+        assert_only_whole_checkpoints(run)
+        assert kills < 40, "it does not get on"
+    assert kills >= 3
+    assert_same_run(folder_of(tmp_path / "runs"), uncut(name))
+    leftovers = [file for file in folder_of(tmp_path / "runs").rglob(".*") if not file.name.startswith(".gitignore")]
+    assert leftovers == [], "nothing that a kill left half done stays"
+
+
+class HalfATensorFile:
+    """Dies with the second checkpoint's tensors half written."""
+
+    def __call__(self):
+        from oelm.training import checkpoint as state
+
+        save, saved = state.save_file, []
+
+        def save_half(tensors, path):
+            save(tensors, path)
+            saved.append(path)
+            if len(saved) == 2:
+                os.truncate(path, os.path.getsize(path) // 2)
+                die()
+
+        state.save_file = save_half
+
+
+class DieAround:
+    """Dies before or after the rename of one folder to its name, at the count-th time."""
+
+    def __init__(self, target: str, count: int, after: bool) -> None:
+        self.target, self.left, self.after = target, count, after
+
+    def __call__(self):
+        replace = os.replace
+
+        def deadly(source, target):
+            hit = Path(target).name == self.target
+            self.left -= hit
+            if hit and self.left == 0 and not self.after:
+                die()
+            replace(source, target)
+            if hit and self.left == 0:
+                die()
+
+        os.replace = deadly
+
+
+class HalfALine:
+    """Dies with a line of metrics half written."""
+
+    def __call__(self):
+        from oelm.runs.folder import RunFolder
+
+        metric, count = RunFolder.metric, []
+
+        def half(folder, kind, step, **values):
+            count.append(kind)
+            if len(count) == 4:
+                folder._metrics.write('{"kind": "train", "step": 6, "lo')
+                folder._metrics.flush()
+                die()
+            return metric(folder, kind, step, **values)
+
+        RunFolder.metric = half
+
+
+class AfterAnEvent:
+    """Dies in the step after the schedule's change, with the change recorded and no checkpoint since."""
+
+    def __call__(self):
+        from oelm.training.step import Stepper
+
+        step = Stepper.step
+
+        def deadly(stepper, state):
+            if state.step == 3:
+                die()
+            step(stepper, state)
+
+        Stepper.step = deadly
+
+
+@pytest.mark.parametrize(
+    ("moment", "name"),
+    [
+        (HalfATensorFile(), "baseline"),
+        (DieAround("step-00000006", 1, after=False), "baseline"),
+        (DieAround("step-00000006", 1, after=True), "baseline"),  # two checkpoints are there
+        (DieAround(".step-00000003.tmp", 1, after=True), "baseline"),  # the old one half removed
+        (DieAround("step-00000012", 1, after=True), "baseline"),  # the same with the last one: none is saved after it
+        (DieAround(".step-00000009.tmp", 1, after=True), "baseline"),
+        (DieAround(".best.old", 1, after=True), "baseline"),  # the best model between its two names
+        (DieAround("best", 2, after=True), "baseline"),
+        (DieAround("result.json", 1, after=False), "baseline"),
+        (HalfALine(), "baseline"),
+        (AfterAnEvent(), "unfreeze"),
+    ],
+    ids=lambda value: (
+        value
+        if isinstance(value, str)
+        else "-".join(str(part) for part in (type(value).__name__, *vars(value).values()))
+    ),
+)
+def test_killed_at_the_worst_moment(moment, name, tmp_path, uncut):
+    file = written(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
+    assert start("train", file, sabotage=moment).wait() == -signal.SIGKILL
+    run = folder_of(tmp_path / "runs")
+    done = finished("train", file)
+    reached = [line for line in done.output.splitlines() if line.startswith("resumed from step")]
+    assert len(reached) == 1, done.output
+    assert_same_run(run, uncut(name))
+    assert_only_whole_checkpoints(run)
+    left, wanted = (sorted(path.name for path in (one / "checkpoints").iterdir()) for one in (run, uncut(name)))
+    assert left == wanted
+
+
+def test_no_step_is_taken_twice_or_left_out(tmp_path, uncut):
+    """The resumed process takes exactly the steps after the checkpoint, on the samples that were theirs all along."""
+    file = written(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
+    assert start("train", file, sabotage=DieAround("step-00000006", 1, after=True)).wait() == -signal.SIGKILL
+    finished("train", file, sabotage=Noted(tmp_path / "steps"))
+    whole = (uncut("baseline").parents[3] / "baseline.steps").read_text().splitlines()
+    assert whole[:4] == ["step 0", "samples 0 4", "samples 4 4", "step 1"]
+    assert [line for line in whole if line.startswith("step")] == [f"step {step}" for step in range(12)]
+    assert (tmp_path / "steps").read_text().splitlines() == whole[whole.index("step 6") :]
+
+
+def test_killed_from_outside_as_a_user_runs_it(tmp_path, uncut):
+    """`python -m oelm train`, SIGKILL at a random time, and the same command again."""
+    file = written(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs"))
+    process = oelm("train", file)
+    metrics = tmp_path / "runs/unfreeze"
+    while not list(metrics.glob("*/seed-0/checkpoints/step-*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    time.sleep(random.Random().uniform(0, 0.1))
+    process.kill()
+    process.communicate()
+    again = oelm("train", file, "--quiet")
+    out, said = again.communicate(timeout=60)
+    assert again.returncode == 0, said
+    assert said == ""
+    assert json.loads(out)["steps"] == 12
+    assert_same_run(folder_of(tmp_path / "runs"), uncut("unfreeze"))
+
+
+def test_a_run_outlives_whoever_reads_its_output(tmp_path, uncut):
+    """As `oelm train ... 2>&1 | head -1` does."""
+    process = oelm("train", written(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs")), "log.every=1")
+    assert process.stderr.readline()
+    process.stderr.close()
+    process.stdout.close()
+    process.wait(timeout=60)
+    run = folder_of(tmp_path / "runs")
+    assert read_json(run / "status.json")["state"] == "finished"
+    assert "step 12/12" in (run / "train.log").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
+def test_a_signal_stops_after_the_step_and_a_checkpoint(number, tmp_path, uncut):
+    name = {signal.SIGTERM: "baseline", signal.SIGINT: "unfreeze", signal.SIGUSR2: "freeze"}[number]
+    file = written(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
+    process = start("train", file, sabotage=Slow())
+    process.wait_for(lambda: any((tmp_path / "runs").glob("*/*/*/metrics.jsonl")))
+    run = folder_of(tmp_path / "runs")
+    process.wait_for(lambda: len(read_metrics(run)) >= 2)
+    process.signal(number)
+    assert process.wait() == 75
+    status = read(run / "status.json")
+    assert (status["state"], status["signal"]) == ("stopped", signal.Signals(number).name)
+    (checkpoint,) = list_checkpoints(run / "checkpoints")
+    assert 0 < status["step"] < 12
+    assert checkpoint.name == f"step-{status['step']:08d}"
+    assert not (run / "result.json").exists()
+    assert f"stopped by {signal.Signals(number).name} at step {status['step']}: saved" in process.output
+
+    resumed = finished("train", file)
+    assert f"resumed from step {status['step']}" in resumed.output
+    assert read(run / "status.json")["state"] == "finished"
+    assert_same_run(run, uncut(name))
+
+
+class SlowSave:
+    """The second checkpoint takes forever; `place` appears when it has begun."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __call__(self):
+        from oelm.training import checkpoint as state
+
+        save, saved = state.save_file, []
+
+        def slow(tensors, path):
+            saved.append(path)
+            if len(saved) == 2:
+                self.place.touch()
+                time.sleep(60)
+            save(tensors, path)
+
+        state.save_file = slow
+
+
+def test_a_second_signal_ends_at_once(tmp_path, uncut):
+    file = written(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
+    process = start("train", file, sabotage=SlowSave(tmp_path / "saving"))
+    process.wait_for((tmp_path / "saving").exists)
+    process.signal(signal.SIGTERM)
+    time.sleep(0.1)
+    assert process.alive, "the first one waits for the checkpoint"
+    process.signal(signal.SIGTERM)
+    assert process.wait(10) == 128 + signal.SIGTERM
+    run = folder_of(tmp_path / "runs")
+    assert [path.name for path in list_checkpoints(run / "checkpoints")] == ["step-00000003"]
+    finished("train", file)
+    assert_same_run(run, uncut("baseline"))
+
+
+class SignalAtTheLastStep:
+    def __call__(self):
+        from oelm.training.step import Stepper
+
+        step = Stepper.step
+
+        def signalled(stepper, state):
+            if state.step == 11:
+                os.kill(os.getpid(), signal.SIGTERM)
+            step(stepper, state)
+
+        Stepper.step = signalled
+
+
+def test_a_signal_in_the_last_step_does_not_keep_it_from_finishing(tmp_path, uncut):
+    file = written(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
+    finished("train", file, sabotage=SignalAtTheLastStep())
+    assert_same_run(folder_of(tmp_path / "runs"), uncut("baseline"))
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    fields = tiny(tmp_path / "runs")
+    first = run_here(tmp_path / "runs")
+    run = folder_of(tmp_path / "runs")
+    files = [file for file in run.rglob("*") if file.is_file() and file.name not in ("lock", "train.log")]
+    before = {file: file.read_bytes() for file in files}
+    process = finished("train", written(tmp_path / "run.yaml", fields), sabotage=Noted(tmp_path / "steps"))
+    assert not (tmp_path / "steps").exists()
+    assert {file: file.read_bytes() for file in before} == before
+    assert run_here(tmp_path / "runs") == first
+    assert "Traceback" not in process.output
+    assert str(run) in process.output, "it says that there was nothing to do, and where the records are"
+
+
+def test_a_run_never_overshoots(tmp_path):
+    """A checkpoint at the last step, with the records of its end lost: only those are written again."""
+    run_here(tmp_path / "runs")
+    run = folder_of(tmp_path / "runs")
+    before, kept = final_tensors(run), outcome(run)
+    (run / "result.json").unlink()
+    os.replace(run / "best", run / ".best.old")  # as a kill between its two names leaves it
+    finished("train", written(tmp_path / "run.yaml", tiny(tmp_path / "runs")), sabotage=Noted(tmp_path / "steps"))
+    assert not (tmp_path / "steps").exists()
+    assert final_tensors(run) == before
+    assert outcome(run) == kept
+    assert load_run(run).config.oelm["seed"] == 0
+    assert (run / "best").is_dir()
+
+
+def test_another_number_of_threads_is_refused_unless_allowed(tmp_path):
+    fields = tiny(tmp_path / "runs")
+    file = written(tmp_path / "run.yaml", fields)
+    sabotage = DieAround("step-00000010", 1, after=False)
+    assert start("train", file, sabotage=sabotage).wait() == -signal.SIGKILL
+    run = folder_of(tmp_path / "runs")
+    metrics, before = (run / "metrics.jsonl").read_bytes(), final_tensors(run)
+    refused = start("train", file, threads=2)
+    assert refused.wait() == 2
+    assert "threads 1 then, 2 now" in refused.output
+    assert "checkpoint.resume" in refused.output
+    assert (run / "metrics.jsonl").read_bytes() == metrics, "a refusal takes nothing away"
+    assert final_tensors(run) == before
+    allowed = finished("train", file, "checkpoint.resume=inexact", threads=2)
+    assert "resumed from step 5" in allowed.output
+    notes = read(run / "result.json")["notes"]
+    assert any("threads 1 then, 2 now" in note for note in notes), notes
+
+
+def test_resume_never_refuses_a_folder_with_a_checkpoint(tmp_path):
+    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
+    assert start("train", file, sabotage=DieAround("step-00000010", 1, after=False)).wait() == -signal.SIGKILL
+    refused = start("train", file, "checkpoint.resume=never")
+    assert refused.wait() == 2
+    assert "checkpoint.resume is 'never'" in refused.output
+
+
+def test_validation_checkpoints_and_logs_change_nothing_else(tmp_path):
+    """How often a run validates, saves and logs touches neither its batches nor its weights."""
+    often = run_here(tmp_path / "a", eval={"every": 1}, checkpoint={"every": 1}, log={"every": 1})
+    seldom = run_here(tmp_path / "b", eval={"every": 50}, checkpoint={"every": 50}, log={"every": 50})
+    a, b = folder_of(tmp_path / "a"), folder_of(tmp_path / "b")
+    assert final_tensors(a) == final_tensors(b)
+    assert often["val_loss"] == seldom["val_loss"]
+    losses = [line["loss"] for line in timeless(a) if line["kind"] == "train"]
+    (mean,) = [line["loss"] for line in timeless(b) if line["kind"] == "train"]
+    assert mean == pytest.approx(sum(losses) / 12, rel=1e-12)
+
+
+def test_the_seed_decides_everything(tmp_path):
+    run_here(tmp_path / "a")
+    run_here(tmp_path / "b")
+    run_here(tmp_path / "c", data={"seed": 1})
+    assert final_tensors(folder_of(tmp_path / "a")) == final_tensors(folder_of(tmp_path / "b"))
+    assert final_tensors(folder_of(tmp_path / "a")) != final_tensors(folder_of(tmp_path / "c"))
+
+
+def test_the_process_before_it_may_have_died_anywhere(tmp_path):
+    """What a killed process leaves half done, next to a run, is cleared away: it may be as large as a model."""
+    run_here(tmp_path / "runs")
+    run = folder_of(tmp_path / "runs")
+    (run / "result.json").unlink()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    shutil.copytree(run / "best", run / f".best.{dead.pid}.tmp")
+    (run / f".status.json.{dead.pid}.tmp").write_text("{")
+    (run / f".launch.json.{os.getppid()}.tmp").write_text("{")
+    shutil.rmtree(run / "checkpoints" / "step-00000012")
+    os.replace(run / "best", run / ".best.old")
+    run_here(tmp_path / "runs")
+    left = [path.name for path in run.iterdir() if path.name.startswith(".")]
+    assert left == [f".launch.json.{os.getppid()}.tmp"], (
+        "what a live process writes there stays: it is about to rename it"
+    )
+    assert read_json(run / "best" / "config.json")["model_type"] == "oelm_gpt"
