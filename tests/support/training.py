@@ -26,8 +26,7 @@ from safetensors.torch import load_file
 
 from oelm.base.strict import merge
 from oelm.config import RunConfig
-from oelm.data import stories
-from oelm.data.corpus import prepare
+from oelm.data import prepare, stories
 from oelm.method.seal import content_hash
 from oelm.runs.folder import read_metrics
 from oelm.training.checkpoint import list_checkpoints
