@@ -4,15 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format types pytest results slow clean help
+.PHONY: demo test test-full lint format types pytest results slow clean help
 
 help:  ## show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(STAMP)  ## train a tiny GPT with seven methods and report what that shows: at most 4 minutes on 2 cores
 	$(BIN)/oelm demo
 
-test: lint types pytest  ## lint, types and the test suite
+test: lint types pytest  ## the quick gate: lint, types, and tests that sample every part
+
+test-full: $(STAMP)  ## every test that needs no GPU, no network and no minutes of its own
+	$(BIN)/pytest -q -n 2 --dist loadgroup -m 'not slow and not gpu and not net'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
