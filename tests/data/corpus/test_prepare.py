@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
-from oelm.data import DataError, Progress, TokenDataset, stories
-from oelm.data.corpus import prepare
+from oelm.data import DataError, Progress, TokenDataset, prepare, stories
 from oelm.data.corpus.workspace import Part
 from oelm.data.tokenizer import load_tokenizer
 from oelm.data.tokenizer import train_bpe as train_tokenizer

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from oelm.data import DataError, TokenDataset
-from oelm.data.corpus import prepare
+from oelm.data import DataError, TokenDataset, prepare
 from oelm.data.corpus.workspace import workspace
 from tests.support.corpus import content, documents, gpt2_folder, write_corpus
 
 SLOW = """
 import sys, time
-from oelm.data import encode, prepare
+from oelm.data import prepare
+from oelm.data.corpus import encode
 encode._JOB = 2000
 def report(now):
     if now.stage == "encode":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oelm.data.corpus import prepare
+from oelm.data import prepare
 from oelm.data.tokenizer import load_tokenizer
 from tests.support.corpus import SEPARATOR, documents, gpt2_folder, write_corpus
 

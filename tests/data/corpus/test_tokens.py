@@ -7,8 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from oelm.data import DataError, TokenDataset, in_memory
-from oelm.data.corpus import prepare
+from oelm.data import DataError, TokenDataset, in_memory, prepare
 from oelm.data.corpus.tokens import dtype_for
 from tests.support.corpus import documents, gpt2_folder, write_corpus
 
