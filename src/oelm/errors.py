@@ -57,6 +57,10 @@ class FileError(OelmError):
     """A file or folder that cannot be read, written or locked, or that holds something else than it should."""
 
 
+class FormatError(FileError):
+    """A run's record that was written in another format than this version reads."""
+
+
 class CheckpointError(OelmError):
     """A folder of a model or a run that is missing, does not hold what it should, or cannot be written."""
 
