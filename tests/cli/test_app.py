@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification
 from typer.testing import CliRunner
 
 import oelm
-from oelm.cli import runs as commands
+from oelm.cli import data as data_commands
 from oelm.cli.app import app
 from oelm.method.diagnose import diagnose, train_steps
 from oelm.method.families import known_types
@@ -61,7 +61,7 @@ def test_help_names_every_command():
 
 
 def test_the_help_of_a_command_keeps_its_line_ends_so_no_paragraph_has_any():
-    for command in (*app.registered_commands, *commands.data_app.registered_commands):
+    for command in (*app.registered_commands, *data_commands.data_app.registered_commands):
         paragraphs = inspect.getdoc(command.callback).split("\n\n")
         assert not [text for text in paragraphs if "\n" in text], command.name
 

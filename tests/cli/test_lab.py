@@ -9,7 +9,7 @@ from rich.console import Console
 
 from oelm.base.strict import merge
 from oelm.cli import demo as demo_module
-from oelm.cli.lab_tables import MatrixView, status_table, watch
+from oelm.cli.run_tables import MatrixView, status_table, watch
 from oelm.lab.experiment import find, listed
 from oelm.lab.matrix import Matrix
 from oelm.lab.plan import Request, expand
@@ -49,13 +49,13 @@ def test_a_matrix_with_a_failure_says_so_by_its_exit_code(tmp_path, monkeypatch)
 
 
 def test_help_loads_no_heavy_module():
-    code = "from typer.testing import CliRunner; from tests.lab_helpers import app; "
+    code = "from typer.testing import CliRunner; from tests.support.lab import app; "
     loaded = _loaded(code + "assert 'matrix' in CliRunner().invoke(app(), ['--help']).output")
     assert not loaded & {"torch", "transformers", "submitit", "matplotlib"}
 
 
 def test_listing_experiments_loads_no_heavy_module():
-    code = "from typer.testing import CliRunner; from tests.lab_helpers import app; "
+    code = "from typer.testing import CliRunner; from tests.support.lab import app; "
     loaded = _loaded(code + "assert 'GPT-02' in CliRunner().invoke(app(), ['experiments']).output")
     assert not loaded & {"torch", "transformers"}
 
@@ -141,7 +141,7 @@ def small_demo(monkeypatch):
     small = shipped.model_copy(update={"config": config, "axes": {"method": ("baseline", "oelm-freeze")}})
     monkeypatch.setattr(demo_module, "find", lambda _: small)
     monkeypatch.setattr(demo_module, "STEPS", (8,))
-    monkeypatch.setattr(demo_module, "WarmLauncher", ForkLauncher)
+    monkeypatch.setattr(demo_module, "ForkedLauncher", lambda slots, _: ForkLauncher(slots))
 
 
 def test_the_demo_ends_in_plain_words(small_demo, tmp_path):

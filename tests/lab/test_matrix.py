@@ -13,11 +13,12 @@ import yaml
 from oelm.base.locks import hold, holder
 from oelm.base.machine import threads_each
 from oelm.base.strict import merge
+from oelm.cli.train import train_and_exit
 from oelm.config import RunConfig
 from oelm.lab import matrix as matrix_module
 from oelm.lab.estimate import estimate
 from oelm.lab.experiment import from_file
-from oelm.lab.launch.forked import WarmLauncher
+from oelm.lab.launch.forked import ForkedLauncher
 from oelm.lab.launch.local import LAUNCH, LocalLauncher, Slot, command, local_launcher, status_stamp, was_stopped
 from oelm.lab.matrix import TAKEN, Matrix
 from oelm.lab.plan import Request, expand
@@ -599,13 +600,13 @@ def test_several_processes_go_through_torchrun_on_a_free_port():
 def test_runs_that_start_at_once(tmp_path):
     """The demo's launcher: the same results as any other, a session of its own, and a graceful stop."""
     planned = plan(tmp_path, axes={"seed": [0, 1]})
-    assert Matrix(planned, WarmLauncher(2), tell=lambda _: None).run() == {"finished": 2}
+    assert Matrix(planned, ForkedLauncher(2, train_and_exit), tell=lambda _: None).run() == {"finished": 2}
     for name, folder in undisturbed(planned, tmp_path / "undisturbed").items():
         threads = read(tmp_path / "runs" / name / "environment.json")["cpu"]["threads"]
         assert threads == threads_each(2)
         assert outcome(tmp_path / "runs" / name).keys() == outcome(folder).keys()
     (slow,) = plan(tmp_path, "slow", axes={"seed": [0]}, config=_longer(tmp_path, 5000, 10_000))
-    work = Matrix([slow], WarmLauncher(1), tell=lambda _: None)
+    work = Matrix([slow], ForkedLauncher(1, train_and_exit), tell=lambda _: None)
 
     def stop(_: Matrix) -> None:
         pid = look(slow.folder).pid

@@ -1,6 +1,6 @@
 """What the tests of the lab share: small experiments, the lab's commands in real processes, and fast jobs.
 
-`python -m tests.lab_helpers COMMAND ...` is the lab's command line alone.
+`python -m tests.support.lab COMMAND ...` is the lab's command line alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from oelm.cli import lab as commands
+from oelm.cli import experiments as commands
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,12 +18,13 @@ from ..base.strict import merge
 from ..errors import LabError, OelmError
 from ..lab.estimate import seconds_per_step, spell
 from ..lab.experiment import find
-from ..lab.launch.forked import WarmLauncher
+from ..lab.launch.forked import ForkedLauncher
 from ..lab.matrix import Matrix
 from ..lab.plan import Planned, Request, expand
 from ..lab.status import look, so_many
 from ..training.signals import EXIT_REQUEUE
-from .lab_tables import MatrixView
+from .run_tables import MatrixView
+from .train import train_and_exit
 
 # As many seeds as are tried for. Arms come first: a machine that is slow does the first seed of all of them.
 SEEDS = 3
@@ -50,7 +51,9 @@ def run_demo(out: Path, budget: float) -> int:
     _say(f"{steps} steps each on built-in stories (synthetic), {jobs} at a time on the CPU,")
     _say(f"at most {spell(budget)} in all: what does not fit into that is left out. Runs go to {out / 'runs'}.\n")
     with MatrixView() as view:
-        work = Matrix(_runs(out, steps, tuple(range(SEEDS))), WarmLauncher(jobs), retries=0, tell=view.say)
+        work = Matrix(
+            _runs(out, steps, tuple(range(SEEDS))), ForkedLauncher(jobs, train_and_exit), retries=0, tell=view.say
+        )
         work.deadline = deadline
         counts = work.run(view)
     if work.stopped:

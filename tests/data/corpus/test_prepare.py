@@ -110,7 +110,7 @@ def test_shared_documents_are_validation_documents_however_often_they_were_train
     alone = write_corpus(tmp_path / "alone.txt", documents(10, seed=5))
     data = prepare(train, tmp_path / "alone", gpt2, val=alone)
     assert (data.shared_documents, data.overlap) == (0, "")
-    for said in ("wrote", "holds this data already"):
+    for said in ("wrote", "already holds this data"):
         done = command(train, "--val", val, "--tokenizer", gpt2, "--out", tmp_path / "c")
         assert said in done.stdout
         assert done.stderr.endswith("warning: 4 of 14 validation documents are also in the training text\n")
@@ -168,7 +168,7 @@ def test_the_command_says_what_it_wrote_and_what_was_there(tmp_path):
     data = TokenDataset.open(tmp_path / "out")
     counts = f"{len(data.train):,} tokens for training and {len(data.val):,} for validation, vocabulary 300"
     assert first.stdout == f"wrote {tmp_path / 'out'}: {counts}\n"
-    assert again.stdout == f"{tmp_path / 'out'}: holds this data already, whole: {counts}\n"
+    assert again.stdout == f"{tmp_path / 'out'}: already holds this data, complete: {counts}\n"
 
 
 def test_the_command_says_why_a_vocabulary_is_smaller_than_asked_for(tmp_path):

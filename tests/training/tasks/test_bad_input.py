@@ -167,4 +167,4 @@ def test_texts_beyond_the_models_positions_are_cut_counted_and_said(tmp_path):
 def test_the_command_is_not_told_a_thing_twice(arguments):
     refused = CliRunner().invoke(app, ["finetune", "builtin:sentiment", *arguments])
     assert refused.exit_code == 2
-    assert f"{arguments[-1]}: an option gives that too; keep one of the two" in refused.output
+    assert f"{arguments[-1]}: an option sets this field too" in refused.output

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import oelm
-from oelm.cli import runs as commands
+from oelm.cli import train as commands
 from oelm.cli.app import app
 from oelm.data import judgement_tokenizer
 from oelm.errors import CheckpointError
@@ -532,7 +532,11 @@ def test_the_command_trains_and_answers(tmp_path):
 )
 def test_the_reference_rate_is_that_of_the_method_unless_one_is_given(arguments, rate, monkeypatch):
     chosen = []
-    monkeypatch.setattr(commands, "_train", lambda config, quiet: chosen.append(config.optimizer.learning_rate))
+
+    def note_rate(config, quiet):
+        chosen.append(config.optimizer.learning_rate)
+
+    monkeypatch.setattr(commands, "_train_and_print", note_rate)
     command = ["finetune", "sst2", "--recipe", "reference", "--out", "there", *arguments]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert chosen == [rate]

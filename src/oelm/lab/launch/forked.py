@@ -1,4 +1,4 @@
-"""Runs as processes forked from one that has imported everything: they start at once. For many short runs on a CPU."""
+"""Runs as processes forked from one that has already imported torch: they start at once. For short runs on a CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,13 @@ from typing import Any, TextIO
 from ...base.machine import threads_each
 from .local import CONSOLE
 
-# What the process that the runs are forked from imports, once.
-_PRELOADED = ["oelm.cli", "oelm.evaluation.trained", "oelm.training.engine", "oelm.training.tasks.open", "oelm.data"]
+# What the process that runs are forked from imports, once, beside the module of the training function.
+_PRELOADED = ["oelm.evaluation.trained", "oelm.training.engine", "oelm.training.tasks.open", "oelm.data"]
 
 
 @dataclass
-class WarmJob:
-    """A run's process."""
+class ForkedJob:
+    """A run in a forked process."""
 
     process: Any
     about: dict[str, Any]
@@ -37,38 +37,45 @@ class WarmJob:
             os.kill(self.process.pid, signal.SIGTERM)
 
 
-class WarmLauncher:
-    """Starts runs in a fraction of a second, so many at a time. On the CPU alone: a GPU's context cannot be forked."""
+class ForkedLauncher:
+    """Starts up to `slots` runs at a time, each within a fraction of a second.
 
-    def __init__(self, slots: int) -> None:
+    `train` trains the run of a config file and ends the process with an exit code. It is sent to the new process by
+    its name, so it must be a function at the top level of a module. Only for the CPU: a CUDA context cannot be forked.
+    """
+
+    def __init__(self, slots: int, train: Callable[[str], None]) -> None:
         self.slots = slots
+        self._train = train
         self._threads = threads_each(slots)
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOADED)
-        self._running: list[WarmJob] = []
+        self._context.set_forkserver_preload([train.__module__, *_PRELOADED])
+        self._running: list[ForkedJob] = []
 
     def ready(self, busy: Sequence[dict[str, Any]]) -> bool:
         self._running = [job for job in self._running if job.poll() is None]
         here = [other for other in busy if other.get("host") == socket.gethostname()]
         return len(self._running) + len(here) < self.slots
 
-    def start(self, config: Path, folder: Path, lock: TextIO, busy: Sequence[dict[str, Any]]) -> WarmJob:
-        # What the server forks inherits no file of ours: should we be killed, the run's own lock says that it goes on.
-        process = self._context.Process(target=_train, args=(str(config), str(folder / CONSOLE), self._threads))
+    def start(self, config: Path, folder: Path, lock: TextIO, busy: Sequence[dict[str, Any]]) -> ForkedJob:
+        # A process forked by the server does not inherit `lock`. If this process is killed, the run's own lock, which
+        # the run takes itself, still shows that it is in progress.
+        arguments = (self._train, str(config), str(folder / CONSOLE), self._threads)
+        process = self._context.Process(target=_train_detached, args=arguments)
         with _without_main():
             process.start()
-        about = {"launcher": "warm", "host": socket.gethostname(), "pid": process.pid, "threads": self._threads}
-        self._running.append(WarmJob(process, about))
+        about = {"launcher": "forked", "host": socket.gethostname(), "pid": process.pid, "threads": self._threads}
+        self._running.append(ForkedJob(process, about))
         return self._running[-1]
 
     def attach(self, about: dict[str, Any]) -> None:
-        """A process whose runner has died is nobody's child: its lock says when it is done."""
+        """Return None: a process whose launcher died cannot be waited for; its lock shows when it is done."""
         return
 
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Hide the program's main module: a new process would import it, and a script without a guard would run again."""
+    """Hide the main module, which a new process would import: a script without a `__main__` guard would run again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -77,16 +84,13 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _train(config: str, console: str, threads: int) -> None:
-    """`oelm train CONFIG` in a process of its own, out of the terminal's reach: Ctrl-C is for the runner alone."""
+def _train_detached(train: Callable[[str], None], config: str, console: str, threads: int) -> None:
+    """Train a run with its output in a file and in a session of its own, so that Ctrl-C reaches only the launcher."""
     os.setsid()
     handle = os.open(console, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     import torch
 
-    from ...cli.app import main
-
     torch.set_num_threads(threads)
-    sys.argv = ["oelm", "train", config, "--quiet"]
-    main()
+    train(config)

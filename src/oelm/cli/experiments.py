@@ -59,7 +59,7 @@ def experiments(
     """List the named experiments: the question of each, and what was published for it."""
     with errors():
         from ..lab.experiment import find, listed
-        from .lab_tables import details, experiment_lines
+        from .run_tables import details, experiment_lines
 
         if name is not None:
             import yaml
@@ -172,7 +172,7 @@ def status(
     """Show every run: its state, step, loss, speed, time left, host and memory. Updates live in a terminal."""
     with errors():
         from ..lab.status import survey
-        from .lab_tables import status_lines, watch
+        from .run_tables import status_lines, watch
 
         _require_folder(out)
         runs = survey(out)
@@ -344,7 +344,7 @@ def _run_matrix(planned: list[Planned], launcher: Launcher, retries: int, yes: b
     from ..lab.estimate import estimate
     from ..lab.matrix import Matrix
     from ..training.signals import EXIT_REQUEUE
-    from .lab_tables import MatrixView
+    from .run_tables import MatrixView
 
     size = estimate(planned, launcher.slots)
     typer.echo(f"{size}, {launcher.slots} at once", err=True)
@@ -392,7 +392,7 @@ def _ask(question: str, yes: bool) -> None:
     if yes:
         return
     from ..errors import LabError
-    from .lab_tables import interactive
+    from .run_tables import interactive
 
     if not interactive():
         raise LabError(f"{question} There is no terminal to ask in: give --yes to continue")

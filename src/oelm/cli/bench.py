@@ -1,0 +1,83 @@
+"""The command bench: the speed of several methods side by side."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from .options import JsonOption
+from .terminal import errors, progress_bar, quiet_libraries
+
+_DEFAULT_ARMS = ["baseline", "oelm-freeze", "identity-key"]
+
+
+class BenchTask(StrEnum):
+    """Which kind of training step is timed."""
+
+    language = "language"
+    classification = "classification"
+
+
+def bench(
+    arms: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"Presets to compare; PRESET@N uses batches of N. Default: {', '.join(_DEFAULT_ARMS)}. Also "
+            "key=value settings of model, optimizer and train, such as train.precision=bfloat16 or "
+            "model.fields.num_hidden_layers=12."
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="gpt:SIZE, random:FAMILY, a folder or a Hub name.")] = "gpt:tiny",
+    task: Annotated[
+        BenchTask | None,
+        typer.Option(help="Default: classification (3 classes) for an encoder, else language."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences per step.")] = 8,
+    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 128,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(min=2, help="Default: 8192 for gpt:SIZE, else the model's own."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, with the arms interleaved in each.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each arm per round.")] = 10,
+    compile_model: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Default: as in training (language on a GPU); off with --decode."),
+    ] = None,
+    decode: Annotated[
+        bool,
+        typer.Option("--decode", help="Time generation: --steps tokens after --sequence-length others; show cache."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Time whole optimiser steps of several methods side by side, on random tokens, as ratios to the first."""
+    with errors():
+        from ..base.files import to_json
+        from ..bench import decoding
+        from ..bench.steps import Kind, benchmark, plan_arms, summarise
+        from .tables import bench_table, decoding_table, render_bench
+
+        quiet_libraries()
+        names = [word for word in arms or [] if "=" not in word] or _DEFAULT_ARMS
+        overrides = [word for word in arms or [] if "=" in word]
+        kind: Kind | None = None
+        if task is not None:
+            kind = "classification" if task is BenchTask.classification else "language"
+        if decode:
+            room = decoding.room_for(sequence_length, rounds, steps)
+            planned = plan_arms(names, model, batch_size, room, vocab_size, kind, compile_model, overrides)
+            with progress_bar() as show:
+                written = decoding.measure(planned, sequence_length, rounds, steps, tell=show)
+            rows = decoding.summarise(written, names[0])
+            typer.echo(to_json(rows, indent=2) if as_json else render_bench(decoding_table(rows), names[0]))
+            return
+        planned = plan_arms(names, model, batch_size, sequence_length, vocab_size, kind, compile_model, overrides)
+        with progress_bar() as show:
+            timed = benchmark(planned, rounds, steps, tell=show)
+        rows = summarise(timed, names[0])
+        typer.echo(to_json(rows, indent=2) if as_json else render_bench(bench_table(rows), names[0]))
+        for row in rows:
+            if row["warning"]:
+                typer.echo(f"warning: {row['warning']}", err=True)

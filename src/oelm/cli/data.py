@@ -1,0 +1,56 @@
+"""The commands below `oelm data`: prepare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .terminal import errors, quiet_libraries
+
+data_app = typer.Typer(help="Prepare text for training.", no_args_is_help=True)
+
+
+@data_app.callback()
+def _data() -> None:
+    pass
+
+
+@data_app.command("prepare")
+def prepare_data(
+    source: Annotated[str, typer.Argument(help="A file, folder or Hub dataset, such as tinystories or openwebtext.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    tokenizer: Annotated[str | None, typer.Option(help="A Hugging Face tokenizer's name or folder.")] = None,
+    train_bpe: Annotated[int | None, typer.Option(min=257, help="Train a BPE of this size instead.")] = None,
+    val: Annotated[str | None, typer.Option(help="A separate validation file.")] = None,
+    val_fraction: Annotated[float, typer.Option(help="Share of the documents to hold out without --val.")] = 0.01,
+    text_field: Annotated[str | None, typer.Option(help="The column or key of the text, if not detected.")] = None,
+    description: Annotated[str | None, typer.Option(help="What this text is; stored in all records from it.")] = None,
+) -> None:
+    """Turn text into token files, from text, JSONL, CSV or Parquet (also compressed) or a Hub dataset."""
+    with errors():
+        from ..data.corpus.prepare import prepare
+        from ..data.corpus.tokens import HEADER
+
+        quiet_libraries()
+        # `prepare` accepts an existing dataset only if it is the requested one; otherwise it raises.
+        already_there = (out / HEADER).is_file()
+        data = prepare(
+            source,
+            out,
+            tokenizer=tokenizer,
+            train_bpe=train_bpe,
+            val=val,
+            val_fraction=val_fraction,
+            text_field=text_field,
+            description=description,
+            progress=True,
+        )
+        validation = f" and {len(data.val):,} for validation" if data.val else ""
+        smaller = train_bpe is not None and data.vocab_size < train_bpe
+        reason = f" (not {train_bpe:,}: the text has no more pairs to merge)" if smaller else ""
+        counts = f"{len(data.train):,} tokens for training{validation}, vocabulary {data.vocab_size:,}{reason}"
+        typer.echo(f"{out}: already holds this data, complete: {counts}" if already_there else f"wrote {out}: {counts}")
+        if data.overlap:
+            typer.echo(f"warning: {data.overlap}", err=True)

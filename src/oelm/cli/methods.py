@@ -1,0 +1,134 @@
+"""Commands about methods and models: methods, families, diagnose, export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import JsonOption
+from .terminal import errors, quiet_libraries
+
+if TYPE_CHECKING:
+    from ..method.diagnose import Diagnosis
+
+
+def methods(as_json: JsonOption = False) -> None:
+    """List the presets: what each sets and freezes.
+
+    A preset is a start: a method in a YAML file names one and changes its fields.
+
+    So oelm-freeze with an adapter on q and k has a trained LoRA beside frozen Q and K; docs/methods.md shows how.
+    """
+    from ..method.spec import ABOUT, PRESETS
+
+    if as_json:
+        typer.echo(json.dumps({name: preset.model_dump(mode="json") for name, preset in PRESETS.items()}, indent=2))
+        return
+    width = max(len(name) for name in PRESETS)
+    for name in PRESETS:
+        typer.echo(f"{name:<{width}}  {ABOUT[name]}")
+
+
+def families() -> None:
+    """List the supported model types."""
+    from ..method.families import known_types
+
+    typer.echo("\n".join(known_types()))
+
+
+def diagnose(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model's folder, a Hub name, random:NAME for a small random one (random:bert), a run's config file "
+            "or a run's folder."
+        ),
+    ],
+    method: Annotated[
+        str | None,
+        typer.Option("--method", "-m", help="A preset or a method file; without it the model is tested as it is."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random matrices and of the sample batch.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps to take.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply a method, take real optimiser steps, and show which tensors changed.
+
+    Exits with 1 if a frozen tensor changed or a trainable one did not.
+    """
+    with errors():
+        from ..method.spec import Method
+
+        # The method is checked before the model, which takes seconds to load.
+        chosen_method = None if method is None else Method.load(read_method(method))
+        from ..evaluation.trained import find_model
+        from ..method.diagnose import diagnose as run_diagnosis
+
+        quiet_libraries()
+        loaded_model, recorded_method = find_model(model, seed)
+        diagnosis = run_diagnosis(loaded_model, chosen_method or recorded_method, seed, steps)
+        if as_json:
+            typer.echo(json.dumps(diagnosis.to_dict(), indent=2))
+        else:
+            _print_diagnosis(diagnosis, steps)
+    if not diagnosis.healthy:
+        raise typer.Exit(1)
+
+
+def export(
+    source: Annotated[str, typer.Argument(help="A run's folder, or one that save_pretrained wrote after oelm.apply.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write the plain transformers checkpoint to.")],
+) -> None:
+    """Write a plain transformers checkpoint with the same outputs, which loads without oelm."""
+    with errors():
+        from ..errors import CheckpointError
+
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise CheckpointError(f"{out} exists and is not empty: nothing was written")
+        from ..base.files import empty_folder, new_folder
+        from ..evaluation.trained import is_run, load_named, save_tokenizer_of
+        from ..models.checkpoint import export as export_model
+        from ..models.checkpoint import load
+
+        quiet_libraries()
+        model, checkpoint = load_named(Path(source)) if is_run(Path(source)) else (load(source), "")
+        # A new folder is renamed into place once it is complete. An existing empty one is filled where it is: it may
+        # be a mount, which cannot be renamed over.
+        with empty_folder(out) if out.is_dir() else new_folder(out) as folder:
+            export_model(model, folder)
+            save_tokenizer_of(Path(source), folder)
+        typer.echo(f"wrote {out}: {checkpoint}" if checkpoint else f"wrote {out}")
+
+
+def read_method(value: str) -> Any:
+    """Return a method given on the command line: a preset's name as it is, or the content of a YAML or JSON file."""
+    from ..base.files import parse_yaml
+    from ..errors import MethodError
+
+    path = Path(value)
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        return value
+    if not path.is_file():
+        raise MethodError(f"{value}: no such file")
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise MethodError(f"{value}: not YAML or JSON ({error})") from None
+
+
+def _print_diagnosis(diagnosis: Diagnosis, steps: int) -> None:
+    typer.echo(str(diagnosis.report))
+    losses = ", ".join(f"{loss:.4f}" for loss in diagnosis.losses)
+    typer.echo(f"\n{steps} AdamW steps with weight decay on a built-in batch: loss {losses}")
+    typer.echo(f"tensors that changed: {len(diagnosis.moved)}; {diagnosis.verification}")
+    for title, names in (
+        ("FROZEN BUT MOVED", diagnosis.frozen_but_moved),
+        ("TRAINABLE BUT DID NOT MOVE", diagnosis.trainable_but_still),
+    ):
+        for name in names:
+            typer.secho(f"{title}: {name}", fg="red")
+    verdict = "no frozen tensor changed, every trainable one did" if diagnosis.healthy else "not as it should be"
+    typer.secho(verdict, fg="green" if diagnosis.healthy else "red")

@@ -1,0 +1,135 @@
+"""Commands that train a run from a config or from options: train, finetune."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .methods import read_method
+from .options import RUNS, Overrides, QuietOption
+from .terminal import errors, quiet_libraries
+
+if TYPE_CHECKING:
+    from ..config import RunConfig
+
+_BERT = "bert-base-uncased"
+# The options of `finetune` that set a field of the config, and which.
+_FIELD_OF_OPTION = {
+    "method": "method",
+    "model": "model.name",
+    "data": "data.path",
+    "seed": "seed",
+    "output": "output",
+}
+
+
+class Recipe(StrEnum):
+    """Which learning rate a fine-tuning run gets unless it is given one."""
+
+    equal = "equal"
+    reference = "reference"
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A run's config: YAML or JSON.")],
+    overrides: Overrides = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Train a run, or resume one that was interrupted. Under torchrun: on several GPUs.
+
+    Exits with 75 if a signal stopped it after saving (the same command resumes it), and with 1 if it diverged.
+    """
+    with errors():
+        from ..config import RunConfig
+        from ..errors import ConfigError
+
+        if "=" in str(config) and not config.exists():
+            raise ConfigError(f"{config}: the config file comes first, as in oelm train run.yaml {config}")
+        _train_and_print(RunConfig.load(config, overrides), quiet)
+
+
+def train_and_exit(config: str) -> None:
+    """Do what `oelm train CONFIG --quiet` does, then end this process with its exit code."""
+    try:
+        train(Path(config), quiet=True)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
+
+
+def finetune(
+    ctx: typer.Context,
+    task: Annotated[
+        str, typer.Argument(help="sst2, mnli, xnli, imdb, ag_news, folder, builtin:sentiment or builtin:inference.")
+    ],
+    overrides: Overrides = None,
+    model: Annotated[str, typer.Option("--model", help="A folder, a Hub name, gpt:SIZE or random:FAMILY.")] = _BERT,
+    method: Annotated[str, typer.Option("--method", "-m", help="A preset or a method file.")] = "baseline",
+    data: Annotated[Path | None, typer.Option("--data", help="A folder of local files, instead of the Hub.")] = None,
+    recipe: Annotated[
+        Recipe, typer.Option(help="equal: one learning rate for all methods; reference: the original study's rates.")
+    ] = Recipe.equal,
+    seed: Annotated[int, typer.Option(help="Seed of the head, the method and the order of the data.")] = 0,
+    output: Annotated[Path, typer.Option("--out", "-o", "--output", help="Where runs are kept.")] = RUNS,
+    quiet: QuietOption = False,
+) -> None:
+    """Fine-tune a model on a labelled task: 3 epochs of batches of 16, linear decay after 10 % warm-up.
+
+    Give other settings as key=value, such as optimizer.learning_rate=5e-5 train.epochs=1 or task.text=review.
+    """
+    with errors():
+        from ..config import RunConfig
+        from ..errors import ConfigError
+        from ..runs.recipes import reference_rate
+
+        _refuse_field_given_twice(ctx, overrides or [])
+        fields: dict[str, Any] = {
+            "experiment": task.replace(":", "-"),
+            "task": {"name": task},
+            "model": {"name": model},
+            "method": read_method(method),
+            "seed": seed,
+            "output": str(output),
+        }
+        if data is not None:
+            fields["data"] = {"path": str(data)}
+        config = RunConfig.load(fields, overrides)
+        if config.task.kind == "language":
+            raise ConfigError("oelm finetune: 'language' learns from running text; use oelm train")
+        if recipe is Recipe.reference:
+            # The recipe's rate is a field of the config, so that an override can still set another.
+            fields["optimizer"] = {"learning_rate": reference_rate(config.method)}
+            config = RunConfig.load(fields, overrides)
+        _train_and_print(config, quiet)
+
+
+def _refuse_field_given_twice(ctx: typer.Context, overrides: list[str]) -> None:
+    """Raise if an override sets a field that an option on the command line sets too."""
+    from ..errors import ConfigError
+
+    sources = {option: ctx.get_parameter_source(option) for option in _FIELD_OF_OPTION}
+    given = {_FIELD_OF_OPTION[option] for option, source in sources.items() if source and source.name == "COMMANDLINE"}
+    for override in overrides:
+        if override.partition("=")[0] in given:
+            raise ConfigError(f"{override}: an option sets this field too; keep one of the two")
+
+
+def _train_and_print(config: RunConfig, quiet: bool) -> None:
+    """Train a run, print its main figures as JSON if nothing else was shown, and exit with the run's exit code."""
+    from ..training.engine import Stopped
+    from ..training.engine import train as train_run
+    from ..training.result import exit_code
+
+    quiet_libraries()
+    try:
+        result = train_run(config, quiet)
+    except Stopped as stopped:
+        raise typer.Exit(stopped.code) from None
+    if result and quiet:
+        shown = ("val_loss", "perplexity", "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
+        typer.echo(json.dumps({key: result[key] for key in shown if key in result}))
+    raise typer.Exit(exit_code(result))
