@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import socket
-import string
 import subprocess
 import sys
 import threading
@@ -32,14 +31,14 @@ from oelm.report.document import Cell, Table
 from oelm.report.sentences import reading, setup_name
 from oelm.report.tables import latex, table_csv
 from oelm.report.watch import watch
-from oelm.report.words import STRINGS, words
+from oelm.report.words import words
 from tests.support.records import change, classification_run, language_run, study, write
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 needs_matplotlib = pytest.mark.skipif(not drawing.available(), reason="matplotlib is not installed")
 needs_typst = pytest.mark.skipif(not typesetting.available(), reason="typst is not installed")
 
-APP = "import typer; from oelm.report import commands as c; a = typer.Typer(pretty_exceptions_enable=False); "
+APP = "import typer; from oelm.cli import report as c; a = typer.Typer(pretty_exceptions_enable=False); "
 APP += "a.command('report')(c.report); a.command('compare')(c.compare); a()"
 
 
@@ -257,30 +256,6 @@ def test_latex_tables_are_whole_and_escaped(report):
     assert latex("50 % of a_b & {c} <d>") == r"50 \% of a\_b \& \{c\} \textless{}d\textgreater{}"
 
 
-def test_every_string_has_both_languages_with_the_same_places():
-    def fields(text):
-        return {name for _, name, _, _ in string.Formatter().parse(text) if name}
-
-    for key, (english, chinese) in STRINGS.items():
-        assert english, key
-        assert chinese, key
-        assert fields(english) == fields(chinese), key
-    untranslated = {key for key, (english, chinese) in STRINGS.items() if english == chinese}
-    assert untranslated == {"rule_within", "rule_at_most", "rule_at_least", "rule_above", "rule_below"}
-
-
-def test_no_words_stand_outside_the_table_of_strings():
-    """Every key that the code asks for exists, and every key is asked for."""
-    place = Path(drawing.__file__).parent
-    sources = [*place.glob("*.py"), *(place.parent / "analysis").glob("*.py")]
-    text = "\n".join(file.read_text(encoding="utf-8") for file in sources if file.name != "strings.py")
-    asked = set(re.findall(r"""say\(\s*["']([\w-]+)["']""", text))
-    assert asked - set(STRINGS) == set()
-    families = tuple(set(re.findall(r"""f["'](\w+_)\{""", text)))  # such as say(f"kind_{kind}")
-    words_of_code = set(re.findall(r"""["']([\w-]+)["']""", text))
-    assert {key for key in STRINGS if not key.startswith(families)} - words_of_code == set()
-
-
 def test_a_report_in_chinese(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "available", lambda: False)  # the figures have a test of their own
     made = write_report([runs], tmp_path / "out", language="zh", formats=("md", "html"))
@@ -288,8 +263,8 @@ def test_a_report_in_chinese(runs, tmp_path, monkeypatch):
     assert "## 摘要" in text
     assert "困惑度 +10.5 %" in text
     assert "显著更差。" in text
-    english = {STRINGS[key][0] for key in STRINGS if len(STRINGS[key][0]) > 25 and "{" not in STRINGS[key][0]}
-    assert [words for words in english if words in text] == []
+    english = [sentence for sentence in words("en").texts.values() if len(sentence) > 25 and "{" not in sentence]
+    assert [sentence for sentence in english if sentence in text] == []
     assert 'lang="zh-CN"' in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert any("对比" in line for line in summary(made.analysis, "zh"))
 
@@ -745,7 +720,7 @@ def test_watching_ends_when_the_last_run_is_killed(tmp_path):
     going = language_run(tmp_path / "runs")
     (going / "result.json").unlink()
     write(going, "status.json", {"state": "running", "host": socket.gethostname(), "step": 200})
-    script = "import pathlib, sys, time, oelm.locks as l; lock = l.hold(pathlib.Path(sys.argv[1])); time.sleep(99)"
+    script = "import pathlib, sys, time, oelm.base.locks as l; lock = l.hold(pathlib.Path(sys.argv[1])); time.sleep(99)"
     process = subprocess.Popen([sys.executable, "-c", script, str(going)])
     while holder(going) is None:
         assert process.poll() is None
@@ -768,7 +743,7 @@ def test_watching_ends_when_the_last_run_is_killed(tmp_path):
 
 
 def test_help_needs_no_heavy_module():
-    script = "import sys; import oelm.report.commands; print(*[m for m in sys.modules])"
+    script = "import sys; import oelm.cli.report; print(*[m for m in sys.modules])"
     loaded = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split())
     assert not loaded & {"torch", "transformers", "matplotlib", "scipy", "typst", "numpy", "pydantic"}
 

@@ -16,7 +16,7 @@ from ..analysis.run import DECODED, Bench
 from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
 from . import numbers
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
-from .sentences import language_of, note_text, place, verdict_numbers, why_left_out
+from .sentences import note_text, place, verdict_numbers, why_left_out
 from .words import Words
 
 _TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "bad"}
@@ -34,7 +34,7 @@ def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
             [
                 Cell(one.hypothesis.id),
                 Cell(say(one.verdict), tone=_TONES.get(one.verdict, "open")),
-                Cell(one.hypothesis.text(language_of(say))),
+                Cell(one.hypothesis.text(say.language)),
                 Cell(numbers.rule(one.hypothesis, say)),
                 Cell(verdict_numbers(one, analysis, say), handles(analysis, one.runs)),
                 Cell(numbers.p_value(one.adjusted)),

@@ -136,7 +136,7 @@ def by_verdict(analysis: Analysis) -> list[tuple[str, list[Verdict]]]:
 
 def verdict_line(verdict: Verdict, analysis: Analysis, say: Words) -> str:
     """A verdict in words: the hypothesis and its numbers."""
-    title = say("headed", head=verdict.hypothesis.id, text=verdict.hypothesis.text(language_of(say)))
+    title = say("headed", head=verdict.hypothesis.id, text=verdict.hypothesis.text(say.language))
     return say("verdict_line", title=title, numbers=verdict_numbers(verdict, analysis, say))
 
 
@@ -255,7 +255,3 @@ def why_left_out(item: LeftOut, say: Words) -> str:
     if item.kind in ("damaged", "failed"):
         return item.reason
     return say(f"why_{item.kind}", **dict(item.values))
-
-
-def language_of(say: Words) -> str:
-    return "zh" if say("summary") == words("zh")("summary") else "en"
