@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -26,9 +27,9 @@ def to_json(content: Any, **options: Any) -> str:
     return json.dumps(_finite(content), allow_nan=False, **options)
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically."""
-    write_text(path, to_json(content, indent=2, sort_keys=True) + "\n")
+def write_json(path: Path, content: Any, **options: Any) -> None:
+    """Write JSON atomically, indented and with sorted keys unless `options` for `json.dumps` say otherwise."""
+    write_text(path, to_json(content, **({"indent": 2, "sort_keys": True} | options)) + "\n")
 
 
 def write_text(path: Path, content: str) -> None:
@@ -37,39 +38,42 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
+    """Write a file atomically: to a temporary name that no other process uses, then renamed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
-        _put(path, content)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name a file or folder in what the system refuses while it is written: an error of the system's may not."""
+    """Turn a system error in the block into a FileError that names `path` and says what to do.
+
+    The system's own error may name no file, or only a temporary one.
+    """
     from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, SafetensorError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
-        raise FileError(f"{path}: cannot be written ({why})") from None
+        code, reason = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
+        raise FileError(f"{path}: cannot be written ({reason or first_line(error)}); {_advice(code)}") from error
 
 
-def put_json(path: Path, content: Any) -> None:
-    """Write JSON atomically, in its own order; raises what the system says, for those who have better advice."""
-    _put(path, (to_json(content, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def _put(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+def _advice(code: int | None) -> str:
+    """Return what to do about a system error while writing."""
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "the disk, quota or file size limit is exhausted: free some space and run the same command again"
+    if code in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return "it is not writable: choose another folder or change its permissions"
+    return "check the path and the disk"
 
 
 def read_json(path: Path) -> Any:

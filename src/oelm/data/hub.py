@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import DataError, first_line, nearest
 from .corpus.readers import Reading, Unit, find_text_field, text_units
-from .packages import optional
+from .packages import import_optional
 from .tables import Choose, Meter, Row, text_of
 
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
@@ -65,7 +65,7 @@ def read_units(dataset: HubDataset, split: str, reading: Reading, meter: Meter) 
 
 
 def _texts(dataset: HubDataset, split: str, reading: Reading, meter: Meter, where: str) -> Iterator[str]:
-    datasets = optional("datasets", f"the Hub dataset {dataset}")
+    datasets = import_optional("datasets", f"the Hub dataset {dataset}")
     column: str | None = None
     number = 0
     with _explained(where, lambda: f"after {number:,} rows; what is finished is kept" if number else "from the Hub"):
@@ -115,7 +115,7 @@ class HubTable:
 
     @cached_property
     def _loaded(self) -> Any:
-        datasets = optional("datasets", f"the Hub dataset {self.repo}")
+        datasets = import_optional("datasets", f"the Hub dataset {self.repo}")
         with _explained(self.name):
             return datasets.load_dataset(
                 self.repo, self.config, split=self.split, revision=self.commit or self.revision

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ..errors import DataError
-from .packages import optional
+from .packages import import_optional
 
 Row = Mapping[str, Any]
 # Is shown the first row and names the columns that are wanted; the others need not be read.
@@ -64,7 +64,7 @@ class _Zst(io.RawIOBase):
     """Zstandard frames one after the other. The package's own reader takes a file that is cut off for a whole one."""
 
     def __init__(self, raw: IO[bytes]) -> None:
-        self._package = optional("zstandard", "reading .zst files")
+        self._package = import_optional("zstandard", "reading .zst files")
         self._raw = raw
         self._ready = b""  # decompressed, not yet handed on
         self._left = b""  # compressed, after the end of a frame
@@ -278,7 +278,7 @@ def _csv_rows(stream: io.TextIOWrapper, path: Path, name: str) -> Iterator[tuple
 
 
 def _parquet_rows(path: Path, meter: Meter, choose: Choose) -> Iterator[tuple[str, Row]]:
-    parquet = optional("pyarrow.parquet", "reading .parquet files")
+    parquet = import_optional("pyarrow.parquet", "reading .parquet files")
     start, size = meter.bytes, path.stat().st_size
     try:
         with parquet.ParquetFile(str(path)) as file:

@@ -182,10 +182,10 @@ def test_two_processes_cannot_prepare_one_folder(tmp_path, gpt2):
 def test_a_file_size_limit_of_the_system_is_explained(tmp_path, gpt2):
     corpus = write_corpus(tmp_path / "a.txt", documents(300))
     code = (
-        "import resource, sys; from oelm.data import prepare, DataError\n"
+        "import resource, sys; from oelm import FileError; from oelm.data import prepare\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         "try: prepare(*sys.argv[1:4], val_fraction=0)\n"
-        "except DataError as error: print(error)"
+        "except FileError as error: print(error)"
     )
     arguments = [sys.executable, "-c", code, str(corpus), str(tmp_path / "out"), str(gpt2)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)

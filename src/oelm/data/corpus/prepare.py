@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import tokenizers
 from tokenizers import Tokenizer
 
 from ... import __version__
-from ...base.files import put_json
+from ...base.files import write_text
 from ...base.machine import cores
 from ...errors import DataError
 from ..tables import Meter
@@ -230,7 +229,7 @@ def _trained(work: Workspace, corpus: _Corpus, size: int, eos: str | None, repor
 
     trained = train_tokenizer(texts(), size, eos)
     _check_split(feeder.state, corpus, partial=True)
-    put_json(path, json.loads(trained.backend.to_str()))
+    write_text(path, trained.backend.to_str())
     return trained
 
 

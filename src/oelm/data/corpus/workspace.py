@@ -14,9 +14,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...base.files import put_json
+from ...base.files import write_json, writing
 from ...errors import DataError, FileError
-from ..packages import writing
 from .sources import SplitName, hash_file
 from .tokens import HEADER, TOKENIZER, WORK, Header
 
@@ -81,7 +80,7 @@ class Workspace:
         for part in self.parts.values():
             part.sync()
         counts = {split: (part.tokens, part.max_id) for split, part in self.parts.items()}
-        put_json(self.folder / _CHECKPOINT, {"state": state, "parts": counts})
+        write_json(self.folder / _CHECKPOINT, {"state": state, "parts": counts})
 
     def close_parts(self) -> None:
         for part in self.parts.values():
@@ -92,7 +91,7 @@ class Workspace:
         for part in self.parts.values():
             part.sync()
         self.close_parts()
-        put_json(self.folder / HEADER, header.model_dump(mode="json"))
+        write_json(self.folder / HEADER, header.model_dump(mode="json"), sort_keys=False, ensure_ascii=False)
         self.move()
 
     @property
@@ -137,7 +136,7 @@ def workspace(out: Path, recipe: dict[str, Any]) -> Iterator[Workspace]:
                 job = work.folder / _JOB
                 if not job.is_file() or json.loads(job.read_text(encoding="utf-8")) != recipe:
                     work.clear()
-                    put_json(job, recipe)
+                    write_json(job, recipe)
                 yield work
             finally:
                 work.close_parts()

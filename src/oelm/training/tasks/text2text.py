@@ -18,7 +18,7 @@ from ...config import RunConfig
 from ...data.corpus.batches import Order
 from ...data.labelled.dataset import PROMPTS, Examples, LabelledData, by_content
 from ...data.labelled.examples import Encoded, Grouped
-from ...data.packages import optional
+from ...data.packages import import_optional
 from ...errors import ConfigError
 from ...models.finetune import build_text_to_text
 from .base import IGNORED, Batch, Figures, Task, of_all
@@ -55,7 +55,7 @@ class TextToText(Task):
     def open(cls, config: RunConfig) -> TextToText:
         data = open_data(config)
         if config.eval.generations:
-            optional("sacrebleu", "judging written answers (or set eval.generations to 0)")
+            import_optional("sacrebleu", "judging written answers (or set eval.generations to 0)")
         reader = Reader.of(config)
         train, held_out = (_sides(data, name, reader) for name in ("train", "validation"))
         if int(train.targets.ids[train.targets.offsets[1] - 1]) != reader.own.eos_token_id:
@@ -202,7 +202,7 @@ def judged(written: list[str], wanted: list[str]) -> Figures:
     """Exact match as a share, chrF and BLEU as sacrebleu has them, from 0 to 100."""
     if not written:
         return {}
-    sacrebleu = optional("sacrebleu", "judging written answers")
+    sacrebleu = import_optional("sacrebleu", "judging written answers")
     return {
         "exact_match": sum(one == other for one, other in zip(written, wanted, strict=True)) / len(written),
         "chrf": float(sacrebleu.corpus_chrf(written, [wanted]).score),
