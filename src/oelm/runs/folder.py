@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .. import __version__
-from ..config import WITHOUT_EFFECT, RunConfig
-from ..errors import ConfigError, FileError
 from ..base.files import read_json, recover_folder, remove_leftovers, to_json, write_json, write_text
 from ..base.locks import hold, holder
+from ..config import WITHOUT_EFFECT, RunConfig
+from ..errors import ConfigError, FileError
 
 FORMAT = 1
 # What config.json holds beside the config's own fields.

@@ -9,8 +9,8 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import OelmError, nearest
 from ..base.files import parse_yaml
+from ..errors import OelmError, nearest
 
 
 @dataclass(frozen=True)
