@@ -33,7 +33,6 @@ ROOMS = {
 EXPLAINED: dict[tuple[str, str], str] = {
     ("oelm.method.seal", "oelm.cli.tables"): "to be turned round",
     ("oelm.analysis.flops", "oelm.method.flop_rules"): "to be turned round",
-    ("oelm.models.finetune", "oelm.training.tasks.model_tokenizer"): "to be turned round",
 }
 
 Graph = dict[str, set[str]]

@@ -125,7 +125,7 @@ def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path):
 
 
 def test_export_of_what_is_not_there_says_so_first():
-    assert_refused(run("export", "nowhere", "out"), "oelm: nowhere: no such folder, and on the Hub no config")
+    assert_refused(run("export", "nowhere", "out"), "oelm: nowhere: no such folder", "Hub")
 
 
 def test_export_writes_a_plain_checkpoint(folders, tmp_path):

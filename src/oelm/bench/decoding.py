@@ -18,10 +18,10 @@ from transformers.cache_utils import StaticCache
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..method.apply import apply
+from ..models.hf_config import build_hf_config
 from ..models.language import build_for_run
 from ..training.parallel import device_for
 from ..training.step import uses_bfloat16
-from ..training.tasks.model_tokenizer import describe_model
 from .steps import Tell, ratio_of_rounds, tell_nobody
 
 
@@ -124,15 +124,16 @@ class _Writer:
 
     def __init__(self, config: RunConfig, context: int, seed: int) -> None:
         device = device_for(config.train.device)
-        own = describe_model(config.model, None, config.data.sequence_length)
-        self.model: Any = build_for_run(config.model, int(own.vocab_size), config.data.sequence_length, config.seed)
+        length = config.data.sequence_length
+        vocab_size = int(build_hf_config(config.model, None, length).vocab_size)
+        self.model: Any = build_for_run(config.model, vocab_size, length, config.seed)
         apply(self.model, config.method, config.seed)
         dtype = torch.bfloat16 if uses_bfloat16(config, device) else torch.float32
         self.model.to(device, dtype).eval()
         shape = (config.train.batch_size, context)
-        ids = torch.randint(int(own.vocab_size), shape, generator=torch.Generator().manual_seed(seed)).to(device)
+        ids = torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed)).to(device)
         # One that has its memory from the start: to copy all of it for every token is what would be timed otherwise.
-        self.cache = StaticCache(config=self.model.config, max_cache_len=config.data.sequence_length)
+        self.cache = StaticCache(config=self.model.config, max_cache_len=length)
         out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.last: Tensor = out.logits[:, -1:].argmax(-1)
         held = [part for layer in self.cache.layers for part in (layer.keys, layer.values)]

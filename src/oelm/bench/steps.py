@@ -26,6 +26,7 @@ from ..errors import ConfigError
 from ..method.apply import apply
 from ..method.families import family_of
 from ..models.flops import find_reach, train_flops_per_token
+from ..models.hf_config import build_hf_config, max_text_length
 from ..training.checkpoint import TrainState
 from ..training.optim import build_optimizer, set_learning_rate
 from ..training.parallel import World, device_for
@@ -33,7 +34,7 @@ from ..training.step import Stepper
 from ..training.tasks.base import Task
 from ..training.tasks.classification import Classification
 from ..training.tasks.language import LanguageModelling
-from ..training.tasks.model_tokenizer import Reader, describe_model, longest_text
+from ..training.tasks.model_tokenizer import ModelTokenizer
 from ..training.timing import StepTimer
 
 # Dense bf16 peak of a device in FLOP/s by the vendor's datasheet, by a part of its name; for MFU.
@@ -216,8 +217,8 @@ def _fitting(model: str, length: int, vocab_size: int | None) -> dict[str, Any]:
     if model.startswith(GPT):
         return {"vocab_size": _GPT_VOCABULARY, **fields}
     if model.startswith(RANDOM):
-        own = describe_model(RunConfig.load({"model": {"name": model}}).model, None, length)
-        positions = getattr(own, "max_position_embeddings", None)
+        hf_config = build_hf_config(RunConfig.load({"model": {"name": model}}).model, None, length)
+        positions = getattr(hf_config, "max_position_embeddings", None)
         if positions is not None:
             fields["max_position_embeddings"] = max(positions, length + _SPARE_POSITIONS)
     return fields
@@ -225,20 +226,20 @@ def _fitting(model: str, length: int, vocab_size: int | None) -> dict[str, Any]:
 
 def _kind_for(config: RunConfig) -> Kind:
     """What a model is there to learn: a decoder the next token, an encoder classes."""
-    own = describe_model(config.model, None, config.data.sequence_length)
-    stacks = {stack.kind for stack in family_of(own.model_type).stacks if stack.present(own)}
-    if not hasattr(own, "vocab_size") or {"encoder", "decoder"} <= stacks:
+    hf_config = build_hf_config(config.model, None, config.data.sequence_length)
+    stacks = {stack.kind for stack in family_of(hf_config.model_type).stacks if stack.present(hf_config)}
+    if not hasattr(hf_config, "vocab_size") or {"encoder", "decoder"} <= stacks:
         raise ConfigError(
             f"model.name {config.model.name}: steps of language models and of text encoders can be timed, not those of "
-            f"a {own.model_type}"
+            f"a {hf_config.model_type}"
         )
     return "classification" if stacks == {"encoder"} else "language"
 
 
 def _stepper(config: RunConfig, world: World, seed: int) -> tuple[Stepper, TrainState, float]:
     length = config.data.sequence_length
-    own = describe_model(config.model, None, length)
-    task = (_labelled if config.task.kind == "classification" else _running_text)(config, own, seed)
+    hf_config = build_hf_config(config.model, None, length)
+    task = (_labelled if config.task.kind == "classification" else _running_text)(config, hf_config, seed)
     model: Any = task.build_model(config)
     apply(model, config.method, config.seed)
     if config.train.gradient_checkpointing:
@@ -254,32 +255,34 @@ def _stepper(config: RunConfig, world: World, seed: int) -> tuple[Stepper, Train
     return stepper, state, train_flops_per_token(model, length, state.micro_batch_size, reach)
 
 
-def _running_text(config: RunConfig, own: Any, seed: int) -> Task:
-    length, vocabulary = config.data.sequence_length, int(own.vocab_size)
+def _running_text(config: RunConfig, hf_config: Any, seed: int) -> Task:
+    length, vocabulary = config.data.sequence_length, int(hf_config.vocab_size)
     ids = np.random.default_rng(seed).integers(0, vocabulary, _BATCHES * config.train.batch_size * length + 1)
     data = in_memory(ids, vocab_size=vocabulary, description="random tokens")
     windows = Windows(data.train.tokens, length)
     return LanguageModelling(data, windows, windows, length)
 
 
-def _labelled(config: RunConfig, own: Any, seed: int) -> Task:
+def _labelled(config: RunConfig, hf_config: Any, seed: int) -> Task:
     """Random sequences, all of the full length, with random classes. None holds the padding token."""
     length, count = config.data.sequence_length, _BATCHES * config.train.batch_size
-    padding = getattr(own, "pad_token_id", None)
-    own.pad_token_id = 0 if padding is None else padding
-    if longest_text(own, length) < length:
-        raise ConfigError(f"data.sequence_length {length} is more than the model's {longest_text(own, length)} tokens")
+    padding = getattr(hf_config, "pad_token_id", None)
+    hf_config.pad_token_id = 0 if padding is None else padding
+    if max_text_length(hf_config, length) < length:
+        raise ConfigError(
+            f"data.sequence_length {length} is more than the model's {max_text_length(hf_config, length)} tokens"
+        )
     draws = np.random.default_rng(seed)
-    ids = draws.integers(0, own.vocab_size - 1, count * length)
-    ids = (ids + (ids >= own.pad_token_id)).astype(np.int32)
-    types = np.zeros(len(ids), np.int8) if getattr(own, "type_vocab_size", 0) > 1 else None
+    ids = draws.integers(0, hf_config.vocab_size - 1, count * length)
+    ids = (ids + (ids >= hf_config.pad_token_id)).astype(np.int32)
+    types = np.zeros(len(ids), np.int8) if getattr(hf_config, "type_vocab_size", 0) > 1 else None
     encoded = Encoded(ids, np.arange(count + 1) * length, types, cut=0)
     examples = Examples([""] * count, None, draws.integers(0, len(_CLASSES), count))
     splits = {"train": examples, "validation": examples}
     data = LabelledData("random", "random tokens", True, _CLASSES, splits, {}, "")
-    reader = Reader(SimpleNamespace(pad_token_id=own.pad_token_id), own, length)
+    model_tokenizer = ModelTokenizer(SimpleNamespace(pad_token_id=hf_config.pad_token_id), hf_config, length)
     order = Grouped(encoded.lengths, config.train.batch_size, seed)
-    return Classification(data, reader, encoded, order, "validation", encoded, np.arange(count), "accuracy")
+    return Classification(data, model_tokenizer, encoded, order, "validation", encoded, np.arange(count), "accuracy")
 
 
 def _step(stepper: Stepper, state: TrainState) -> None:

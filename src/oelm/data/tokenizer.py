@@ -65,7 +65,7 @@ def vocabulary_sha256(backend: Tokenizer) -> str:
     """The sha256 of a tokenizer's canonical JSON, as far as it decides how text becomes ids, and back.
 
     Truncation, padding and the tokens that a post-processor puts around a text do not count: a corpus has none of them,
-    and transformers rewrites them when it loads a tokenizer. `Reader` hashes those that a model reads.
+    and transformers rewrites them when it loads a tokenizer. `ModelTokenizer` hashes those that a model reads.
     """
     content: dict[str, Any] = json.loads(backend.to_str())
     for unused in ("truncation", "padding", "post_processor"):

@@ -25,7 +25,7 @@ from ..training.parallel import World, device_for
 from ..training.tasks.base import Task
 from ..training.tasks.classification import classify
 from ..training.tasks.language import LanguageModelling
-from ..training.tasks.model_tokenizer import Reader
+from ..training.tasks.model_tokenizer import ModelTokenizer
 from ..training.tasks.open import open_task
 from ..training.tasks.text2text import answer
 from ..training.validation import validate, written_figures
@@ -204,11 +204,11 @@ def predict_one(run: Path, text: str, pair: str | None = None) -> dict[str, Any]
     if not text.strip():
         raise ConfigError("the text is empty: give at least one word")
     _require_as_in_training(run, pair)
-    model, reader = load_run(run), Reader.of(config)
+    model, model_tokenizer = load_run(run), ModelTokenizer.of(config)
     if config.task.kind == "classification":
-        return classify(model, reader, text, pair)
-    source = reader.read([posed(config.task.name, text, pair)])
-    return {"answer": answer(model, reader, source, np.zeros(1, np.int64), reader.longest)[0]}
+        return classify(model, model_tokenizer, text, pair)
+    source = model_tokenizer.encode([posed(config.task.name, text, pair)])
+    return {"answer": answer(model, model_tokenizer, source, np.zeros(1, np.int64), model_tokenizer.max_length)[0]}
 
 
 def _require_as_in_training(run: Path, pair: str | None) -> None:

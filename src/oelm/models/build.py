@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..base.files import require_reachable
 from ..config import RANDOM
 from ..errors import ModelError, first_line
 from .checkpoint import class_of, load
+from .hf_config import read_hf_config
 from .small import small_model
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -28,12 +29,7 @@ def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     folder = Path(name)
     if folder.exists() and not (folder / "config.json").is_file():
         raise ModelError(f"{name}: no config.json there; name a model's folder, a Hub name, or {RANDOM}bert")
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{name}: neither a model's folder nor a Hub name that can be reached ({first_line(error)})"
-        ) from None
+    config = read_hf_config(name)
     if getattr(config, "oelm", None) is not None:
         return load(name, **options)
     cls = class_of(config, name)

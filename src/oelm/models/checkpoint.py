@@ -12,8 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from ..base.files import require_reachable
-from ..errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
+from ..errors import CheckpointError, FreezeError, ModelError, OelmError
 from ..method.adapters import merge_adapters
 from ..method.apply import check_operable, install
 from ..method.fused import fuse
@@ -23,6 +22,7 @@ from ..method.sites import find_sites, unwrapped
 from ..method.spec import Method
 from . import gpt
 from .convert import to_transformers
+from .hf_config import read_hf_config
 
 
 def load(
@@ -37,7 +37,8 @@ def load(
     for name, only in (("trust_remote_code", False), ("use_safetensors", True), ("ignore_mismatched_sizes", False)):
         if options.pop(name, only) not in (only, None):
             raise CheckpointError(f"oelm.load always has {name}={only}")
-    config = _read_config(path, AutoConfig if model_class is None else model_class.config_class, options)
+    where = {key: options[key] for key in ("revision", "token", "cache_dir", "subfolder") if key in options}
+    config = read_hf_config(path, AutoConfig if model_class is None else model_class.config_class, **where)
     method = _recorded_method(config, path)
     wanted = model_class or class_of(config, path)
     builds_itself = issubclass(wanted, gpt.OelmGPTPreTrainedModel)
@@ -109,16 +110,6 @@ def restore(model: nn.Module) -> None:
         parameter.requires_grad_(True)
     if hasattr(model.config, "oelm"):
         del model.config.oelm
-
-
-def _read_config(path: str | PathLike[str], reader: Any, options: dict[str, Any]) -> Any:
-    where = {key: options[key] for key in ("revision", "token", "cache_dir", "subfolder") if key in options}
-    require_reachable(path)
-    try:
-        return reader.from_pretrained(path, trust_remote_code=False, **where)
-    except (OSError, ValueError) as error:
-        found = "no" if Path(path).exists() else "no such folder, and on the Hub no"
-        raise CheckpointError(f"{path}: {found} config that transformers can read ({first_line(error)})") from None
 
 
 def _recorded_method(config: Any, path: str | PathLike[str]) -> Method:

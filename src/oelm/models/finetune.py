@@ -1,6 +1,6 @@
-"""The model of a fine-tuning run: a classifier or an encoder-decoder, pretrained or fresh.
+"""The model of a fine-tuning run: a classifier or an encoder-decoder, pretrained or with random weights.
 
-What is checked of a pretrained one is that its head is the only thing without loaded weights.
+Of a pretrained model, only the head may be missing from the checkpoint; anything else that is missing is an error.
 """
 
 from __future__ import annotations
@@ -19,83 +19,99 @@ from transformers import (
 
 from ..config import ModelConfig
 from ..errors import ConfigError, ModelError, first_line
-from ..training.tasks.model_tokenizer import Reader, is_fresh
+from .hf_config import is_fresh
 from .small import seeded
 
+_SPECIAL_TOKENS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
 
-def build_classifier(config: ModelConfig, reader: Reader, labels: Sequence[str], seed: int) -> PreTrainedModel:
-    """A model with a classification head for these labels. What is random is a function of the seed."""
-    own: Any = reader.own
-    if getattr(own, "is_decoder", False) and hasattr(own, "type_vocab_size"):
+
+def build_classifier(config: ModelConfig, hf_config: Any, labels: Sequence[str], seed: int) -> PreTrainedModel:
+    """Return a model with a classification head for `labels`. Random weights are a function of the seed.
+
+    The labels are written into `hf_config`, so that a saved model names its classes.
+    """
+    if getattr(hf_config, "is_decoder", False) and hasattr(hf_config, "type_vocab_size"):
         raise ConfigError(
-            f"model.name {config.name}: an encoder run as a decoder is pooled where it has seen nothing yet"
+            f"model.name {config.name}: an encoder run as a decoder is classified by its first token, which cannot "
+            "attend to the rest of the text; use it without is_decoder"
         )
-    own.id2label = dict(enumerate(labels))
-    own.label2id = {label: index for index, label in enumerate(labels)}
-    if hasattr(own, "use_cache"):
-        own.use_cache = False
-    return _build(config, own, AutoModelForSequenceClassification, seed, "classification")
+    hf_config.id2label = dict(enumerate(labels))
+    hf_config.label2id = {label: index for index, label in enumerate(labels)}
+    if hasattr(hf_config, "use_cache"):
+        hf_config.use_cache = False
+    return _build(config, hf_config, AutoModelForSequenceClassification, seed)
 
 
-def kept_head(config: ModelConfig, reader: Reader, labels: Sequence[str]) -> str | None:
-    """What to know about a checkpoint that was a classifier already, and whose head is taken over under other names."""
-    own: Any = reader.own
-    classifies = any("SequenceClassification" in name for name in own.architectures or ())
-    theirs = [own.id2label[index] for index in sorted(own.id2label)] if classifies else []
-    if config.from_scratch or len(theirs) != len(labels) or theirs == list(labels):
+def relabelled_head_note(config: ModelConfig, hf_config: Any, labels: Sequence[str]) -> str | None:
+    """Return a note when the checkpoint is a classifier whose head is kept under other class names, else None."""
+    is_classifier = any("SequenceClassification" in name for name in hf_config.architectures or ())
+    old_labels = [hf_config.id2label[index] for index in sorted(hf_config.id2label)] if is_classifier else []
+    if config.from_scratch or len(old_labels) != len(labels) or old_labels == list(labels):
         return None
     return (
-        f"the model was a classifier already, and its head is kept: its classes {', '.join(map(str, theirs))} are now "
-        f"{', '.join(labels)}, in that order"
+        f"the model was a classifier already, and its head is kept: its classes {', '.join(map(str, old_labels))} are "
+        f"now {', '.join(labels)}, in that order"
     )
 
 
-def build_text_to_text(config: ModelConfig, reader: Reader, seed: int) -> PreTrainedModel:
-    """An encoder-decoder that writes its answers, greedily: settings of generation that came with it are let go."""
-    own: Any = reader.own
-    if not getattr(own, "is_encoder_decoder", False):
+def build_text_to_text(config: ModelConfig, hf_config: Any, seed: int) -> PreTrainedModel:
+    """Return an encoder-decoder that generates greedily, whatever generation settings its checkpoint came with."""
+    if not getattr(hf_config, "is_encoder_decoder", False):
         raise ConfigError(
-            f"model.name {config.name}: a {own.model_type} does not write answers; task.form 'text' needs an "
+            f"model.name {config.name}: a {hf_config.model_type} does not write answers; task.form 'text' needs an "
             "encoder-decoder such as t5-small or facebook/bart-base"
         )
-    model: Any = _build(config, own, AutoModelForSeq2SeqLM, seed, "text-to-text")
-    came = model.generation_config
-    marks = {
-        name: getattr(own, name, None) if getattr(own, name, None) is not None else getattr(came, name, None)
-        for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
+    model: Any = _build(config, hf_config, AutoModelForSeq2SeqLM, seed)
+    special_tokens = {
+        name: value
+        if (value := getattr(hf_config, name, None)) is not None
+        else getattr(model.generation_config, name, None)
+        for name in _SPECIAL_TOKENS
     }
-    # transformers' cache takes a T5 decoder to have as many layers as the encoder.
-    uneven = own.model_type == "t5" and own.num_decoder_layers != own.num_layers
-    model.generation_config = GenerationConfig(**marks, do_sample=False, num_beams=1, use_cache=not uneven)
+    # transformers' cache assumes that a T5 decoder has as many layers as its encoder.
+    uneven = hf_config.model_type == "t5" and hf_config.num_decoder_layers != hf_config.num_layers
+    model.generation_config = GenerationConfig(**special_tokens, do_sample=False, num_beams=1, use_cache=not uneven)
     built: PreTrainedModel = model
     return built
 
 
-def _build(config: ModelConfig, own: Any, cls: Any, seed: int, head: str) -> PreTrainedModel:
-    fresh = is_fresh(config)
+def _build(config: ModelConfig, hf_config: Any, auto_class: Any, seed: int) -> PreTrainedModel:
+    def build() -> Any:
+        return auto_class.from_config(hf_config) if is_fresh(config) else _load(config, hf_config, auto_class)
+
     try:
-        model: Any = seeded(seed, lambda: cls.from_config(own) if fresh else _load(config, own, cls))
+        model: Any = seeded(seed, build)
     except (OSError, ValueError, SafetensorError) as error:
-        what = f"a {own.model_type} cannot be given a {head} head, or its weights cannot be loaded"
-        raise ConfigError(f"model.name {config.name}: {what} ({first_line(error)})") from None
+        head = "classification" if auto_class is AutoModelForSequenceClassification else "text-to-text"
+        raise ConfigError(
+            f"model.name {config.name}: a {hf_config.model_type} cannot be given a {head} head, or its weights cannot "
+            f"be loaded ({first_line(error)})"
+        ) from None
     built: PreTrainedModel = model.float()
     return built
 
 
-def _load(config: ModelConfig, own: Any, cls: Any) -> PreTrainedModel:
-    how = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
-    where = {} if config.revision is None else {"revision": config.revision}
-    model, info = cls.from_pretrained(
-        config.name, config=own, output_loading_info=True, ignore_mismatched_sizes=True, **how, **where
+def _load(config: ModelConfig, hf_config: Any, auto_class: Any) -> PreTrainedModel:
+    options = {} if config.revision is None else {"revision": config.revision}
+    model, info = auto_class.from_pretrained(
+        config.name,
+        config=hf_config,
+        use_safetensors=True,
+        trust_remote_code=False,
+        dtype=torch.float32,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **options,
     )
-    # A model that is its own base, as T5 is, has no part that may be missing.
+    # Only weights below the base model's prefix must be in the checkpoint. A model that is its own base, as T5 is,
+    # has an empty prefix: all of its weights must be there.
     base = f"{model.base_model_prefix}." if hasattr(model, model.base_model_prefix) else ""
     mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
-    lacking = [key for key in (*info["missing_keys"], *mismatched) if key.startswith(base) and ".pooler." not in key]
-    if lacking:
+    missing = [key for key in (*info["missing_keys"], *mismatched) if key.startswith(base) and ".pooler." not in key]
+    if missing:
         raise ModelError(
-            f"model.name {config.name}: {len(lacking)} of the model's weights are not in the checkpoint, such as "
-            f"{sorted(lacking)[0]}: it is not the model that its config describes"
+            f"model.name {config.name}: {len(missing)} of the model's weights are not in the checkpoint, such as "
+            f"{sorted(missing)[0]}: it is not the model that its config describes"
         )
     loaded: PreTrainedModel = model
     return loaded

@@ -4,51 +4,46 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ..base.files import require_reachable
-from ..config import GPT, RANDOM, ModelConfig
+from ..config import RANDOM, ModelConfig
 from ..errors import ConfigError, first_line
 from .build import build_model
-from .gpt import OelmGPTForCausalLM, gpt_config
+from .hf_config import build_hf_config, is_fresh, require_changeable
 from .small import require_fields, seeded, small_config, small_model
 
 
 def build_for_run(config: ModelConfig, vocab_size: int, length: int, seed: int) -> PreTrainedModel:
-    """The model that a run's config describes, on the CPU in float32, checked against the data's vocabulary and length.
+    """Return the model of a run, on the CPU in float32, checked against the data's vocabulary and length.
 
-    Random weights are a function of the seed, so that the arms of an experiment share every weight they have in common.
+    Random weights are a function of the seed, so the arms of an experiment share every weight they have in common.
     """
-    if config.name.startswith(GPT):
-        fields = {"vocab_size": vocab_size, "max_position_embeddings": length, **config.fields}
-        model: Any = seeded(seed, lambda: OelmGPTForCausalLM(gpt_config(config.name.removeprefix(GPT), **fields)))
-    elif config.name.startswith(RANDOM):
+    if config.name.startswith(RANDOM):
         family = config.name.removeprefix(RANDOM)
         require_fields(small_config(family), config.fields)
-        model = small_model(family, seed, **config.fields)
-    elif config.from_scratch:
-        model = _from_scratch(config, seed)
+        model: Any = small_model(family, seed, **config.fields)
+    elif is_fresh(config):
+        model = _from_scratch(config, vocab_size, length, seed)
     else:
         require_changeable(config)
         options = {} if config.revision is None else {"revision": config.revision}
         model = build_model(config.name, seed, **options)
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise ConfigError(f"model.name {config.name}: {type(model).__name__} has no language-model head")
-    _check_fit(model, config.name, vocab_size, length)
+    _require_fit(model, config.name, vocab_size, length)
     return model.float()
 
 
-def _from_scratch(config: ModelConfig, seed: int) -> Any:
-    require_reachable(config.name)
+def _from_scratch(config: ModelConfig, vocab_size: int, length: int, seed: int) -> Any:
+    hf_config = build_hf_config(config, vocab_size, length)
     try:
-        described = AutoConfig.from_pretrained(config.name, trust_remote_code=False, revision=config.revision or "main")
-        with_fields(described, config.fields)
-        return seeded(seed, lambda: AutoModelForCausalLM.from_config(described))
-    except (OSError, ValueError) as error:
+        return seeded(seed, lambda: AutoModelForCausalLM.from_config(hf_config))
+    except ValueError as error:
         raise ConfigError(f"model.name {config.name}: {first_line(error)}") from None
 
 
-def _check_fit(model: Any, name: str, vocab_size: int, length: int) -> None:
+def _require_fit(model: Any, name: str, vocab_size: int, length: int) -> None:
+    """Raise when the data has more token ids than the model's vocabulary, or longer sequences than its positions."""
     rows = model.get_input_embeddings().weight.shape[0]
     if vocab_size > rows:
         raise ConfigError(
@@ -58,17 +53,3 @@ def _check_fit(model: Any, name: str, vocab_size: int, length: int) -> None:
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and length > positions:
         raise ConfigError(f"data.sequence_length {length} is more than the model's {positions} positions")
-
-
-def require_changeable(config: ModelConfig) -> None:
-    """Raises for fields of a pretrained model: its weights fit the config that it came with, and no other."""
-    if config.fields and not config.from_scratch:
-        raise ConfigError("model.fields: a pretrained model's config is fixed; set model.from_scratch to change it")
-
-
-def with_fields(config: Any, fields: dict[str, Any]) -> Any:
-    """A model's config with fields of `model.fields` set, each of which it must have."""
-    require_fields(config, fields)
-    for name, value in fields.items():
-        setattr(config, name, value)
-    return config

@@ -66,7 +66,7 @@ def test_another_models_tokenizer(tmp_path):
 
 
 def test_an_encoder_run_as_a_decoder(tmp_path):
-    with pytest.raises(ConfigError, match="pooled where it has seen nothing yet"):
+    with pytest.raises(ConfigError, match="random:bert-cross: an encoder run as a decoder"):
         opened(tmp_path, model={"name": "random:bert-cross"})
 
 
@@ -88,7 +88,7 @@ def test_a_runs_folder_is_no_model(tmp_path):
 
 
 def test_a_length_that_only_the_marks_fill(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.sequence_length 2: the tokenizer's own marks take 2 of that"):
+    with pytest.raises(ConfigError, match=r"data\.sequence_length 2: the tokenizer adds 2 special tokens"):
         opened(tmp_path, data={"sequence_length": 2})
 
 
@@ -147,10 +147,10 @@ def test_texts_beyond_the_models_positions_are_cut_counted_and_said(tmp_path):
     result = run_here(tmp_path, data={"sequence_length": 6})
     assert any("training texts" in warning and "longer than 6 tokens: cut" in warning for warning in result["warnings"])
     roomy = oelm.RunConfig.load(fields(tmp_path, data={"sequence_length": 1000}))
-    assert open_task(roomy).reader.longest == 64, "the small BERT has 64 positions"
+    assert open_task(roomy).model_tokenizer.max_length == 64, "the small BERT has 64 positions"
     roberta = fields(tmp_path, data={"sequence_length": 1000})
     roberta["model"] = {"name": "random:roberta"}
-    assert open_task(oelm.RunConfig.load(roberta)).reader.longest == 63, (
+    assert open_task(oelm.RunConfig.load(roberta)).model_tokenizer.max_length == 63, (
         "RoBERTa counts positions from after its padding id"
     )
 

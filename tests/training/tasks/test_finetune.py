@@ -22,7 +22,7 @@ from oelm.runs.folder import read_metrics
 from oelm.training import engine
 from oelm.training.checkpoint import list_checkpoints, named_tensors
 from oelm.training.tasks.metrics import classification_figures
-from oelm.training.tasks.model_tokenizer import Reader
+from oelm.training.tasks.model_tokenizer import ModelTokenizer
 from oelm.training.tasks.open import open_task
 from tests.support.finetuning import config, fields, labelled_folder, run_here
 from tests.support.training import Death, assert_same_run, final_tensors, finished, read, start, written
@@ -257,13 +257,13 @@ def test_a_tokenizer_that_puts_other_marks_around_a_text_is_refused(tmp_path):
 
 
 def test_how_a_tokenizer_was_used_before_does_not_show_in_its_hash(tmp_path):
-    one, other = (Reader.of(config(tmp_path)) for _ in range(2))
+    one, other = (ModelTokenizer.of(config(tmp_path)) for _ in range(2))
     other.tokenizer(["a good film"], truncation=True, max_length=3, padding="max_length")
     assert one.sha256 == other.sha256
     other.save(tmp_path / "saved")
-    again = Reader.of(config(tmp_path, model={"tokenizer": str(tmp_path / "saved")}))
+    again = ModelTokenizer.of(config(tmp_path, model={"tokenizer": str(tmp_path / "saved")}))
     assert again.sha256 == one.sha256, "saved and loaded it is the same"
-    assert again.read(["a good film"]).ids.tolist() == one.read(["a good film"]).ids.tolist()
+    assert again.encode(["a good film"]).ids.tolist() == one.encode(["a good film"]).ids.tolist()
 
 
 # Models

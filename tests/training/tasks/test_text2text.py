@@ -96,7 +96,7 @@ def test_what_is_judged_does_not_depend_on_the_order_of_the_rows(tmp_path):
         assert good["exact_match"] + bad["exact_match"] == 1.0
         assert (good["written"], good["held_out"]) == (20, 100)
         rows = task.validation(0, 30, 30)
-        texts = task.reader.tokenizer.batch_decode(rows["input_ids"], skip_special_tokens=True)
+        texts = task.model_tokenizer.tokenizer.batch_decode(rows["input_ids"], skip_special_tokens=True)
         seen.append((good, texts, rows["labels"].tolist()))
         result = train(run, quiet=True)
         assert (result["last"]["written"], result["last"]["held_out"]) == (20, 100)

@@ -18,10 +18,10 @@ from ...data.corpus.batches import Order
 from ...data.labelled.dataset import Examples, LabelledData, by_content, open_labelled
 from ...data.labelled.examples import Encoded, Grouped
 from ...errors import ConfigError, DataError
-from ...models.finetune import build_classifier, kept_head
+from ...models.finetune import build_classifier, relabelled_head_note
 from .base import IGNORED, Batch, Figures, Task, of_all
 from .metrics import classification_figures
-from .model_tokenizer import Reader
+from .model_tokenizer import ModelTokenizer
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Classification(Task):
     """A labelled task. Batches hold examples of about the same length, padded to the longest of them."""
 
     data: LabelledData
-    reader: Reader
+    model_tokenizer: ModelTokenizer
     train: Encoded
     order: Grouped
     split: str
@@ -40,15 +40,15 @@ class Classification(Task):
 
     @classmethod
     def open(cls, config: RunConfig) -> Classification:
-        data, reader = open_data(config), Reader.of(config)
-        train = _encoded(data, "train", reader)
+        data, model_tokenizer = open_data(config), ModelTokenizer.of(config)
+        train = _encoded(data, "train", model_tokenizer)
         order = Grouped(train.lengths, config.train.batch_size, config.data_seed)
-        held_out = _encoded(data, "validation", reader)
+        held_out = _encoded(data, "validation", model_tokenizer)
         some = None if config.eval.sequences is None else by_content(data.splits["validation"])[: config.eval.sequences]
         in_turn = _longest_first(held_out, some)
-        about_head = kept_head(config.model, reader, data.labels)
+        about_head = relabelled_head_note(config.model, model_tokenizer.hf_config, data.labels)
         choose = config.eval.choose or "accuracy"
-        return cls(data, reader, train, order, "validation", held_out, in_turn, choose, about_head)
+        return cls(data, model_tokenizer, train, order, "validation", held_out, in_turn, choose, about_head)
 
     @property
     def samples_per_epoch(self) -> int:
@@ -60,10 +60,10 @@ class Classification(Task):
 
     @property
     def sha256(self) -> str:
-        return sha256_of(self.data, self.reader)
+        return sha256_of(self.data, self.model_tokenizer)
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
-        return build_classifier(config.model, self.reader, self.data.labels, config.seed)
+        return build_classifier(config.model, self.model_tokenizer.hf_config, self.data.labels, config.seed)
 
     def loss(self, model: nn.Module) -> nn.Module:
         return ClassifierLoss(model, len(self.data.labels))
@@ -110,7 +110,7 @@ class Classification(Task):
         found: dict[str, Task] = {}
         for name in self.data.splits:
             if name not in ("train", "validation"):
-                encoded = _encoded(self.data, name, self.reader)
+                encoded = _encoded(self.data, name, self.model_tokenizer)
                 found[name] = replace(self, split=name, held_out=encoded, in_turn=_longest_first(encoded))
         return found
 
@@ -135,14 +135,14 @@ class Classification(Task):
 
     def warnings(self) -> list[str]:
         told = [self.about_head] if self.about_head else []
-        return told + cut_warnings({"training": self.train, self.split: self.held_out}, self.reader)
+        return told + cut_warnings({"training": self.train, self.split: self.held_out}, self.model_tokenizer)
 
     def describe(self) -> dict[str, Any]:
         return {
             "description": self.data.description,
             "synthetic": self.data.synthetic,
             "labels": list(self.data.labels),
-            **self.reader.describe(),
+            **self.model_tokenizer.describe(),
             "pairs": self.data.splits["train"].pairs is not None,
             "splits": {
                 name: {
@@ -155,12 +155,12 @@ class Classification(Task):
         }
 
     def save_tokenizer(self, folder: Path) -> None:
-        self.reader.save(folder)
+        self.model_tokenizer.save(folder)
 
     def _rows(self, encoded: Encoded, split: str, chosen: Order) -> Batch:
         """Examples as a batch. An empty place is filled with the first example, and its label is ignored."""
         filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
-        rows = encoded.pad(filled, self.reader.tokenizer.pad_token_id)
+        rows = encoded.pad(filled, self.model_tokenizer.tokenizer.pad_token_id)
         rows["labels"] = np.where(chosen < 0, IGNORED, self.data.splits[split].labels[filled])
         return {name: torch.from_numpy(values) for name, values in rows.items()}
 
@@ -203,10 +203,10 @@ class ClassifierLoss(nn.Module):
 
 
 @torch.no_grad()
-def classify(model: nn.Module, reader: Reader, text: str, pair: str | None) -> dict[str, Any]:
+def classify(model: nn.Module, model_tokenizer: ModelTokenizer, text: str, pair: str | None) -> dict[str, Any]:
     """What a classifier says of one text, or of one pair: the likeliest class, and the probability of each."""
-    encoded = reader.read([text], None if pair is None else [pair])
-    rows = encoded.pad(np.zeros(1, np.int64), reader.tokenizer.pad_token_id)
+    encoded = model_tokenizer.encode([text], None if pair is None else [pair])
+    rows = encoded.pad(np.zeros(1, np.int64), model_tokenizer.tokenizer.pad_token_id)
     judge: Any = model
     logits = judge(**{name: torch.from_numpy(values) for name, values in rows.items()}).logits
     shares = torch.softmax(logits[0].float(), -1).tolist()
@@ -215,43 +215,44 @@ def classify(model: nn.Module, reader: Reader, text: str, pair: str | None) -> d
     return {"label": likeliest, "probabilities": dict(zip(labels, shares, strict=True))}
 
 
-def sha256_of(data: LabelledData, reader: Reader) -> str:
+def sha256_of(data: LabelledData, model_tokenizer: ModelTokenizer) -> str:
     """One hash of labelled data and of how a model reads it."""
-    return hashlib.sha256(f"{data.sha256}\0{reader.sha256}".encode()).hexdigest()
+    return hashlib.sha256(f"{data.sha256}\0{model_tokenizer.sha256}".encode()).hexdigest()
 
 
-def cut_warnings(encoded: dict[str, Encoded], reader: Reader) -> list[str]:
+def cut_warnings(encoded: dict[str, Encoded], model_tokenizer: ModelTokenizer) -> list[str]:
     """How many texts of each split were longer than the model reads."""
     return [
-        f"{one.cut:,} {name} texts ({100 * one.cut / len(one):.1f} %) were longer than {reader.longest} tokens: cut"
+        f"{one.cut:,} {name} texts ({100 * one.cut / len(one):.1f} %) were longer than {model_tokenizer.max_length} "
+        "tokens: cut"
         for name, one in encoded.items()
         if one.cut
     ]
 
 
-def _encoded(data: LabelledData, split: str, reader: Reader) -> Encoded:
+def _encoded(data: LabelledData, split: str, model_tokenizer: ModelTokenizer) -> Encoded:
     examples: Examples = data.splits[split]
-    encoded = reader.read(examples.texts, examples.pairs)
-    if getattr(reader.own, "is_encoder_decoder", False):
-        _require_one_end(encoded, reader, f"{data.name}, {split}")
+    encoded = model_tokenizer.encode(examples.texts, examples.pairs)
+    if getattr(model_tokenizer.hf_config, "is_encoder_decoder", False):
+        _require_one_end(encoded, model_tokenizer, f"{data.name}, {split}")
     return encoded
 
 
-def _require_one_end(encoded: Encoded, reader: Reader, where: str) -> None:
+def _require_one_end(encoded: Encoded, model_tokenizer: ModelTokenizer, where: str) -> None:
     """An encoder-decoder is pooled where the text ends, so every text must have as many end tokens as the others."""
-    end = reader.own.eos_token_id
+    end = model_tokenizer.hf_config.eos_token_id
     counts = np.add.reduceat((encoded.ids == end).astype(np.int64), encoded.offsets[:-1])
     if counts[0] == 0:
         raise ConfigError(
-            f"model: a {reader.own.model_type} classifies by the end-of-text token, and its tokenizer puts none after "
-            "a text; name the model's own tokenizer"
+            f"model: a {model_tokenizer.hf_config.model_type} classifies by the end-of-text token, and its tokenizer "
+            "puts none after a text; name the model's own tokenizer"
         )
-    mark = reader.tokenizer.convert_ids_to_tokens(end)
+    mark = model_tokenizer.tokenizer.convert_ids_to_tokens(end)
     odd = np.flatnonzero(counts != np.bincount(counts).argmax())
     if len(odd):
         raise DataError(
-            f"{where}, example {odd[0] + 1}: its text contains {mark!r}, the token "
-            f"by which a {reader.own.model_type} knows where a text ends; remove it ({len(odd)} such texts)"
+            f"{where}, example {odd[0] + 1}: its text contains {mark!r}, the token by which a "
+            f"{model_tokenizer.hf_config.model_type} knows where a text ends; remove it ({len(odd)} such texts)"
         )
 
 

@@ -23,7 +23,7 @@ from ...errors import ConfigError
 from ...models.finetune import build_text_to_text
 from .base import IGNORED, Batch, Figures, Task, of_all
 from .classification import cut_warnings, open_data, sha256_of
-from .model_tokenizer import Reader
+from .model_tokenizer import ModelTokenizer
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TextToText(Task):
     """Sources and targets. The loss is over the targets' tokens; answers are also written out, greedily, and judged."""
 
     data: LabelledData
-    reader: Reader
+    model_tokenizer: ModelTokenizer
     train: Sides
     held_out: Sides
     order: Grouped
@@ -56,15 +56,15 @@ class TextToText(Task):
         data = open_data(config)
         if config.eval.generations:
             import_optional("sacrebleu", "judging written answers (or set eval.generations to 0)")
-        reader = Reader.of(config)
-        train, held_out = (_sides(data, name, reader) for name in ("train", "validation"))
-        if int(train.targets.ids[train.targets.offsets[1] - 1]) != reader.own.eos_token_id:
+        model_tokenizer = ModelTokenizer.of(config)
+        train, held_out = (_sides(data, name, model_tokenizer) for name in ("train", "validation"))
+        if int(train.targets.ids[train.targets.offsets[1] - 1]) != model_tokenizer.hf_config.eos_token_id:
             raise ConfigError(
                 "model: its tokenizer puts no end-of-text token after an answer, so it would never learn to stop; name "
                 "the model's own tokenizer"
             )
         order = Grouped(train.sources.lengths, config.train.batch_size, config.data_seed)
-        return cls(data, reader, train, held_out, order)
+        return cls(data, model_tokenizer, train, held_out, order)
 
     @property
     def samples_per_epoch(self) -> int:
@@ -76,10 +76,10 @@ class TextToText(Task):
 
     @property
     def sha256(self) -> str:
-        return sha256_of(self.data, self.reader)
+        return sha256_of(self.data, self.model_tokenizer)
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
-        return build_text_to_text(config.model, self.reader, config.seed)
+        return build_text_to_text(config.model, self.model_tokenizer.hf_config, config.seed)
 
     def loss(self, model: nn.Module) -> nn.Module:
         return AnswerLoss(model)
@@ -109,14 +109,14 @@ class TextToText(Task):
     def write(self, model: nn.Module, first: int, count: int) -> list[str]:
         longest = max(int(sides.targets.lengths.max()) for sides in (self.train, self.held_out))
         chosen = self.held_out.in_turn[first : first + count]
-        return answer(model, self.reader, self.held_out.sources, chosen, longest)
+        return answer(model, self.model_tokenizer, self.held_out.sources, chosen, longest)
 
     def judge(self, written: list[str]) -> Figures:
         assert self.held_out.examples.answers is not None
         # What the tokenizer makes of a target is what a model can write; that it may not be able to is not its fault.
         targets, chosen = self.held_out.targets, self.held_out.in_turn[: len(written)]
         tokens = [targets.ids[targets.offsets[row] : targets.offsets[row + 1]] for row in chosen]
-        wanted = self.reader.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        wanted = self.model_tokenizer.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return judged(written, [text.strip() for text in wanted]) | {"held_out": self.held_out_count}
 
     def headline(self, figures: Figures) -> str:
@@ -130,7 +130,7 @@ class TextToText(Task):
 
     def others(self) -> dict[str, Task]:
         return {
-            name: replace(self, held_out=_sides(self.data, name, self.reader), split=name)
+            name: replace(self, held_out=_sides(self.data, name, self.model_tokenizer), split=name)
             for name in self.data.splits
             if name not in ("train", "validation")
         }
@@ -148,13 +148,13 @@ class TextToText(Task):
         sides = {"training": self.train, self.split: self.held_out}
         targets = {f"{name} target": one.targets for name, one in sides.items()}
         encoded = {f"{name} source": one.sources for name, one in sides.items()}
-        return cut_warnings(encoded | targets, self.reader) + _unknown_warnings(targets, self.reader)
+        return cut_warnings(encoded | targets, self.model_tokenizer) + _unknown_warnings(targets, self.model_tokenizer)
 
     def describe(self) -> dict[str, Any]:
         return {
             "description": self.data.description,
             "synthetic": self.data.synthetic,
-            **self.reader.describe(),
+            **self.model_tokenizer.describe(),
             "pairs": "{pair}" in PROMPTS.get(self.data.name, ""),
             "splits": {
                 name: {**self.data.sources.get(name, {}), "examples": len(split)}
@@ -163,7 +163,7 @@ class TextToText(Task):
         }
 
     def save_tokenizer(self, folder: Path) -> None:
-        self.reader.save(folder)
+        self.model_tokenizer.save(folder)
 
     @staticmethod
     def _length(encoded: Encoded, chosen: Order) -> int:
@@ -171,9 +171,9 @@ class TextToText(Task):
 
     def _rows(self, sides: Sides, chosen: Order) -> Batch:
         filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
-        rows = sides.sources.pad(filled, self.reader.tokenizer.pad_token_id)
+        rows = sides.sources.pad(filled, self.model_tokenizer.tokenizer.pad_token_id)
         rows.pop("token_type_ids", None)
-        answers = sides.targets.pad(filled, self.reader.tokenizer.pad_token_id)
+        answers = sides.targets.pad(filled, self.model_tokenizer.tokenizer.pad_token_id)
         counts = answers["attention_mask"].astype(bool) & (chosen >= 0)[:, None]
         rows["labels"] = np.where(counts, answers["input_ids"], IGNORED)
         return {name: torch.from_numpy(values) for name, values in rows.items()}
@@ -212,25 +212,27 @@ def judged(written: list[str], wanted: list[str]) -> Figures:
 
 
 @torch.no_grad()
-def answer(model: nn.Module, reader: Reader, sources: Encoded, chosen: Order, longest: int) -> list[str]:
+def answer(
+    model: nn.Module, model_tokenizer: ModelTokenizer, sources: Encoded, chosen: Order, longest: int
+) -> list[str]:
     """What the model writes to the chosen sources, of at most `longest` tokens, greedily."""
-    rows = sources.pad(chosen, reader.tokenizer.pad_token_id)
+    rows = sources.pad(chosen, model_tokenizer.tokenizer.pad_token_id)
     writer: Any = model
     device = next(model.parameters()).device
     out = writer.generate(
         input_ids=torch.from_numpy(rows["input_ids"]).to(device),
         attention_mask=torch.from_numpy(rows["attention_mask"]).to(device),
-        max_new_tokens=min(longest, reader.longest - 1),
+        max_new_tokens=min(longest, model_tokenizer.max_length - 1),
     )
-    return [text.strip() for text in reader.tokenizer.batch_decode(out, skip_special_tokens=True)]
+    return [text.strip() for text in model_tokenizer.tokenizer.batch_decode(out, skip_special_tokens=True)]
 
 
-def _sides(data: LabelledData, name: str, reader: Reader) -> Sides:
+def _sides(data: LabelledData, name: str, model_tokenizer: ModelTokenizer) -> Sides:
     split = data.splits[name]
     assert split.answers is not None, "text-to-text data has answers"
-    sides = Sides(split, reader.read(split.texts, split.pairs), reader.read(split.answers))
+    sides = Sides(split, model_tokenizer.encode(split.texts, split.pairs), model_tokenizer.encode(split.answers))
     # Unknown and other special tokens are not written out, so whoever writes nothing would match such an answer.
-    kept = _count(sides.targets, ~np.isin(sides.targets.ids, reader.tokenizer.all_special_ids))
+    kept = _count(sides.targets, ~np.isin(sides.targets.ids, model_tokenizer.tokenizer.all_special_ids))
     lost = np.flatnonzero(kept == 0)
     if len(lost):
         raise ConfigError(
@@ -240,12 +242,12 @@ def _sides(data: LabelledData, name: str, reader: Reader) -> Sides:
     return sides
 
 
-def _unknown_warnings(targets: dict[str, Encoded], reader: Reader) -> list[str]:
+def _unknown_warnings(targets: dict[str, Encoded], model_tokenizer: ModelTokenizer) -> list[str]:
     """How many answers of each split have parts that the tokenizer does not know, and no model here can write."""
     warnings = []
     for name, one in targets.items():
-        unknown = int((_count(one, one.ids == reader.tokenizer.unk_token_id) > 0).sum())
-        if unknown and reader.tokenizer.unk_token_id != reader.own.eos_token_id:
+        unknown = int((_count(one, one.ids == model_tokenizer.tokenizer.unk_token_id) > 0).sum())
+        if unknown and model_tokenizer.tokenizer.unk_token_id != model_tokenizer.hf_config.eos_token_id:
             warnings.append(
                 f"{unknown:,} {name} texts ({100 * unknown / len(one):.1f} %) have parts that the tokenizer does not "
                 "know: judged without those"

@@ -1,0 +1,91 @@
+"""The transformers config of a run's model: built for a model with random weights, read for a pretrained one."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from ..base.files import require_reachable
+from ..config import GPT, RANDOM, ModelConfig
+from ..errors import CheckpointError, ConfigError, OelmError, first_line
+from .gpt import gpt_config
+from .small import require_fields, small_config
+
+# Families that count positions from after the padding token's id: that many of their positions are never used.
+_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
+
+
+def is_fresh(config: ModelConfig) -> bool:
+    """Return True when the model starts with random weights, False when it is pretrained."""
+    return config.from_scratch or config.name.startswith((GPT, RANDOM))
+
+
+def build_hf_config(config: ModelConfig, vocab_size: int | None, length: int) -> Any:
+    """Return the transformers config of the model that `config` names.
+
+    The project's GPT and the small random models get the given vocabulary and length. A named model keeps its own
+    sizes; its fields can only be changed when it is trained from scratch.
+    """
+    fitting = {} if vocab_size is None else {"vocab_size": vocab_size}
+    if config.name.startswith(GPT):
+        fields = {**fitting, "max_position_embeddings": length, **config.fields}
+        try:
+            return gpt_config(config.name.removeprefix(GPT), **fields)
+        except OelmError as error:
+            raise ConfigError(f"model: {error}") from None
+    if config.name.startswith(RANDOM):
+        family = config.name.removeprefix(RANDOM)
+        require_fields(small_config(family), config.fields)
+        return small_config(family, **{**fitting, **config.fields})
+    require_changeable(config)
+    hf_config = read_hf_config(config.name, label="model.name ", revision=config.revision or "main")
+    if getattr(hf_config, "oelm", None) is not None:
+        raise ConfigError(
+            f"model.name {config.name}: a method was applied to it already. Write it out as a plain model first, "
+            f"`oelm export {config.name} OUT`, and train that"
+        )
+    require_fields(hf_config, config.fields)
+    for name, value in config.fields.items():
+        setattr(hf_config, name, value)
+    return hf_config
+
+
+def read_hf_config(path: str | PathLike[str], config_class: Any = AutoConfig, label: str = "", **options: Any) -> Any:
+    """Read the config of a model folder or Hub name, without remote code.
+
+    `options` go to `config_class.from_pretrained` (revision, token, ...); `label` precedes the path in error messages.
+    """
+    require_reachable(path)
+    try:
+        return config_class.from_pretrained(path, trust_remote_code=False, **options)
+    except (OSError, ValueError) as error:
+        problem = (
+            "the folder holds no config that transformers can read"
+            if Path(path).exists()
+            else "no such folder, and no model of that name could be reached on the Hub"
+        )
+        raise CheckpointError(f"{label}{path}: {problem} ({first_line(error)})") from None
+
+
+def require_changeable(config: ModelConfig) -> None:
+    """Raise when `model.fields` is set for a pretrained model, whose weights only fit the config they came with."""
+    if config.fields and not config.from_scratch:
+        raise ConfigError("model.fields: a pretrained model's config is fixed; set model.from_scratch to change it")
+
+
+def max_text_length(hf_config: Any, limit: int) -> int:
+    """Return how many tokens of a text the model can read, at most `limit`."""
+    positions = getattr(hf_config, "max_position_embeddings", None) or getattr(hf_config, "n_positions", None)
+    if positions is None:
+        return limit
+    if hf_config.model_type in _OFFSET_POSITIONS:
+        positions -= hf_config.pad_token_id + 1
+        if positions < 1:
+            raise ConfigError(
+                f"model: a {hf_config.model_type} counts positions from after its padding token, whose id is "
+                f"{hf_config.pad_token_id} here: use a tokenizer with a padding token at the start of its vocabulary"
+            )
+    return min(limit, int(positions))
