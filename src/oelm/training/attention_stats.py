@@ -1,94 +1,145 @@
-"""How attention spreads in every layer: the entropy of its weights and the spread of its logits, on real examples.
+"""Measure how attention spreads in every layer: entropy of its weights and spread of its logits, on real examples.
 
-Every model here attends through torch's `scaled_dot_product_attention`, so that is where it is watched: what is
-measured is what the layer does, with rotary positions, masks and shared key heads, in any family. A model that computes
-its attention by hand (DeBERTa, T5) is not seen, and has no such figures.
+The figures come from the queries, keys and masks that the attention function itself gets, after rotary positions, norms
+and fused projections. transformers' models look that function up by name, so an attention of our own is registered
+that measures and then attends as before. Falcon calls torch's function directly: there, and only there, torch's
+function is replaced for one forward pass. DeBERTa, MPNet and GPT-J compute attention by hand and have no such figures;
+neither has ALBERT, whose one block serves several layers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from ..method.sites import find_sites
 from .tasks.base import Batch
 
+_MEASURING = "oelm-measuring"
+
+Statistics = dict[str, float]
+
 
 @torch.no_grad()
 def attention_figures(model: nn.Module, module: nn.Module, batch: Batch) -> list[dict[str, Any]]:
-    """For each layer: mean entropy of its attention in nats, as a share of the greatest possible, and logit spread.
+    """Return for each layer: mean attention entropy in nats, its share of the maximum, and the mean logit spread.
 
-    `module` is the model with its loss. Rows that see fewer than two keys have no spread and are left out. Empty where
-    the calls that were seen are not one for each attention of the model.
+    `module` is the model with its loss. Queries that see fewer than two keys have no spread and are left out. The list
+    is empty when the number of measured calls is not the number of attention layers.
     """
     device = next(model.parameters()).device
     training = module.training
-    seen: list[dict[str, float]] = []
+    measured: list[Statistics] = []
+    measuring = _registered_attention if _uses_registered_attention(model) else _patched_attention
     module.eval()
     try:
-        with _watching(seen):
+        with measuring(model, measured):
             module(**{name: rows.to(device) for name, rows in batch.items()})
     finally:
         module.train(training)
     _, sites = find_sites(model)
-    if len(seen) != len(sites):
+    if len(measured) != len(sites):
         return []
-    # A decoder's block attends to itself first, then across; its encoder ran before it.
+    # Calls come in the order of the forward pass: the encoder first, then each decoder block's self- and
+    # cross-attention in turn.
     in_order = sorted(sites, key=lambda site: (site.kind != "encoder", site.layer, site.kind == "cross"))
-    return [{"label": f"{site.kind} {site.label}", **figures} for site, figures in zip(in_order, seen, strict=True)]
+    return [{"label": f"{site.kind} {site.label}", **one} for site, one in zip(in_order, measured, strict=True)]
+
+
+def _uses_registered_attention(model: Any) -> bool:
+    """Return True when the model looks its attention function up by name and that name is torch's function."""
+    return bool(model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation())
 
 
 @contextmanager
-def _watching(seen: list[dict[str, float]]) -> Iterator[None]:
-    attend = F.scaled_dot_product_attention
+def _registered_attention(model: Any, measured: list[Statistics]) -> Iterator[None]:
+    """Let the model attend through a registered function that appends to `measured` and then attends as before."""
 
-    def watched(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        seen.append(_spread(query, key, *args, **kwargs))
-        return attend(query, key, value, *args, **kwargs)
+    def attend(
+        layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        causal = options.get("is_causal")
+        if causal is None:
+            causal = getattr(layer, "is_causal", True)
+        scores = _scores(query, key, options.get("scaling"))
+        if causal and mask is None and query.shape[-2] > 1:  # a mask, where there is one, hides later keys itself
+            scores = _causal(scores)
+        scores = _masked(_masked(scores, options.get("position_bias")), mask)
+        measured.append(_statistics(scores))
+        attended: tuple[Tensor, None] = sdpa_attention_forward(layer, query, key, value, mask, **options)
+        return attended
 
-    F.scaled_dot_product_attention = watched
+    AttentionInterface.register(_MEASURING, attend)
+    AttentionMaskInterface.register(_MEASURING, sdpa_mask)
+    model.set_attn_implementation(_MEASURING)
     try:
         yield
     finally:
-        F.scaled_dot_product_attention = attend
+        model.set_attn_implementation("sdpa")
 
 
-def _spread(
-    query: Tensor,
-    key: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> dict[str, float]:
-    """What torch's function computes before it meets the values, measured."""
-    if enable_gqa:
+@contextmanager
+def _patched_attention(model: nn.Module, measured: list[Statistics]) -> Iterator[None]:
+    """Replace torch's attention function, for a model that calls it directly, by one that also measures."""
+    original = F.scaled_dot_product_attention
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        scores = _scores(query, key, options.get("scale"))
+        if options.get("is_causal"):
+            scores = _causal(scores)
+        measured.append(_statistics(_masked(scores, attn_mask)))
+        return original(query, key, value, attn_mask=attn_mask, **options)
+
+    replacement: Callable[..., Tensor] = attend
+    F.scaled_dot_product_attention = replacement
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = original
+
+
+def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
+    """Return the attention logits in float32, with the key heads repeated for the query heads that share them."""
+    if key.shape[-3] != query.shape[-3]:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    scores = query.float() @ key.float().transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
-    if is_causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(hidden, -math.inf)
-    if attn_mask is not None:
-        added = attn_mask.float() if attn_mask.dtype != torch.bool else torch.where(attn_mask, 0.0, -math.inf)
-        scores = scores + added
-    visible = scores > torch.finfo(torch.bfloat16).min / 2  # masks say minus infinity, or the least of some dtype
+    return query.float() @ key.float().transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
+
+
+def _causal(scores: Tensor) -> Tensor:
+    """Hide every key that comes after its query."""
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(hidden, -math.inf)
+
+
+def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Apply a mask as torch's function does: a boolean one is True where to attend, any other is added."""
+    if mask is None:
+        return scores
+    return scores + (mask.float() if mask.dtype != torch.bool else torch.where(mask, 0.0, -math.inf))
+
+
+def _statistics(scores: Tensor) -> Statistics:
+    """Return the mean entropy, entropy share and spread of masked logits, over the rows that see two keys or more."""
+    # Masks hide a key by minus infinity, or by the least number of some dtype; bfloat16's is the largest of those.
+    visible = scores > torch.finfo(torch.bfloat16).min / 2
     count = visible.sum(-1)
     rows = count > 1
     weights = torch.softmax(scores, -1)
     entropy = -torch.where(visible & (weights > 0), weights * weights.clamp_min(1e-38).log(), 0.0).sum(-1)
-    kept = torch.where(visible, scores, 0.0)
-    mean = kept.sum(-1) / count.clamp_min(1)
-    square = torch.where(visible, (scores - mean[..., None]) ** 2, 0.0).sum(-1) / count.clamp_min(1)
+    mean = torch.where(visible, scores, 0.0).sum(-1) / count.clamp_min(1)
+    variance = torch.where(visible, (scores - mean[..., None]) ** 2, 0.0).sum(-1) / count.clamp_min(1)
     share = entropy / count.clamp_min(2).float().log()
     return {
         "entropy": float(entropy[rows].mean()),
         "entropy_share": float(share[rows].mean()),
-        "logit_std": float(square[rows].sqrt().mean()),
+        "logit_std": float(variance[rows].sqrt().mean()),
     }

@@ -1,0 +1,50 @@
+"""Attention statistics agree with the weights that a model reports itself, and leave the model as it was."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from oelm.method.diagnose import sample_batch
+from oelm.training.attention_stats import attention_figures
+from tests.support.models import lively_model
+
+
+def entropies(weights: torch.Tensor) -> float:
+    """Return the mean entropy of attention weights over the rows that see two keys or more."""
+    rows = (weights > 0).sum(-1) > 1
+    return float(torch.special.entr(weights.double()).sum(-1)[rows].mean())
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "oelm-gpt-rotary", "falcon-7b"])
+def test_entropy_is_that_of_the_weights_the_model_reports(name):
+    """Of an encoder, grouped key heads, rotary positions, and a family that calls torch's function directly."""
+    model, torch_function = lively_model(name), F.scaled_dot_product_attention
+    batch = {key: rows for key, rows in sample_batch(model).items() if key in ("input_ids", "attention_mask")}
+    before = model(**batch).logits
+    figures = attention_figures(model, model, batch)
+    assert F.scaled_dot_product_attention is torch_function
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(**batch).logits, before)
+
+    plain = lively_model(name, attn_implementation="eager")
+    with torch.no_grad():
+        attentions = plain(**batch, output_attentions=True).attentions
+    assert [one["entropy"] for one in figures] == pytest.approx([entropies(one) for one in attentions], rel=1e-4)
+    assert len(figures) == 3
+    for one in figures:
+        assert one["logit_std"] > 0
+        assert 0 < one["entropy_share"] <= 1
+
+
+def test_an_encoder_decoder_is_measured_encoder_first_then_self_and_cross_attention_in_turn():
+    model = lively_model("t5")
+    labels = [one["label"] for one in attention_figures(model, model, sample_batch(model))]
+    assert labels[0].startswith("encoder")
+    decoder = [label for label in labels if not label.startswith("encoder")]
+    assert [label.split()[0] for label in decoder] == ["decoder", "cross"] * (len(decoder) // 2)
+
+
+@pytest.mark.parametrize("name", ["deberta-v2", "mpnet", "gptj", "albert"])
+def test_attention_that_cannot_be_measured_by_layer_has_no_figures(name):
+    model = lively_model(name)
+    assert attention_figures(model, model, sample_batch(model)) == []
