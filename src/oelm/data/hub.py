@@ -12,7 +12,8 @@ from typing import Any
 from ..errors import DataError, first_line, nearest
 from .corpus.readers import Reading, Unit, find_text_field, text_units
 from .packages import import_optional
-from .tables import Choose, Meter, Row, text_of
+from .tables import ChooseColumns, Row, text_of
+from .text_files import Meter
 
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -94,7 +95,7 @@ class HubTable:
     def name(self) -> str:
         return f"{HubDataset(self.repo, self.config, revision=self.revision)}, split {self.split!r}"
 
-    def rows(self, choose: Choose) -> Iterator[tuple[str, Row]]:
+    def rows(self, choose: ChooseColumns) -> Iterator[tuple[str, Row]]:
         number = 0
         for batch in self._loaded.iter(batch_size=1000):  # several times faster than row by row
             for values in zip(*batch.values(), strict=True):

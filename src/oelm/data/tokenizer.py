@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from ..base.files import looks_local
 from ..errors import DataError
 from .corpus.readers import SEPARATOR
-from .tables import translated
+from .text_files import read_errors_explained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -127,7 +127,7 @@ def _word_piece(vocabulary: Path) -> PreTrainedTokenizerFast:
     """BERT's tokenizer from its word list alone."""
     from transformers import BertTokenizerFast
 
-    with translated(vocabulary):
+    with read_errors_explained(vocabulary):
         words = vocabulary.read_text(encoding="utf-8").splitlines()
     absent = [token for token in _BERT if token not in words]
     if absent:

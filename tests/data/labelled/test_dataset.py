@@ -422,7 +422,7 @@ def test_a_compressed_file_that_is_cut_off_says_how_far_it_goes(tmp_path):
     rows = [{"sentence": f"{digest(str(n)).hex()} {n}", "label": n % 2} for n in range(20_000)]
     whole = write(tmp_path / "train.tsv.gz", rows).read_bytes()
     (tmp_path / "train.tsv.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"train.tsv.gz: the .gz file is damaged or cut off after .* line \d\d\d+"):
+    with pytest.raises(DataError, match=r"train.tsv.gz: the .gz file is damaged or truncated after .* line \d\d\d+"):
         open_labelled("sst2", tmp_path)
 
 

@@ -13,7 +13,7 @@ from ... import __version__
 from ...base.files import write_text
 from ...base.machine import cores
 from ...errors import DataError
-from ..tables import Meter
+from ..text_files import Meter
 from ..tokenizer import TextTokenizer, check_bpe_size, load_tokenizer
 from ..tokenizer import train_bpe as train_tokenizer
 from .encode import Arrays, Feeder, FeederState, encode_all

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import DataError
-from ..tables import Meter, Row, format_of, open_text, read_rows, text_of
+from ..tables import Row, read_rows, text_of
+from ..text_files import Meter, format_of, open_text
 
 SEPARATOR = "<|endoftext|>"
 

@@ -11,8 +11,7 @@ from typing import Literal, Protocol
 
 from ...errors import DataError
 from .. import hub
-from .. import tables as rows
-from ..tables import Meter
+from ..text_files import Meter, format_of, known_suffixes
 from . import readers
 from .readers import Reading, Unit
 from .tokens import SourceHeader
@@ -117,7 +116,7 @@ def resolve(source: str | Path, val: str | Path | None, reading: Reading) -> tup
 
 def _looks_like_path(name: str) -> bool:
     path = Path(name)
-    return path.is_absolute() or name.startswith((".", "~")) or "\\" in name or rows.format_of(path) != ("", "")
+    return path.is_absolute() or name.startswith((".", "~")) or "\\" in name or format_of(path) != ("", "")
 
 
 def _files(path: Path, reading: Reading) -> Files:
@@ -125,8 +124,8 @@ def _files(path: Path, reading: Reading) -> Files:
         raise DataError(f"{path}: no such file or folder")
     if path.is_dir():
         return _folder(path, reading)
-    if not rows.format_of(path)[0]:
-        raise DataError(f"{path}: the format is not known by this name; known are {rows.known_names()}")
+    if not format_of(path)[0]:
+        raise DataError(f"{path}: the format is not known by this name; known are {known_suffixes()}")
     return Files(path, (path,), reading)
 
 
@@ -134,9 +133,9 @@ def _folder(folder: Path, reading: Reading) -> Files:
     inside = [path for path in folder.rglob("*") if path.is_file()]
     visible = [path for path in inside if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     visible.sort(key=lambda path: path.relative_to(folder).as_posix())
-    paths = tuple(path for path in visible if rows.format_of(path)[0])
+    paths = tuple(path for path in visible if format_of(path)[0])
     if not paths:
-        raise DataError(f"{folder}: holds no file that can be read; known are {rows.known_names()}")
+        raise DataError(f"{folder}: holds no file that can be read; known are {known_suffixes()}")
     held_out = [path for path in paths if _HELD_OUT.fullmatch(path.name)]
     training = [path for path in paths if _TRAIN.fullmatch(path.name)]
     if held_out and training:

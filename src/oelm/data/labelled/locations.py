@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from ...errors import DataError
 from .. import hub
-from ..tables import Choose, Meter, Row, format_of, known_names, read_rows
+from ..tables import ChooseColumns, Row, read_rows
+from ..text_files import Meter, format_of, known_suffixes
 from .tasks import FOLDER, NamedTask, Place
 
 # The parts of a split as the Hub stores them: train-00000-of-00002.parquet.
@@ -24,7 +25,7 @@ class Table(Protocol):
     def name(self) -> str:
         """For messages."""
 
-    def rows(self, choose: Choose) -> Iterator[tuple[str, Row]]:
+    def rows(self, choose: ChooseColumns) -> Iterator[tuple[str, Row]]:
         """Every row with its place. `choose` is shown the first row of each file and names the columns to read."""
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
@@ -47,7 +48,7 @@ class LocalTable:
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         return f"{self.paths[0]}{more}" + (f" (language {self.language})" if self.language else "")
 
-    def rows(self, choose: Choose) -> Iterator[tuple[str, Row]]:
+    def rows(self, choose: ChooseColumns) -> Iterator[tuple[str, Row]]:
         def with_language(row: Row) -> list[str]:
             return [*choose(row), *(["language"] if self.language and "language" in row else [])]
 
@@ -179,7 +180,7 @@ def _endings(path: Path) -> list[str]:
 def _advice(name: str, task: NamedTask, places: tuple[Place, ...]) -> str:
     """What was looked for, and how to get the public files."""
     stems = ", ".join(dict.fromkeys(stem for place in places for stem in place.files))
-    looked = f" Looked for {stems} (with {known_names(tables=True)})"
+    looked = f" Looked for {stems} (with {known_suffixes(tables=True)})"
     if name == FOLDER:
         return f"{looked} in it"
     folders = ", ".join(f"{folder}/" for folder in task.folders)
