@@ -139,8 +139,19 @@ def hub_has(name: str, kind: Literal["model", "dataset"]) -> bool:
     """Whether something of the Hub is in this machine's cache, or the Hub can be reached to get it."""
     from huggingface_hub import constants
 
-    stored = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"
-    return stored.is_dir() or (not constants.HF_HUB_OFFLINE and _reachable(constants.ENDPOINT))
+    return (name, kind) in _cached_repositories() or (not constants.HF_HUB_OFFLINE and _reachable(constants.ENDPOINT))
+
+
+@cache
+def _cached_repositories() -> set[tuple[str, str]]:
+    """Return the name and kind of every repository that is in the Hub's local cache."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        return {(repo.repo_id, repo.repo_type) for repo in scan_cache_dir().repos}
+    except CacheNotFound:
+        return set()
 
 
 @cache
