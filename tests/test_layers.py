@@ -31,7 +31,6 @@ ROOMS = {
 
 # (importer, imported): why it is right all the same.
 EXPLAINED: dict[tuple[str, str], str] = {
-    ("oelm.method.seal", "oelm.cli.tables"): "to be turned round",
     ("oelm.analysis.flops", "oelm.method.flop_rules"): "to be turned round",
 }
 

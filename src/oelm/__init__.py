@@ -22,9 +22,11 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from .method.apply import apply
+    from .method.audit import audit
     from .method.families import Family, Fused, Stack, register_family
+    from .method.freeze_report import FreezeReport
     from .method.layers import OrthogonalLinear, OrthogonalMultiHeadAttention
-    from .method.seal import FreezeReport, Verification, audit, verify
+    from .method.seal import Verification, verify
     from .method.spec import Adapter, FeedForward, Method, Projection, Schedule
     from .models.checkpoint import export, load
     from .training.engine import Stopped, train
@@ -56,9 +58,9 @@ _HOME = {
     "OrthogonalLinear": "method.layers",
     "OrthogonalMultiHeadAttention": "method.layers",
     "apply": "method.apply",
-    "FreezeReport": "method.seal",
+    "FreezeReport": "method.freeze_report",
     "Verification": "method.seal",
-    "audit": "method.seal",
+    "audit": "method.audit",
     "verify": "method.seal",
     "Stopped": "training.engine",
     "train": "training.engine",

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from oelm.base.text import plain_text
 from oelm.bench import steps as bench
 from oelm.bench.steps import benchmark, plan_arms, summarise
 from oelm.cli.app import app
-from oelm.cli.tables import bench_table, render
+from oelm.cli.tables import bench_table
 from oelm.cli.terminal import progress_bar
 from oelm.config import RunConfig
 from oelm.errors import OelmError
@@ -209,12 +210,12 @@ def test_intervals_are_those_of_students_t():
 
 
 def test_the_table_shows_both_ratios_whole(unequal):
-    text = render(bench_table(unequal[0]))
+    text = plain_text(bench_table(unequal[0]))
     small = unequal[0][2]
     (line,) = [line for line in text.splitlines() if "oelm-freeze@2" in line]
     assert f"{small['ratio']:.3f} ± " in line
     assert f"{small['ratio_per_example']:.3f} ± " in line
-    assert "per example" not in " ".join(render(bench_table(unequal[0][:2])).split())
+    assert "per example" not in " ".join(plain_text(bench_table(unequal[0][:2])).split())
 
 
 def test_the_command_prints_json_and_warns_beside_it():

@@ -29,6 +29,7 @@ from transformers import (
 import oelm
 from oelm.method.apply import install
 from oelm.method.diagnose import diagnose, sample_batch, train_steps
+from oelm.method.plan import plan
 from oelm.method.projections import SplitProjection
 from oelm.method.seal import content_hash, fingerprint
 from oelm.method.sites import find_sites, weight_matrix, without_adapter
@@ -354,8 +355,7 @@ def test_the_documented_counts_of_bert_base(preset):
     with torch.device("meta"):
         model = BertForSequenceClassification(BertConfig(num_labels=3))
     install(model, PRESETS[preset])
-    family, sites = find_sites(model)
-    frozen = set(frozen_by_rest(model, family, sites, PRESETS[preset]))
+    frozen = set(frozen_by_rest(model, plan(model, PRESETS[preset])))
     trained = sum(p.numel() for n, p in model.named_parameters() if n not in frozen)
     head = sum(p.numel() for p in head_of(model).parameters.values())
     text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")

@@ -13,10 +13,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import oelm
 from oelm import FeedForward, Method, MethodError, Projection
 from oelm.method.matrices import orthogonality_error
+from oelm.method.presets import ABOUT
 from oelm.method.projections import CoreProjection, IdentityProjection
 from oelm.method.schedule import advance
 from oelm.method.sites import find_sites
-from oelm.method.spec import ABOUT, KEEPING, ORTHONORMAL, PRESETS
+from oelm.method.spec import KEEPING, ORTHONORMAL, PRESETS
 from oelm.models.gpt import OelmGPTForCausalLM, gpt_config
 from oelm.models.small import small_model
 

@@ -22,7 +22,8 @@ def methods(as_json: JsonOption = False) -> None:
 
     So oelm-freeze with an adapter on q and k has a trained LoRA beside frozen Q and K; docs/methods.md shows how.
     """
-    from ..method.spec import ABOUT, PRESETS
+    from ..method.presets import ABOUT
+    from ..method.spec import PRESETS
 
     if as_json:
         typer.echo(json.dumps({name: preset.model_dump(mode="json") for name, preset in PRESETS.items()}, indent=2))

@@ -37,17 +37,13 @@ class DryRun:
 
 def dry_run(run: Planned) -> DryRun:
     """Check a run as far as that goes without data. Raises a `LabError` that names the run and what does not fit."""
-    from ..method.adapters import adapter_targets
-    from ..method.plan import choose_sites, plan
+    from ..method.plan import plan
     from ..method.schedule import events
-    from ..method.sites import find_sites
 
     config = run.config
     try:
         model = _skeleton(run)
-        family, sites = find_sites(model)
-        targets = [] if config.method.sets_nothing else plan(model, family, sites, config.method)
-        adapted = adapter_targets(choose_sites(family, sites, config.method), config.method.adapter)
+        operation = plan(model, config.method)
         batch = (config.data.sequence_length, config.train.micro_batch_size or config.train.batch_size)
         parameters, trainable, flops = _count(model, config.method.to_json(), batch)
         steps = tuple(event.step for event in events(model, config.method))
@@ -57,7 +53,7 @@ def dry_run(run: Planned) -> DryRun:
         raise LabError(f"{run.name}: {error}") from None
     known = _model_of(run).name.startswith((GPT, RANDOM))
     stand_in = None if known else run.experiment.stand_in
-    return DryRun(parameters, trainable, len(targets), len(adapted), steps, flops, stand_in)
+    return DryRun(parameters, trainable, len(operation.targets), len(operation.adapted), steps, flops, stand_in)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Adapters beside frozen matrices (LoRA, OFT): peft's own layers, one per target, put in place and folded in again.
+"""Adapters (LoRA, OFT): peft's own layers around frozen matrices, put in place and merged into them again.
 
 Each layer is built around a stand-in of its matrix and then given the matrix itself. So peft never sees the model:
 it marks nothing in it, names come from oelm's table of families, and an error leaves the model as it was.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import MethodError
-from . import matrices as init
+from .matrices import generator
 from .projections import Replaced
 from .sites import Site, is_adapter, weight_matrix, without_adapter
 from .spec import LORA_ALPHA, OFT_TERMS, Adapter
@@ -22,8 +22,16 @@ from .spec import LORA_ALPHA, OFT_TERMS, Adapter
 _INSTALL = "pip install 'oelm[peft]'"
 
 
+class AdapterTarget(NamedTuple):
+    """One matrix that gets an adapter."""
+
+    site: Site
+    role: str
+    path: str
+
+
 def require_peft(adapter: Adapter) -> Any:
-    """The package, or an error that says how to get it."""
+    """Return the package peft, or raise an error that says how to install it."""
     try:
         import peft
     except ImportError as error:
@@ -32,11 +40,12 @@ def require_peft(adapter: Adapter) -> Any:
 
 
 def adapter_alpha(adapter: Adapter) -> float:
+    """Return LoRA's alpha, or its default where the method names none."""
     return LORA_ALPHA if adapter.alpha is None else adapter.alpha
 
 
 def describe(model: nn.Module, adapter: Adapter) -> str:
-    """An adapter in words, with the sizes that it has in this model: 'lora, rank 8, alpha 16, on q, v'."""
+    """Return an adapter in words, with its sizes in this model: 'lora, rank 8, alpha 16, on q, v'."""
     if adapter.kind == "none":
         return ""
     widths = [weight_matrix(module).shape[1] for module in model.modules() if is_adapter(module)]
@@ -46,22 +55,22 @@ def describe(model: nn.Module, adapter: Adapter) -> str:
     return f"{adapter.kind}, {shape}{dropout}, on {', '.join(adapter.targets)}"
 
 
-def adapter_targets(sites: list[Site], adapter: Adapter) -> list[tuple[Site, str, str]]:
-    """(site, role, path) of every matrix that gets an adapter. Raises for a role that none of the sites has."""
+def adapter_targets(sites: list[Site], adapter: Adapter) -> list[AdapterTarget]:
+    """Return every matrix of the sites that gets an adapter. Raise for a role that none of the sites has."""
     if adapter.kind == "none":
         return []
-    found: list[tuple[Site, str, str]] = []
+    targets: list[AdapterTarget] = []
     for site in sites:
-        places = [*site.roles.items(), *site.feed_forward()]
-        found += [(site, role, path) for role, path in places if role in adapter.targets]
-    absent = [role for role in adapter.targets if role not in {role for _, role, _ in found}]
+        matrices = [*site.roles.items(), *site.feed_forward()]
+        targets += [AdapterTarget(site, role, path) for role, path in matrices if role in adapter.targets]
+    absent = [role for role in adapter.targets if role not in {target.role for target in targets}]
     if absent:
         raise MethodError(f"adapter.targets {', '.join(absent)}: the chosen attentions have no such matrix")
-    return found
+    return targets
 
 
 def check_target(module: nn.Module, path: str, adapter: Adapter) -> None:
-    """Raises where the adapter does not fit a matrix: the message names the numbers."""
+    """Raise where the adapter does not fit a matrix; the message names the numbers."""
     rows, width = weight_matrix(module).shape
     size = adapter.size(width)
     if adapter.kind == "lora" and size > min(rows, width):
@@ -76,35 +85,34 @@ def check_target(module: nn.Module, path: str, adapter: Adapter) -> None:
 
 
 def with_adapter(module: nn.Module, path: str, adapter: Adapter, seed: int | None) -> nn.Module:
-    """peft's layer around a projection, in its dtype and on its device.
+    """Return peft's layer around a projection, in its dtype and on its device.
 
-    First values are a function of the seed and the path alone. Without a seed they are left to be loaded.
+    Initial values are a function of the seed and the path alone. Without a seed they are left to be loaded.
     """
     peft = require_peft(adapter)
     weight = cast(Tensor, module.weight)
-    rows, width = weight_matrix(module).shape
-    place = torch.device("meta" if weight.device.type == "meta" else "cpu")
-    holder = nn.ModuleDict({"matrix": _stand_in(module, rows, width, adapter, place)})
-    with torch.random.fork_rng(devices=[]), torch.device(place):
+    device = torch.device("meta" if weight.device.type == "meta" else "cpu")
+    holder = nn.ModuleDict({"matrix": _stand_in(module, adapter, device)})
+    with torch.random.fork_rng(devices=[]), device:
         if seed is not None:
-            torch.default_generator.manual_seed(init.generator(seed, path).initial_seed())
-        peft.inject_adapter_in_model(_config(peft, module, width, adapter), holder)
+            torch.default_generator.manual_seed(generator(seed, path).initial_seed())
+        peft.inject_adapter_in_model(_peft_config(peft, module, adapter), holder)
     layer: Any = holder["matrix"]
     for name, child in layer.named_children():
         if name != "base_layer":
             child.to(weight.device, weight.dtype)
     for part in list(layer.modules()):
         for name, buffer in list(part.named_buffers(recurse=False)):
-            # peft leaves OFT's indices out of the state; transformers, loading, would fill them with whatever is there.
+            # peft keeps OFT's indices out of the state dict, and transformers would load uninitialised memory for them.
             part.register_buffer(name, buffer, persistent=True)
-    if adapter.kind == "oft" and isinstance(module, Conv1D):  # peft's OFT knows no Conv1D
+    if adapter.kind == "oft" and isinstance(module, Conv1D):  # peft's OFT does not support Conv1D
         layer.replaced, module = Replaced(module), _as_linear(module)
     layer.base_layer = module
     return cast(nn.Module, layer.train(module.training))
 
 
 def merge_adapters(model: nn.Module) -> None:
-    """Fold every adapter into its matrix, in place: computed in float64, then cast to the matrix's dtype."""
+    """Merge every adapter into its matrix, in place: computed in float64, then cast to the matrix's dtype."""
     for path, layer in [(path, module) for path, module in model.named_modules() if is_adapter(module)]:
         module = without_adapter(layer)
         dtype = cast(Tensor, module.weight).dtype
@@ -118,7 +126,7 @@ def merge_adapters(model: nn.Module) -> None:
 
 
 class Rotation(NamedTuple):
-    """What an OFT does to the input of one matrix: its parameters, the input's width, the size of its blocks."""
+    """OFT's rotation of one matrix's input: its parameters, the input's width, the size of its blocks."""
 
     weight: nn.Parameter
     width: int
@@ -126,24 +134,25 @@ class Rotation(NamedTuple):
 
 
 def rotations(model: nn.Module) -> Iterator[Rotation]:
-    """Every rotation that an OFT in the model does."""
+    """Yield the rotation of every OFT adapter in the model."""
     for layer in model.modules():
         if is_adapter(layer):
-            turns: Any = getattr(layer, "oft_R", {})
-            for turn in turns.values():
-                yield Rotation(turn.weight, turn.in_features, turn.block_size)
+            modules: Any = getattr(layer, "oft_R", {})
+            for module in modules.values():
+                yield Rotation(module.weight, module.in_features, module.block_size)
 
 
-def _stand_in(module: nn.Module, rows: int, width: int, adapter: Adapter, place: torch.device) -> nn.Module:
-    """A projection of the shape and, where it matters to peft, the kind; without values."""
+def _stand_in(module: nn.Module, adapter: Adapter, device: torch.device) -> nn.Module:
+    """Return a projection without values that has the module's shape and, where it matters to peft, its class."""
+    rows, width = weight_matrix(module).shape
     with torch.device("meta"):
         as_conv = isinstance(module, Conv1D) and adapter.kind == "lora"
         empty = Conv1D(rows, width) if as_conv else nn.Linear(width, rows, bias=False)
-    return empty.to_empty(device=place)
+    return empty.to_empty(device=device)
 
 
 def _as_linear(module: nn.Module) -> nn.Linear:
-    """A Conv1D as the Linear with the same function, trainable as it was."""
+    """Return the Linear that computes the same as a Conv1D, trainable where the Conv1D was."""
     matrix, bias = weight_matrix(module), cast("Tensor | None", module.bias)
     linear = nn.Linear(matrix.shape[1], matrix.shape[0], bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(matrix.detach().contiguous(), matrix.requires_grad)
@@ -152,8 +161,9 @@ def _as_linear(module: nn.Module) -> nn.Linear:
     return linear.train(module.training)
 
 
-def _config(peft: Any, module: nn.Module, width: int, adapter: Adapter) -> Any:
-    size = adapter.size(width)
+def _peft_config(peft: Any, module: nn.Module, adapter: Adapter) -> Any:
+    """Return peft's config of the adapter for one projection."""
+    size = adapter.size(weight_matrix(module).shape[1])
     if adapter.kind == "lora":
         return peft.LoraConfig(
             r=size,
@@ -162,7 +172,7 @@ def _config(peft: Any, module: nn.Module, width: int, adapter: Adapter) -> Any:
             target_modules=["matrix"],
             fan_in_fan_out=isinstance(module, Conv1D),
         )
-    # The approximate Cayley transform is peft's default; named here so that a later default changes no run.
+    # The approximate Cayley transform is peft's default. It is set here so that a new default of peft changes no run.
     return peft.OFTConfig(
         r=0,
         oft_block_size=size,

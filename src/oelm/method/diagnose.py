@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from ..errors import OelmError
 from .apply import apply
-from .seal import FreezeReport, audit, content_hash, record_of, verify
+from .audit import audit
+from .freeze_report import FreezeReport
+from .seal import content_hash, record_of, verify
 from .spec import Method
 
 _BATCH, _LENGTH = 4, 12

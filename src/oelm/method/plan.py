@@ -1,4 +1,4 @@
-"""Which matrices of a model a method touches, and what trains beside them: chosen and checked before any change."""
+"""Fits a method to a model: which matrices it touches and where its core and adapters go, checked before any change."""
 
 from __future__ import annotations
 
@@ -8,66 +8,92 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..errors import MethodError
+from .adapters import AdapterTarget, adapter_targets
 from .families import Family
 from .matrices import hadamard_seed
-from .sites import Site
-from .spec import FACTORED, KEEPING, FeedForward, Method, Projection
+from .sites import Site, find_sites
+from .spec import FACTORED, KEEPING, ORTHONORMAL, FeedForward, Method, Projection
 
 # A share counts as reached to half a percentage point: biases and norms stay trained, so round shares (Q/K and all of
 # FFN-in are 49.9 % of a GPT's blocks) are missed by that much, and another whole tensor would overshoot by 5 points.
 SHARE_TOLERANCE = 0.005
 
+# The order in which `freeze_ratio` takes matrices: Q and K, then FFN-in, then FFN-out.
+_FREEZING_ORDER = {"q": 0, "k": 0, "ffn_in": 1, "ffn_out": 2}
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Target:
     """One matrix to set or freeze: where it is, how it is made, and how many orthonormal blocks it has.
 
-    `factor` is what its orthonormal (or Gaussian) rows are multiplied by. `reach` is how many heads share a core on it.
+    `factor` multiplies its orthonormal (or Gaussian) rows. `reach` is the number of heads that share a core on it.
     """
 
     site: Site
     role: str
     path: str
     spec: Projection | FeedForward
-    blocks: int
-    factor: float
+    blocks: int = 1
+    factor: float = 1.0
     reach: int = 1
 
 
-def plan(model: nn.Module, family: Family, sites: list[Site], method: Method) -> list[Target]:
-    """Every matrix that the method touches. Raises when the method does not fit the model or would touch nothing."""
-    chosen = choose_sites(family, sites, method)
-    targets = []
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """What a method does to one model, found and checked once, for everything that carries it out.
+
+    sites         every attention of the model, chosen by the method or not
+    targets       the matrices to set or freeze
+    adapted       the matrices that get an adapter
+    core_sides    the projections that get a core: none, ("q",) or ("q", "k")
+
+    Paths are the same before and after the operation, so it describes the model in both states.
+    """
+
+    method: Method
+    family: Family
+    sites: tuple[Site, ...]
+    targets: tuple[Target, ...]
+    adapted: tuple[AdapterTarget, ...]
+    core_sides: tuple[str, ...]
+
+
+def plan(model: nn.Module, method: Method) -> Operation:
+    """Return what the method does to the model. Raise when it does not fit the model or would touch nothing."""
+    family, sites = find_sites(model)
+    chosen = _choose_sites(family, sites, method)
+    sides = _core_sides(model, family, method)
+    scores_are_scaled = family.scales(model.config)
+    targets: list[Target] = []
     for site, reach in zip(chosen, _reaches(chosen, method), strict=True):
-        targets += _targets(model, family, site, method, reach)
+        for role in ("q", "k"):
+            targets += _projection_target(site, role, method, scores_are_scaled, reach if role in sides else 1)
+        if not method.ffn.untouched:
+            targets += [Target(site=site, role=role, path=path, spec=method.ffn) for role, path in site.feed_forward()]
     if not method.ffn.untouched and not any(target.role.startswith("ffn") for target in targets):
         raise MethodError("the method sets the feed-forward matrices, but the chosen attentions' blocks name none")
     for target in targets:
         check(family, target, method)
     if method.freeze_ratio is not None:
         targets = _up_to_share(model, sites, targets, method.freeze_ratio)
-    return targets
-
-
-def core_sides(model: nn.Module, family: Family, method: Method) -> tuple[str, ...]:
-    """Where the method's core goes: on Q alone where Q and K meet only each other, else a matrix on each side.
-
-    An identity for K stays one whatever it meets: that it is nothing but the state is what it is for.
-    """
-    if method.core == "none":
-        return ()
-    one_sided = method.core == "gain" or method.k.init == "identity" or family.meets(model.config) is None
-    return ("q",) if one_sided else ("q", "k")
+    return Operation(
+        method=method,
+        family=family,
+        sites=tuple(sites),
+        targets=tuple(targets),
+        adapted=tuple(adapter_targets(chosen, method.adapter)),
+        core_sides=sides,
+    )
 
 
 def block_parameters(model: nn.Module, sites: Iterable[Site]) -> dict[int, nn.Parameter]:
-    """The parameters of the blocks (embeddings and head aside), each once, by identity."""
+    """Return the parameters of the blocks (embeddings and head not included), each once, by identity."""
     blocks = {site.block for site in sites}
     return {id(p): p for block in blocks for p in model.get_submodule(block).parameters()}
 
 
-def choose_sites(family: Family, sites: list[Site], method: Method) -> list[Site]:
-    """The attentions that the method's `layers` and `attention` choose."""
+def _choose_sites(family: Family, sites: list[Site], method: Method) -> list[Site]:
+    """Return the attentions that the method's `layers` and `attention` choose."""
     if family.shared and method.layers != "all":
         raise MethodError(
             f"layers {method.layers!r}: this model has one attention module for all its layers, so none can be chosen"
@@ -86,56 +112,70 @@ def choose_sites(family: Family, sites: list[Site], method: Method) -> list[Site
     return chosen
 
 
+def _core_sides(model: nn.Module, family: Family, method: Method) -> tuple[str, ...]:
+    """Return which projections get the core: Q alone where Q and K meet only each other, else a matrix on each side.
+
+    An identity key never gets a core, whatever it meets: the point of it is that the key is the hidden state itself.
+    """
+    if method.core == "none":
+        return ()
+    one_sided = method.core == "gain" or method.k.init == "identity" or family.meets(model.config) is None
+    return ("q",) if one_sided else ("q", "k")
+
+
 def _reaches(chosen: list[Site], method: Method) -> list[int]:
-    """How many heads share a core, for each chosen site; 0 is all of them."""
+    """Return for each chosen site how many heads share a core; 0 stands for all of them."""
     if isinstance(method.reach, int):
         return [method.reach] * len(chosen)
-    found = []
+    reaches: list[int] = []
     for kind in dict.fromkeys(site.kind for site in chosen):
         stack = [site for site in chosen if site.kind == kind]
         if isinstance(method.reach, str):
             wide = int(method.reach.removeprefix("first:"))
-            if wide > len(stack) and not stack[0].shared:  # the one block of a model that shares it is all its layers
+            # Where one block serves all layers, the stack has length 1 and any N covers it.
+            if wide > len(stack) and not stack[0].shared:
                 raise MethodError(f"reach {method.reach!r} does not fit the {len(stack)} {kind} layers of the method")
-            found += [0 if index < wide else 1 for index in range(len(stack))]
+            reaches += [0 if index < wide else 1 for index in range(len(stack))]
         elif len(method.reach) == len(stack):
-            found += method.reach
+            reaches += method.reach
         else:
             raise MethodError(
                 f"reach names {len(method.reach)} layers, and the method covers {len(stack)} {kind} layers: name each"
             )
-    return found
+    return reaches
 
 
-def _targets(model: nn.Module, family: Family, site: Site, method: Method, reach: int) -> list[Target]:
-    targets = []
-    sides = core_sides(model, family, method)
-    for role, spec in (("q", method.q), ("k", method.k)):
-        if not spec.untouched:
-            blocks = 1 if spec.scope == "global" else site.heads_of(role)
-            factor = spec.scale * _family_factor(model, family, site, role, spec, method)
-            together = (reach or site.heads_of(role)) if role in sides else 1
-            targets.append(Target(site, role, site.roles[role], spec, blocks, factor, together))
-    if not method.ffn.untouched:
-        targets += [Target(site, role, path, method.ffn, 1, 1.0) for role, path in site.feed_forward()]
-    return targets
-
-
-def _family_factor(model: nn.Module, family: Family, site: Site, role: str, spec: Projection, method: Method) -> float:
-    """1/sqrt(d_head) for a Q that the attention does not scale itself and whose old length is not kept."""
+def _projection_target(site: Site, role: str, method: Method, scores_are_scaled: bool, reach: int) -> list[Target]:
+    """Return the target for a site's Q or K, or nothing where the method leaves that projection as it is."""
+    spec = method.q if role == "q" else method.k
+    if spec.untouched:
+        return []
+    factor = spec.scale
     keeps_length = spec.init in KEEPING or (method.core == "matrix" and spec.init in FACTORED)
-    if role != "q" or keeps_length or family.scales(model.config):
-        return 1.0
-    return float(site.d_head**-0.5)
+    if role == "q" and not keeps_length and not scores_are_scaled:
+        # The attention does not divide its scores by sqrt(d_head) itself, so Q's rows carry that factor.
+        factor *= float(site.d_head**-0.5)
+    heads = site.heads_of(role)
+    blocks = 1 if spec.scope == "global" else heads
+    return [
+        Target(
+            site=site,
+            role=role,
+            path=site.roles[role],
+            spec=spec,
+            blocks=blocks,
+            factor=factor,
+            reach=reach or heads,
+        )
+    ]
 
 
 def check(family: Family, target: Target, method: Method) -> None:
-    """Raises where a matrix makes no sense for the site: the message names the numbers that do not fit."""
+    """Raise where a matrix makes no sense for its site; the message names the numbers that do not fit."""
     if not isinstance(target.spec, Projection):
         return
     site, spec, where = target.site, target.spec, f"{target.path} ({target.role})"
     heads = site.heads_of(target.role)
-    rows = heads * site.d_head
     if family.qk_norm and spec.scale != 1.0:
         raise MethodError(
             f"{where}: scale {spec.scale} has no effect, the norm after the projection cancels it; use scale 1"
@@ -147,38 +187,43 @@ def check(family: Family, target: Target, method: Method) -> None:
             f"{where}: identity needs a hidden size of heads x d_head, but {site.heads} x {site.d_head} "
             f"is not {site.width}; use init 'orthogonal'"
         )
-    if spec.init in ("orthogonal", "hadamard", "qr", "polar"):
-        if spec.scope == "global" and rows > site.width:
-            raise MethodError(
-                f"{where}: {rows} rows of width {site.width} cannot be orthonormal over all heads; use scope 'head'"
-            )
-        if site.d_head > site.width:
-            raise MethodError(f"{where}: heads of {site.d_head} rows of width {site.width} cannot be orthonormal")
-    if spec.init == "hadamard":
-        try:
-            hadamard_seed(site.width)
-        except MethodError as error:
-            raise MethodError(f"{where}: {error}") from None
+    if spec.init in ORTHONORMAL - {"identity"}:
+        _check_orthonormal(where, heads * site.d_head, site, spec)
     if method.core == "matrix" and spec.scope == "global" and spec.init in FACTORED:
         raise MethodError(f"{where}: a core per head needs a basis per head; use scope 'head'")
     if heads % target.reach:
         raise MethodError(f"{where}: reach {target.reach} does not divide its {heads} heads into groups")
 
 
+def _check_orthonormal(where: str, rows: int, site: Site, spec: Projection) -> None:
+    """Raise where rows of the site's width cannot be orthonormal, or no Hadamard matrix of that width is known."""
+    if spec.scope == "global" and rows > site.width:
+        raise MethodError(
+            f"{where}: {rows} rows of width {site.width} cannot be orthonormal over all heads; use scope 'head'"
+        )
+    if site.d_head > site.width:
+        raise MethodError(f"{where}: heads of {site.d_head} rows of width {site.width} cannot be orthonormal")
+    if spec.init == "hadamard":
+        try:
+            hadamard_seed(site.width)
+        except MethodError as error:
+            raise MethodError(f"{where}: {error}") from None
+
+
 def _up_to_share(model: nn.Module, sites: list[Site], targets: list[Target], ratio: float | str) -> list[Target]:
-    """The first targets, in freezing order, whose weights make up the share of the blocks' parameters."""
-    blocks = sum(p.numel() for p in block_parameters(model, sites).values())
-    order = {"q": 0, "k": 0, "ffn_in": 1, "ffn_out": 2}
-    ordered = sorted(targets, key=lambda t: (order[t.role], -t.site.layer))
+    """Return the first targets, in freezing order, whose weights make up the share of the blocks' parameters."""
+    ordered = sorted(targets, key=lambda target: (_FREEZING_ORDER[target.role], -target.site.layer))
     if ratio == "qk":
-        return [target for target in ordered if order[target.role] == 0]
+        return [target for target in ordered if target.role in ("q", "k")]
+    blocks = sum(p.numel() for p in block_parameters(model, sites).values())
+    enough = float(ratio) - SHARE_TOLERANCE
     frozen, taken = 0, []
     for target in ordered:
-        if frozen / blocks >= float(ratio) - SHARE_TOLERANCE:
+        if frozen / blocks >= enough:
             break
-        frozen += _count(target, model)
+        frozen += _weight_count(target, model)
         taken.append(target)
-    if frozen / blocks < float(ratio) - SHARE_TOLERANCE:
+    if frozen / blocks < enough:
         raise MethodError(
             f"freeze_ratio {ratio}: all of Q, K and the feed-forward matrices are only {frozen / blocks:.1%} "
             "of the blocks' parameters; ask for less"
@@ -186,9 +231,9 @@ def _up_to_share(model: nn.Module, sites: list[Site], targets: list[Target], rat
     return taken
 
 
-def _count(target: Target, model: nn.Module) -> int:
-    """The weights of a target, without its bias: a share is one of matrices."""
-    if target.role in ("q", "k"):
+def _weight_count(target: Target, model: nn.Module) -> int:
+    """Return the number of weights of a target, its bias not counted: a share is a share of matrices."""
+    if target.role in ("q", "k"):  # the matrix may still be part of a fused one
         return target.site.heads_of(target.role) * target.site.d_head * target.site.width
     weight = model.get_submodule(target.path).weight
     return int(weight.numel())  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Freezing that changes during training: which matrices, at which step, with the record sealed anew each time."""
+"""Freezing that changes during training: which matrices change at which step, and the record renewed each time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import ModelError
 from .plan import plan
 from .seal import record_of, reseal
-from .sites import find_sites, unwrapped
+from .sites import unwrapped
 from .spec import Method
 
 
 @dataclass(frozen=True)
 class Event:
-    """At the start of `step`, these matrices (module paths) become frozen or trainable."""
+    """A change at the start of `step`: these matrices (module paths) become frozen or trainable."""
 
     step: int
     freeze: bool
@@ -27,16 +27,15 @@ class Event:
 
 
 def events(model: nn.Module, method: Method) -> list[Event]:
-    """Every change that the method's schedule calls for, in order: one for each of its steps."""
+    """Return every change that the method's schedule makes to the model, in order: one for each of its steps."""
     schedule = method.schedule
     if schedule.kind == "static":
         return []
-    family, sites = find_sites(model)
-    targets = [target for target in plan(model, family, sites, method) if target.spec.frozen]
+    targets = [target for target in plan(model, method).targets if target.spec.frozen]
     if schedule.kind == "freeze":
         return [Event(schedule.steps[0], True, tuple(target.path for target in targets))]
     layers = sorted({target.site.layer for target in targets}, reverse=schedule.order == "top-down")
-    found = []
+    unfreezing = []
     for number, step in enumerate(schedule.steps):
         chosen = layers[number * schedule.layers_each : (number + 1) * schedule.layers_each]
         if not chosen:
@@ -44,12 +43,12 @@ def events(model: nn.Module, method: Method) -> list[Event]:
                 f"schedule: {len(schedule.steps)} steps of {schedule.layers_each} layers, "
                 f"but only {len(layers)} layers are frozen"
             )
-        found.append(Event(step, False, tuple(t.path for t in targets if t.site.layer in chosen)))
-    return found
+        unfreezing.append(Event(step, False, tuple(t.path for t in targets if t.site.layer in chosen)))
+    return unfreezing
 
 
 def due(model: nn.Module, step: int) -> int:
-    """How many changes are due by the start of `step` and not done yet. Cheap: a loop asks at every step."""
+    """Return how many changes are due by the start of `step` and not made yet. Cheap enough to call at every step."""
     record = record_of(model)
     if record is None:
         return 0
@@ -57,17 +56,17 @@ def due(model: nn.Module, step: int) -> int:
 
 
 def advance(model: nn.Module, step: int) -> list[Event]:
-    """Carry out what the schedule has due by the start of `step` and was not done yet; returns what was."""
+    """Make every change that the schedule has due by the start of `step`, and return those made by this call."""
     wrapped, model = model, unwrapped(model)
     count, record = due(model, step), record_of(model)
     if not count or record is None:
         return []
     if any(isinstance(module, DistributedDataParallel) for module in wrapped.modules()):
         raise ModelError(
-            "the schedule changes what trains, and DistributedDataParallel sums the gradients of what trained when it "
-            "was made: advance the unwrapped model, then wrap it again"
+            "the schedule changes what trains, but DistributedDataParallel sums only the gradients of what trained "
+            "when it was made: advance the unwrapped model, then wrap it again"
         )
-    fresh = events(model, Method.load(record["method"]))[record["events"] :][:count]
-    for event in fresh:
+    due_events = events(model, Method.load(record["method"]))[record["events"] :][:count]
+    for event in due_events:
         reseal(model, event.paths, event.freeze)
-    return fresh
+    return due_events

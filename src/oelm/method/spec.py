@@ -1,6 +1,6 @@
-"""What is set, frozen, added and trained in a model: the `Method`, and the named presets.
+"""The `Method`: what is set, frozen, added and trained in a model.
 
-A method is data: strict, hashable, JSON in and out. It knows nothing of any model; `apply` brings the two together.
+A method is data: strict, hashable, JSON in and out. It knows nothing of any model; `plan` fits it to one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ..base.strict import Strict, explain, merge
 from ..errors import MethodError, nearest
+from .presets import PRESET_FIELDS
 
 Init = Literal["default", "orthogonal", "gaussian", "identity", "hadamard", "pretrained", "qr", "polar"]
 FfnInit = Literal["default", "orthogonal", "gaussian", "pretrained", "qr", "polar"]
@@ -337,68 +338,6 @@ def _default(model: Strict, field: str) -> object:
     return type(model).model_fields[field].default
 
 
-def _both(spec: Projection, core: Literal["none", "gain", "matrix"] = "none") -> Method:
-    return Method(q=spec, k=spec, core=core)
-
-
-_IDENTITY = Projection(init="identity", frozen=True, scale=2.0)
-_SLICE = Projection(init="identity", frozen=True)
-_QR = Projection(init="qr", frozen=True)
-_FRESH = Projection(init="orthogonal", frozen=True)
-_FROZEN_FFN = FeedForward(init="qr", frozen=True)
-
 PRESETS: MappingProxyType[str, Method] = MappingProxyType(
-    {
-        "baseline": Method(),
-        "oelm-freeze": _both(_QR),
-        "oelm-random-orthogonal": _both(_FRESH),
-        "oelm-polar": _both(Projection(init="polar", frozen=True)),
-        "oelm-nofreeze": _both(Projection(init="qr")),
-        "oelm-random": _both(Projection(init="gaussian", std=0.02, frozen=True)),
-        "oelm-random-matched": _both(Projection(init="gaussian", std="matched", frozen=True)),
-        "random-nofreeze": _both(Projection(init="gaussian", std=0.02)),
-        "oelm-global": _both(Projection(init="qr", scope="global", frozen=True)),
-        "oelm-qk-ffn": Method(q=_QR, k=_QR, ffn=_FROZEN_FFN),
-        "oelm-ffn": Method(ffn=_FROZEN_FFN),
-        "freeze-pretrained": _both(Projection(init="pretrained", frozen=True)),
-        "oelm-exact": _both(_QR, core="matrix"),
-        "oelm-core": _both(_FRESH, core="matrix"),
-        "identity-core": Method(q=_SLICE, k=_SLICE, core="matrix"),
-        "identity-wide": Method(q=_SLICE, k=_SLICE, core="matrix", reach="first:2"),
-        "identity-query": Method(q=_IDENTITY),
-        "identity-key": Method(k=_IDENTITY),
-        "lora": Method(rest="head", adapter=Adapter(kind="lora")),
-        "oft": Method(rest="head", adapter=Adapter(kind="oft")),
-        "bitfit": Method(rest="biases"),
-        "last-layers": Method(rest="last:2"),
-        "head-only": Method(rest="head"),
-    }
-)
-
-ABOUT: MappingProxyType[str, str] = MappingProxyType(
-    {
-        "baseline": "nothing changed",
-        "oelm-freeze": "Q and K orthonormal per head (QR of the weights as they are), frozen",
-        "oelm-random-orthogonal": "fresh random orthogonal Q and K, frozen, whatever was loaded",
-        "oelm-polar": "Q and K replaced by the nearest matrices with orthonormal rows per head, frozen",
-        "oelm-nofreeze": "as oelm-freeze, trainable",
-        "oelm-random": "Gaussian Q and K with std 0.02, frozen",
-        "oelm-random-matched": "Gaussian Q and K with rows as long as orthonormal ones, frozen: the fair control",
-        "random-nofreeze": "Gaussian Q and K with std 0.02, trainable: wipes a pretrained model's Q and K",
-        "oelm-global": "one QR over all heads, frozen",
-        "oelm-qk-ffn": "Q, K and both feed-forward matrices orthonormal, frozen",
-        "oelm-ffn": "both feed-forward matrices orthonormal, frozen; Q and K trained",
-        "freeze-pretrained": "the loaded Q and K, frozen as they are",
-        "oelm-exact": "pretrained: QR bases frozen, a core per head trained, the model's function unchanged at step 0",
-        "oelm-core": "from scratch: random orthogonal bases frozen, a core per head trained",
-        "identity-core": "each head's query and key are its slice of the hidden state; a core per head trained between",
-        "identity-wide": "as identity-core, with a core over all heads in the first 2 layers",
-        "identity-query": "each head's query is its slice of the hidden state, times 2; Key trained",
-        "identity-key": "each head's key is its slice of the hidden state, times 2; Query trained",
-        "lora": "LoRA of rank 8 on Q and V, and the task's head; all else frozen (needs peft)",
-        "oft": "OFT: rotations in blocks of 32 before Q and V, and the task's head; all else frozen (needs peft)",
-        "bitfit": "BitFit: biases and the task's head; all else frozen",
-        "last-layers": "the last 2 blocks and the head; all else frozen",
-        "head-only": "the head alone; all else frozen",
-    }
+    {name: Method.model_validate(fields) for name, fields in PRESET_FIELDS.items()}
 )

@@ -1,4 +1,4 @@
-"""What trains where a method freezes the body: the task's head, biases, the last blocks, adapters."""
+"""Which parameters a method freezes, and which train beside a frozen body: head, biases, last blocks, adapters."""
 
 from __future__ import annotations
 
@@ -8,31 +8,42 @@ from typing import Any
 from torch import nn
 
 from ..errors import MethodError
-from .families import Family
-from .sites import Site, base_prefix, is_adapter
-from .spec import Method
+from .plan import Operation, Target
+from .sites import base_prefix, is_adapter, path_without_adapter
 
 Parameters = dict[str, nn.Parameter]
 
 
 @dataclass(frozen=True)
 class Head:
-    """The parameters between a model's body and its answer, by name.
+    """The parameters between a model's body and its output, by name.
 
     A task's head (`fresh`) is what a classifier adds to its base model: it starts at random, so it must train. A
-    language model's output layers came trained with the rest; those tied to the embedding are the embedding.
+    language model's output layers were trained with the rest; those tied to the embedding belong to the embedding.
     """
 
     parameters: Parameters
     fresh: bool
 
 
+@dataclass(frozen=True)
+class FrozenNames:
+    """The names of the parameters that a method freezes, in the model as the method's changes left it.
+
+    by_matrix    for each target's path, the parameters that are frozen, or unfrozen by a schedule, with its matrix
+    always       parameters that stay frozen whatever a schedule does
+    """
+
+    by_matrix: dict[str, list[str]]
+    always: list[str]
+
+
 def head_of(model: nn.Module) -> Head:
-    """The model's head: all outside its base model and, for a classifier, the base model's pooler."""
+    """Return the model's head: all outside its base model and, for a classifier, the base model's pooler."""
     prefix = base_prefix(model)
     everything = dict(model.named_parameters())
     outside = {name: p for name, p in everything.items() if prefix and not name.startswith(prefix)}
-    output = _call(model, "get_output_embeddings")
+    output = _call_if_defined(model, "get_output_embeddings")
     if output is None:
         # A checkpoint of the body alone often has no pooler: it is then as fresh as the classifier that reads it.
         pooler = f"{prefix}pooler."
@@ -40,38 +51,67 @@ def head_of(model: nn.Module) -> Head:
     if not prefix:  # an encoder-decoder that is its own base model
         output_ids = {id(p) for p in output.parameters()}
         outside = {name: p for name, p in everything.items() if id(p) in output_ids}
-    embedding = _call(model, "get_input_embeddings")
+    embedding = _call_if_defined(model, "get_input_embeddings")
     tied = set() if embedding is None else {id(p) for p in embedding.parameters()}
     return Head({name: p for name, p in outside.items() if id(p) not in tied}, False)
 
 
 def adapter_parameters(model: nn.Module) -> Parameters:
-    """The parameters that adapters add, by name."""
-    found: Parameters = {}
+    """Return the parameters that adapters add, by name."""
+    parameters: Parameters = {}
     for path, module in model.named_modules():
         if is_adapter(module):
-            own = (n for n, _ in module.named_parameters() if not n.startswith("base_layer."))
-            found |= {f"{path}.{name}": module.get_parameter(name) for name in own}
-    return found
+            added = (n for n, _ in module.named_parameters() if not n.startswith("base_layer."))
+            parameters |= {f"{path}.{name}": module.get_parameter(name) for name in added}
+    return parameters
 
 
-def frozen_by_rest(model: nn.Module, family: Family, sites: list[Site], method: Method) -> list[str]:
-    """The names of the parameters that the method's `rest` freezes. Raises where nothing sensible would be left."""
+def frozen_names(model: nn.Module, operation: Operation) -> FrozenNames:
+    """Return the names of all parameters that the operation freezes, once its changes were made to the model."""
+    idle = _idle_key_biases(model, operation)
+    by_matrix = {
+        target.path: [name for name in _frozen_with(model, target, operation) if name not in idle]
+        for target in operation.targets
+    }
+    return FrozenNames(by_matrix, [*frozen_by_rest(model, operation), *idle])
+
+
+def frozen_by_rest(model: nn.Module, operation: Operation) -> list[str]:
+    """Return the names of the parameters that the method's `rest` freezes. Raise where nothing would be left to train.
+
+    Raise as well where a parameter that the method trains had its gradient switched off before.
+    """
+    method = operation.method
     if method.rest == "trained":
         return []
-    head, added = head_of(model), adapter_parameters(model)
+    added = adapter_parameters(model)
+    trained = _trained_beside_frozen_body(model, operation, added)
+    switched_off = [name for name, p in model.named_parameters() if id(p) in trained and not p.requires_grad]
+    if switched_off:
+        more = f" and {len(switched_off) - 1} more that it trains" if len(switched_off) > 1 else ""
+        raise MethodError(
+            f"rest {method.rest!r} trains {switched_off[0]}, but that{more} had requires_grad off before: the method "
+            "says what is frozen, so call model.requires_grad_(True) first"
+        )
+    return [name for name, p in model.named_parameters() if name not in added and id(p) not in trained]
+
+
+def _trained_beside_frozen_body(model: nn.Module, operation: Operation, added: Parameters) -> set[int]:
+    """Return the ids of the parameters, adapters (`added`) aside, that train where `rest` freezes the body."""
+    method, head = operation.method, head_of(model)
     trained: set[int] = set()
     if method.rest == "biases":
         body = {name: p for name, p in model.named_parameters() if name not in head.parameters and name not in added}
-        trained |= {id(p) for name, p in body.items() if _is_bias(name)}
+        trained |= {id(p) for name, p in body.items() if name.rpartition(".")[2] == "bias"}
         if not trained:
             raise MethodError(
                 f"rest 'biases': {type(model).__name__} has no biases outside its head, so none would train; "
                 "use rest 'head' or 'last:N'"
             )
     elif method.rest != "head":
-        blocks = _last_blocks(family, sites, int(method.rest.removeprefix("last:")))
+        blocks = _last_blocks(operation, int(method.rest.removeprefix("last:")))
         trained |= {id(p) for block in blocks for p in model.get_submodule(block).parameters()}
+    # A language model's own output layer is part of what was pretrained: beside adapters or biases it stays frozen.
     if head.fresh or (method.adapter.kind == "none" and method.rest != "biases"):
         trained |= {id(p) for p in head.parameters.values()}
     if not trained and method.adapter.kind == "none":
@@ -79,37 +119,49 @@ def frozen_by_rest(model: nn.Module, family: Family, sites: list[Site], method: 
         raise MethodError(
             f"rest 'head': nothing would train: {type(model).__name__} {why}; use rest 'last:N', or a model with a head"
         )
-    held = [name for name, p in model.named_parameters() if id(p) in trained and not p.requires_grad]
-    if held:
-        more = f" and {len(held) - 1} more that it trains" if len(held) > 1 else ""
-        raise MethodError(
-            f"rest {method.rest!r} trains {held[0]}, but that{more} had requires_grad off before: the method says what "
-            "is frozen, so call model.requires_grad_(True) first"
-        )
-    return [name for name, p in model.named_parameters() if name not in added and id(p) not in trained]
+    return trained
 
 
-def _last_blocks(family: Family, sites: list[Site], count: int) -> set[str]:
-    """The paths of the last blocks of every stack."""
-    if family.shared:
+def _last_blocks(operation: Operation, count: int) -> set[str]:
+    """Return the paths of the last `count` blocks of every stack."""
+    if operation.family.shared:
         raise MethodError(f"rest 'last:{count}': this model has one block for all its layers, so none is the last")
     blocks: set[str] = set()
-    for kind in dict.fromkeys(site.kind for site in sites):
-        stack = list(dict.fromkeys(site.block for site in sites if site.kind == kind))
+    for kind in dict.fromkeys(site.kind for site in operation.sites):
+        stack = list(dict.fromkeys(site.block for site in operation.sites if site.kind == kind))
         if count > len(stack):
             raise MethodError(f"rest 'last:{count}' does not fit a model of {len(stack)} {kind} layers")
         blocks |= set(stack[-count:])
     return blocks
 
 
-def _is_bias(name: str) -> bool:
-    return name.rpartition(".")[2] == "bias"
+def _frozen_with(model: nn.Module, target: Target, operation: Operation) -> list[str]:
+    """Return the names of the parameters that are frozen when the target's matrix is."""
+    with_bias = target.role in ("q", "k") and operation.method.biases == "frozen"
+    return [name for leaf in ("weight", "bias")[: 1 + with_bias] for name in _parameter_name(model, target, leaf)]
 
 
-def _call(model: nn.Module, name: str) -> Any:
-    """What an accessor of transformers' models gives; none where the class has no such thing."""
-    method = getattr(model, name, None)
+def _idle_key_biases(model: nn.Module, operation: Operation) -> list[str]:
+    """Return the key biases that have no effect and so never train: those beside a matrix core on Q alone.
+
+    Such a bias adds the same number to all scores of a query, and the softmax cancels it.
+    """
+    if operation.method.core != "matrix" or operation.core_sides != ("q",):
+        return []
+    keys = [target for target in operation.targets if target.role == "k"]
+    return [name for target in keys for name in _parameter_name(model, target, "bias")]
+
+
+def _parameter_name(model: nn.Module, target: Target, leaf: str) -> list[str]:
+    """Return the name of a target's own weight or bias, or nothing where it has none."""
+    path = path_without_adapter(model, target.path)
+    return [f"{path}.{leaf}"] if isinstance(getattr(model.get_submodule(path), leaf, None), nn.Parameter) else []
+
+
+def _call_if_defined(model: nn.Module, name: str) -> Any:
+    """Return what an accessor of a transformers model returns, or None where the class does not define it."""
+    accessor = getattr(model, name, None)
     try:
-        return None if method is None else method()
+        return None if accessor is None else accessor()
     except NotImplementedError:
         return None

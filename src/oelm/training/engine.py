@@ -19,8 +19,9 @@ from ..base.files import new_folder, read_json, require_space, write_json
 from ..config import RunConfig
 from ..errors import ConfigError, FileError, OelmError, TrainingError
 from ..method.apply import apply
+from ..method.audit import audit
 from ..method.schedule import advance, due, events
-from ..method.seal import audit, verify
+from ..method.seal import verify
 from ..method.sites import find_sites
 from ..models.checkpoint import load
 from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder, ending, environment
