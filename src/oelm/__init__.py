@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from .method.layers import OrthogonalLinear, OrthogonalMultiHeadAttention
     from .method.seal import Verification, verify
     from .method.spec import Adapter, FeedForward, Method, Projection, Schedule
-    from .models.checkpoint import export, load
+    from .models.export import export
+    from .models.load import load
     from .training.engine import Stopped, train
 
 # Loaded on first use: torch and transformers take seconds to import, and `oelm --help` needs neither.
@@ -53,8 +54,8 @@ _HOME = {
     "Projection": "method.spec",
     "Adapter": "method.spec",
     "Schedule": "method.spec",
-    "export": "models.checkpoint",
-    "load": "models.checkpoint",
+    "export": "models.export",
+    "load": "models.load",
     "OrthogonalLinear": "method.layers",
     "OrthogonalMultiHeadAttention": "method.layers",
     "apply": "method.apply",

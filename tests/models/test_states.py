@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from oelm.models.attention.states import _has_room, fuses, mix, mix_fused
+from oelm.models.attention.states import _has_shared_memory, can_fuse, mix_states, mix_states_fused
 
 SHAPES = [(2, 8, 100, 64), (3, 4, 33, 32), (1, 6, 300, 64), (4, 3, 5, 16), (2, 12, 40, 64)]
 
@@ -35,7 +35,7 @@ def test_projecting_the_mixture_is_attending_to_projected_states(shape):
     for mask in masks:
         cut = None if mask is None else mask[..., :tokens]
         expected = F.scaled_dot_product_attention(query, states, values, attn_mask=cut).squeeze(2)
-        mixed, weights = mix(query, states, mask, d_head**-0.5)
+        mixed, weights = mix_states(query, states, mask, d_head**-0.5)
         out = torch.einsum("bhw,hew->bhe", mixed, matrix.unflatten(0, (heads, d_head)))
         assert torch.allclose(out, expected, atol=1e-3)
         assert torch.allclose(weights.sum(-1), torch.ones(()))
@@ -48,7 +48,7 @@ def compare_kernel(dtype, device, fused) -> float:
         query, states, masks = tensors(shape, dtype, device)
         for mask in masks:
             wide = mask if mask is None or mask.dtype == torch.bool else mask.float()
-            expected, _ = mix(query.float(), states.float(), wide, shape[-1] ** -0.5)
+            expected, _ = mix_states(query.float(), states.float(), wide, shape[-1] ** -0.5)
             worst = max(worst, (fused(query, states, mask, shape[-1] ** -0.5).float() - expected).abs().max().item())
     return worst
 
@@ -70,7 +70,7 @@ def test_the_compiler_takes_the_kernel_whole(monkeypatch):
     """What is traced, without a GPU to run it on: a launch that it cannot trace would cut a recorded token in two."""
     pytest.importorskip("triton")
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
-    monkeypatch.setattr("oelm.models.attention.states._find_room", lambda *about: True)
+    monkeypatch.setattr("oelm.models.attention.states._query_shared_memory", lambda *about: True)
     query, states, (_, mask, *_) = tensors(SHAPES[0], torch.bfloat16)
     graphs = []
 
@@ -79,7 +79,7 @@ def test_the_compiler_takes_the_kernel_whole(monkeypatch):
         return lambda *tensors: (torch.zeros(1),)
 
     def one_token(query, states):
-        return mix_fused(query, states, mask, 0.125) if _has_room(0, 8, 64) else query
+        return mix_states_fused(query, states, mask, 0.125) if _has_shared_memory(0, 8, 64) else query
 
     torch.compile(one_token, backend=keep, fullgraph=True, dynamic=False)(query, states)
     assert graphs[0].count("triton_kernel_wrapper_mutation(") == 2
@@ -107,10 +107,10 @@ def test_the_kernel_is_built_for_a_gpu_that_is_not_here(scaling, mask):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_kernel_on_a_gpu(dtype):
     query, states, _ = tensors(SHAPES[0], dtype, "cuda")
-    assert fuses(query, states)
-    assert compare_kernel(dtype, "cuda", mix_fused) < 3e-2
+    assert can_fuse(query, states)
+    assert compare_kernel(dtype, "cuda", mix_states_fused) < 3e-2
 
 
 def test_what_the_kernel_is_not_for():
     query, states, _ = tensors(SHAPES[0], torch.bfloat16)
-    assert not fuses(query, states)
+    assert not can_fuse(query, states)

@@ -91,8 +91,8 @@ def export(
             raise CheckpointError(f"{out} exists and is not empty: nothing was written")
         from ..base.files import empty_folder, new_folder
         from ..evaluation.trained import is_run, load_named, save_tokenizer_of
-        from ..models.checkpoint import export as export_model
-        from ..models.checkpoint import load
+        from ..models.export import export as export_model
+        from ..models.load import load
 
         quiet_libraries()
         model, checkpoint = load_named(Path(source)) if is_run(Path(source)) else (load(source), "")

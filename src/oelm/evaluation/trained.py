@@ -18,7 +18,7 @@ from ..errors import CheckpointError, ConfigError
 from ..method.apply import apply
 from ..method.spec import Method
 from ..models.build import build_model
-from ..models.checkpoint import load
+from ..models.load import load
 from ..runs.folder import config_fields
 from ..training.checkpoint import list_checkpoints, load_model, read_state, restore_record, stale_best, step_of
 from ..training.parallel import World, device_for

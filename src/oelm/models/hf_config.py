@@ -16,6 +16,8 @@ from .small import require_fields, small_config
 
 # Families that count positions from after the padding token's id: that many of their positions are never used.
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
+# Options of from_pretrained that say where a config is read from.
+_LOCATION_OPTIONS = ("revision", "token", "cache_dir", "subfolder")
 
 
 def is_fresh(config: ModelConfig) -> bool:
@@ -56,11 +58,13 @@ def build_hf_config(config: ModelConfig, vocab_size: int | None, length: int) ->
 def read_hf_config(path: str | PathLike[str], config_class: Any = AutoConfig, label: str = "", **options: Any) -> Any:
     """Read the config of a model folder or Hub name, without remote code.
 
-    `options` go to `config_class.from_pretrained` (revision, token, ...); `label` precedes the path in error messages.
+    `options` are those of `from_pretrained`; the ones that say where a config is (revision, token, ...) are used.
+    `label` precedes the path in error messages.
     """
     require_reachable(path)
+    location = {key: options[key] for key in _LOCATION_OPTIONS if key in options}
     try:
-        return config_class.from_pretrained(path, trust_remote_code=False, **options)
+        return config_class.from_pretrained(path, trust_remote_code=False, **location)
     except (OSError, ValueError) as error:
         problem = (
             "the folder holds no config that transformers can read"

@@ -23,7 +23,7 @@ from ..method.audit import audit
 from ..method.schedule import advance, due, events
 from ..method.seal import verify
 from ..method.sites import find_sites
-from ..models.checkpoint import load
+from ..models.load import load
 from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder, ending, environment
 from .attention_stats import attention_figures
 from .checkpoint import (

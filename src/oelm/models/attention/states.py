@@ -1,7 +1,7 @@
-"""Attention of one new token over cached hidden states, which are every head's keys and what its values are made of.
+"""Attention of one new token over cached hidden states, from which every head's keys and values follow.
 
-A head's key is its own slice of a state, and its value a product with the whole of it. Mixing the states first and
-projecting the mixture makes no old token's value again, and it reads the cache once where keys and values are two.
+A head's key is its own slice of a state, and its value a matrix times the whole state. Mixing the states first and
+projecting the mixture afterwards recomputes no old token's value, and it reads one cache instead of two.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def mix(query: Tensor, states: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    """Every head's mixture (batch, heads, width) of states (batch, heads, tokens, d_head), and its weights.
+def mix_states(query: Tensor, states: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
+    """Return every head's mixture (batch, heads, width) of states (batch, heads, tokens, d_head), and the weights.
 
     The query is (batch, heads, 1, d_head), the mask None or (batch or 1, 1, 1, tokens or more).
     """
-    scores = masked(query @ states.mT * scaling, mask)
+    scores = add_mask(query @ states.mT * scaling, mask)
     weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    # Slice by slice, as the cache has them: put together they would be a copy of it.
+    # The product is taken slice by slice, as the cache holds them: joining the slices would copy the whole cache.
     mixed = weights.transpose(1, 2) @ states
     return mixed.transpose(1, 2).flatten(2), weights
 
 
-def mix_fused(query: Tensor, states: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """What `mix` makes, in one pass over the cache; where `fuses` says that there is a kernel for it."""
+def mix_states_fused(query: Tensor, states: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """Return the mixture of `mix_states` from one pass over the cache. Only for tensors that `can_fuse` accepts."""
     from .states_kernel import mix_on_gpu
 
     return mix_on_gpu(query, states, mask, scaling)
 
 
-def fuses(query: Tensor, states: Tensor) -> bool:
-    """Whether these tensors are for the kernel: half precision on a GPU that has room for a tile of such states."""
+def can_fuse(query: Tensor, states: Tensor) -> bool:
+    """Return True for tensors that the kernel takes: half precision, on a GPU with enough shared memory for a tile."""
     _, heads, _, d_head = states.shape
     return (
         query.is_cuda
@@ -42,12 +42,12 @@ def fuses(query: Tensor, states: Tensor) -> bool:
         and states.dtype == query.dtype
         and not (torch.is_grad_enabled() and (query.requires_grad or states.requires_grad))
         and query.device.index == torch.cuda.current_device()
-        and _has_room(query.device.index, heads, d_head)
+        and _has_shared_memory(query.device.index, heads, d_head)
     )
 
 
-def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores with a mask laid over them: boolean (true where to attend) or additive."""
+def add_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the scores with a boolean mask (True where to attend) or an additive one applied."""
     if mask is None:
         return scores
     mask = mask[..., : scores.shape[-1]]
@@ -55,16 +55,17 @@ def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_room(device: int, heads: int, d_head: int) -> bool:
-    """Asked once; the compiler asks while it compiles and does not look inside."""
-    return _find_room(device, heads, d_head)
+def _has_shared_memory(device: int, heads: int, d_head: int) -> bool:
+    # The compiler takes the result as a constant and does not trace the query of the device.
+    return _query_shared_memory(device, heads, d_head)
 
 
 @cache
-def _find_room(device: int, heads: int, d_head: int) -> bool:
+def _query_shared_memory(device: int, heads: int, d_head: int) -> bool:
     if find_spec("triton") is None:
         return False
     from .states_kernel import shared_bytes
 
-    about = torch.cuda.get_device_properties(device)
-    return about.major >= 8 and shared_bytes(heads, d_head) <= getattr(about, "shared_memory_per_block_optin", 0)
+    properties = torch.cuda.get_device_properties(device)
+    available = getattr(properties, "shared_memory_per_block_optin", 0)
+    return properties.major >= 8 and shared_bytes(heads, d_head) <= available

@@ -1,0 +1,74 @@
+"""Export a model as a plain transformers checkpoint that needs no oelm to load."""
+
+from __future__ import annotations
+
+import copy
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import CheckpointError, ModelError
+from ..method.adapters import merge_adapters
+from ..method.apply import check_operable
+from ..method.fused import fuse
+from ..method.projections import CoreProjection, IdentityProjection, SplitProjection
+from ..method.seal import record_of, verify
+from ..method.sites import find_sites, unwrapped
+from .convert import to_transformers
+from .gpt import OelmGPTPreTrainedModel
+
+
+def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
+    """Write the model as a plain transformers checkpoint with the same outputs, loadable without oelm.
+
+    Cores and adapters are folded into the matrices, identities written out, fused projections fused again; the
+    project's own GPT becomes a GPT-2 or, with rotary positions, a GPT-NeoX. `options` go to `save_pretrained`. The
+    model itself is not changed. Returns the folder.
+    """
+    model = unwrapped(model)
+    if hasattr(model, "peft_config"):
+        raise ModelError(
+            "the model carries adapters that peft added after oelm.apply: take them off with peft's unload(), or fold "
+            "them in with its merge_and_unload() where none is on a frozen matrix; then export what that returns"
+        )
+    check_operable(model)
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(
+            f"{type(model).__name__} is not a transformers model: it has no checkpoint format to export to"
+        )
+    out = Path(path)
+    if out.is_file():
+        raise CheckpointError(f"{out} is a file; name a folder")
+    if record_of(model) is not None:
+        verify(model)
+    plain = copy.deepcopy(model)
+    make_plain(plain)
+    if isinstance(plain, OelmGPTPreTrainedModel):
+        plain = to_transformers(plain)
+    plain.save_pretrained(out, **options)
+    return out
+
+
+def make_plain(model: nn.Module) -> None:
+    """Remove a method from a model in place: same outputs, plain modules, everything trainable, no record."""
+    merge_adapters(model)
+    _, sites = find_sites(model)
+    for site in sites:
+        value = model.get_submodule(site.roles["v"]) if site.fused is None else model.get_submodule(site.fused_path)
+        like = next(value.parameters())
+        for role in ("q", "k"):
+            try:
+                module = model.get_submodule(site.roles[role])
+            except AttributeError:
+                continue  # the projection is still fused: nothing was put in its place
+            if isinstance(module, CoreProjection | IdentityProjection):
+                model.set_submodule(site.roles[role], module.plain(like))
+        if isinstance(value, SplitProjection):
+            model.set_submodule(site.fused_path, fuse(value, site.heads))
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    if hasattr(model.config, "oelm"):
+        del model.config.oelm

@@ -1,0 +1,124 @@
+"""Load a model that was saved after `oelm.apply`: its structure rebuilt, frozen again and verified."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+
+import transformers
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, PreTrainedModel
+
+from ..errors import CheckpointError, FreezeError, OelmError
+from ..method.apply import install
+from ..method.seal import read_record, refreeze, verify
+from ..method.spec import Method
+from . import gpt
+from .hf_config import read_hf_config
+
+# Options of from_pretrained that load() always sets itself, with the only values that they may have.
+_FIXED_OPTIONS = {"trust_remote_code": False, "use_safetensors": True, "ignore_mismatched_sizes": False}
+
+
+def load(
+    path: str | PathLike[str], model_class: type[PreTrainedModel] | None = None, **options: Any
+) -> PreTrainedModel:
+    """Load a folder (or Hub name) that `save_pretrained` wrote after `oelm.apply`: rebuilt, frozen again, verified.
+
+    The config names the model's class; pass `model_class` for a class that is not part of transformers. `options` go
+    to its `from_pretrained` (dtype, device_map, revision, ...). Only safetensors are read, no remote code is run, and
+    a missing or unexpected key is an error.
+    """
+    for name, value in _FIXED_OPTIONS.items():
+        if options.pop(name, value) not in (value, None):
+            raise CheckpointError(f"oelm.load always has {name}={value}")
+    config = read_hf_config(path, AutoConfig if model_class is None else model_class.config_class, **options)
+    method = _recorded_method(config, path)
+    target_class = model_class or model_class_of(config, path)
+    # The project's GPT installs its recorded structure by itself (see models/__init__.py).
+    installs_itself = issubclass(target_class, gpt.OelmGPTPreTrainedModel)
+    loading_class = target_class if installs_itself else _class_with_method(target_class, method)
+    try:
+        model, info = loading_class.from_pretrained(
+            path,
+            config=config,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # _require_complete reports them, with their names
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, SafetensorError) as error:
+        file = _unreadable_file(path, options) or path
+        raise CheckpointError(f"{file}: its weights cannot be read ({error})") from None
+    model.__class__ = target_class
+    _require_complete(path, info)
+    refreeze(model)
+    try:
+        verify(model)
+    except FreezeError as error:
+        raise FreezeError(f"{path}: {error}") from None
+    return cast(PreTrainedModel, model)
+
+
+def model_class_of(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:
+    """Return the class that a config's `architectures` names, in transformers or in this project's GPT."""
+    names = config.architectures or []
+    module = gpt if config.model_type == gpt.OelmGPTConfig.model_type else transformers
+    model_class = getattr(module, names[0], None) if len(names) == 1 else None
+    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+        raise CheckpointError(
+            f"{path}: its config names the architectures {names}, and transformers has no such model. "
+            "If the class is your own, pass it: oelm.load(path, model_class=...)"
+        )
+    return model_class
+
+
+def _recorded_method(config: Any, path: str | PathLike[str]) -> Method:
+    """Return the method that a config records. Raise when it records none or one that cannot be read."""
+    try:
+        record = read_record(config)
+        method = None if record is None else Method.load(record["method"])
+    except OelmError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if method is None:
+        raise CheckpointError(
+            f"{path}: its config has no record of a method. Load it with transformers' from_pretrained, "
+            "then call oelm.apply"
+        )
+    return method
+
+
+def _class_with_method(cls: type[PreTrainedModel], method: Method) -> type[PreTrainedModel]:
+    """Return a subclass that builds the method's structure, so that transformers' loader has a tensor for each key."""
+
+    def build(self: PreTrainedModel, config: Any, *args: Any, **kwargs: Any) -> None:
+        cls.__init__(self, config, *args, **kwargs)
+        install(self, method)
+
+    return type(
+        cls.__name__, (cls,), {"__init__": build, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    )
+
+
+def _unreadable_file(path: str | PathLike[str], options: dict[str, Any]) -> Path | None:
+    """Return the first safetensors file of a folder that cannot be opened, for the error message."""
+    for file in sorted(Path(path, options.get("subfolder") or "").glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError):
+            return file
+    return None
+
+
+def _require_complete(path: str | PathLike[str], info: dict[str, Any]) -> None:
+    """Raise when keys are missing, unexpected or of another shape, which transformers only warns about."""
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        keys = info.get(problem)
+        if keys:
+            listed = ", ".join(sorted(str(key) for key in keys)[:5])
+            raise CheckpointError(
+                f"{path}: {len(keys)} {problem.replace('_', ' ')}: {listed}. "
+                "The folder does not hold the model that its config describes"
+            )
