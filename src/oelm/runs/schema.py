@@ -1,0 +1,494 @@
+"""The records of a run as types: what training writes, and what analysis, the lab and the report read.
+
+config.json       RecordedConfig   the config and its id       metrics.jsonl   MetricLine   one line each
+environment.json  Environment      versions, hardware, data    timing.json     Timing       step times
+audit.json        Audit            what was frozen             result.json     Result       the figures, at the end
+status.json       Status           state and latest figures, rewritten while the run is running
+
+All JSON files of a run carry FORMAT. `read` is the one place where a record's format and fields are checked: a file
+that is damaged or of another format raises a FileError that names it, so that a reader can leave out that run alone.
+Fields that are not listed here are kept as they are: a later version may add some without changing the format.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from ..base.files import read_record, write_json
+from ..base.strict import explain
+from ..config import RunConfig
+from ..errors import FileError, FormatError, OelmError
+
+# Raised whenever a record changes so that an older reader would misunderstand it, or a newer one the older record.
+FORMAT = 2
+
+Kind = Literal["language", "classification", "text2text"]
+# States of a run. "stopped" is a run that was asked to stop and can be resumed; "failed" has a message that says why.
+State = Literal["running", "finished", "stopped", "failed"]
+
+
+class RecordPart(BaseModel):
+    """A part of a record. A number that was not finite is null in JSON, and None here."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+
+class Record(RecordPart):
+    """The content of one JSON file of a run."""
+
+    format: int = FORMAT
+
+    def write(self, path: Path) -> None:
+        """Write the record to a file, atomically."""
+        write_json(path, {"format": self.format, **self.model_dump(exclude_unset=True)})
+
+
+class RecordedConfig(Record):
+    """A run's config with the id that it had when the run was trained; the file holds the config's fields beside it."""
+
+    id: str
+    config: RunConfig
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        """Gather the config's fields, which the file holds at its top level, into `config`."""
+        if not isinstance(value, dict) or "config" in value:
+            return value
+        fields = {key: part for key, part in value.items() if key not in ("format", "id")}
+        own = {key: value[key] for key in ("format", "id") if key in value}
+        return {**own, "config": RunConfig.load(fields)}
+
+    @model_serializer(mode="wrap")
+    def _spread(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"format": self.format, "id": self.id, **self.config.to_dict()}
+
+
+class Versions(RecordPart):
+    """Versions of what a number may depend on."""
+
+    oelm: str
+    python: str
+    torch: str
+    transformers: str
+    tokenizers: str
+    numpy: str
+
+
+class Cpu(RecordPart):
+    """The processor that a run was on."""
+
+    count: int | None
+    machine: str
+    threads: int
+
+
+class Gpu(RecordPart):
+    """The GPU that a run was on."""
+
+    name: str
+    memory: int
+    cuda: str | None
+
+
+class SplitRecord(RecordPart):
+    """One split of the data: its size and the hash of its content, where the task records them."""
+
+    sha256: str | None = None
+    tokens: int | None = None
+    documents: int | None = None
+    examples: int | None = None
+    per_class: list[int] | None = None
+
+
+class DataRecord(RecordPart):
+    """The data of a run, and the tokenizer by its hash."""
+
+    description: str
+    synthetic: bool
+    splits: dict[str, SplitRecord]
+    vocab_size: int | None = None
+    tokenizer: str | None = None
+    labels: list[str] | None = None
+    longest: int | None = None
+    pairs: bool | None = None
+
+
+class Environment(Record):
+    """environment.json: what a number depends on beside its config."""
+
+    versions: Versions
+    git_commit: str | None = None
+    system: str
+    cpu: Cpu
+    gpu: Gpu | None = None
+    device: str
+    world_size: int
+    data: DataRecord
+
+    @property
+    def hardware(self) -> str:
+        """The GPU's name, or the device where there is none."""
+        return self.gpu.name if self.gpu is not None else self.device
+
+
+class AuditRow(RecordPart):
+    """One matrix of one block, as FreezeReport counts it."""
+
+    kind: str
+    layer: str
+    role: str
+    path: str
+    init: str
+    shape: list[int]
+    frozen: int
+    trainable: int
+    orthogonality_error: float | None = None
+    sha256: str | None = None
+
+
+class Audit(Record):
+    """audit.json: the FreezeReport of the run's model."""
+
+    model: str
+    method: str
+    seed: int | None = None
+    rows: list[AuditRow]
+    total: int
+    trainable: int
+    frozen: int
+    frozen_share: float
+    frozen_share_of_blocks: float
+    buffers: int
+    blocks: int
+    frozen_in_blocks: int
+    rest: str
+    adapter: str
+    adapter_trainable: int
+    head: int
+    head_trainable: int
+
+
+class StepSeconds(RecordPart):
+    """The distribution of the times of whole optimiser steps."""
+
+    median: float
+    mean: float
+    p10: float
+    p90: float
+    std: float
+
+
+class Timing(Record):
+    """timing.json: whole optimiser steps, and what else took time."""
+
+    steps: int
+    warmup_steps: int = 0
+    warmup_seconds: float = 0.0
+    only_warmup: bool = False
+    step_seconds: StepSeconds | None = None
+    tokens_per_second: float | None = None
+    step_seconds_sample: list[float] = []
+    train_seconds: float = 0.0
+    seconds_apart: dict[str, float] = {}
+    notes: list[str] = []
+
+
+class TaskRecord(RecordPart):
+    """What a run was trained for."""
+
+    kind: Kind
+    name: str
+
+
+class Majority(RecordPart):
+    """The most frequent class, and the accuracy of always answering it."""
+
+    label: str
+    accuracy: float
+
+
+class ClassMetrics(RecordPart):
+    """How well one class was recognised: `support` is how many examples have it, `predicted` how often it was said."""
+
+    support: int
+    predicted: int
+    precision: float
+    recall: float
+    f1: float
+
+
+class Metrics(RecordPart):
+    """What a validation measured. Which metrics there are depends on the task; the loss is always measured."""
+
+    loss: float | None
+    perplexity: float | None = None
+    bits_per_byte: float | None = None
+    accuracy: float | None = None
+    macro_f1: float | None = None
+    matthews: float | None = None
+    exact_match: float | None = None
+    chrf: float | None = None
+    bleu: float | None = None
+    n: int | None = None
+    held_out: int | None = None
+    majority: Majority | None = None
+    at_chance: bool | None = None
+    confusion: list[list[int]] | None = None
+    per_class: dict[str, ClassMetrics] | None = None
+
+
+class Validation(Metrics):
+    """The metrics at one step; other splits than the validation split have no epoch."""
+
+    step: int
+    epoch: float | None = None
+
+
+class Parameters(RecordPart):
+    """How many parameters the model has, as the audit counts them."""
+
+    total: int
+    trainable: int
+    frozen: int
+    frozen_share: float
+    buffers: int
+
+
+class Reached(RecordPart):
+    """When a target of `eval.targets` was first reached."""
+
+    step: int
+    tokens: int
+    seconds: float
+
+
+class DataSummary(RecordPart):
+    """What a result says of its data."""
+
+    description: str
+    synthetic: bool
+
+
+class Result(Record):
+    """result.json: the figures of a run that took all its steps, what they cost, and what a reader must know.
+
+    The metrics at the top level are those of the last model, `best_...` those of the best one; `last` and `best` hold
+    all of them. `best` is None where no validation had a finite loss. `flops_per_token` is what one token's training
+    step must compute, with what was frozen at the end.
+    """
+
+    status: Literal["finished"]
+    id: str
+    task: TaskRecord
+    val_loss: float | None = None
+    perplexity: float | None = None
+    bits_per_byte: float | None = None
+    best_val_loss: float | None = None
+    best_perplexity: float | None = None
+    accuracy: float | None = None
+    macro_f1: float | None = None
+    matthews: float | None = None
+    best_accuracy: float | None = None
+    exact_match: float | None = None
+    chrf: float | None = None
+    bleu: float | None = None
+    best_step: int | None = None
+    labels: list[str] | None = None
+    majority: Majority | None = None
+    at_chance: bool = False
+    last: Validation
+    best: Validation | None = None
+    evaluations: dict[str, Validation] = {}
+    steps: int
+    tokens: int
+    epochs: float
+    parameters: Parameters
+    flops_per_token: float | None = None
+    step_seconds: StepSeconds | None = None
+    tokens_per_second: float | None = None
+    peak_memory: int | None = None
+    seconds: float
+    gpu_hours: float | None = None
+    reached: dict[Annotated[float, Field(strict=False)], Reached] = {}
+    skipped_steps: int = 0
+    warnings: list[str] = []
+    notes: list[str] = []
+    data: DataSummary
+
+
+class Status(Record):
+    """status.json: the state of a run and its latest figures. An archived one has neither host nor process number."""
+
+    id: str
+    state: State
+    host: str | None = None
+    pid: int | None = None
+    updated: float | None = None
+    step: int | None = None
+    max_steps: int | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+    perplexity: float | None = None
+    accuracy: float | None = None
+    tokens_per_second: float | None = None
+    eta_seconds: float | None = None
+    memory: int | None = None
+    signal: str | None = None
+    message: str | None = None
+
+
+class Clock(RecordPart):
+    """Seconds since the run's first step, and of one step since the line before."""
+
+    seconds: float
+    step_seconds: float | None = None
+
+
+class TrainLine(RecordPart):
+    """A line of metrics.jsonl: the training loss since the last such line."""
+
+    kind: Literal["train"] = "train"
+    step: int
+    tokens: int
+    loss: float | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    time: Clock
+
+
+class ValLine(Metrics):
+    """A line of metrics.jsonl: a validation."""
+
+    kind: Literal["val"] = "val"
+    step: int
+    epoch: float | None = None
+    tokens: int
+    time: Clock
+
+
+class EventLine(RecordPart):
+    """A line of metrics.jsonl: the schedule froze or unfroze matrices at the start of a step."""
+
+    kind: Literal["event"] = "event"
+    step: int
+    event: Literal["freeze", "unfreeze"]
+    matrices: list[str]
+    trainable: int
+
+
+class LayerAttention(RecordPart):
+    """How the attention of one layer spreads over its keys."""
+
+    label: str
+    entropy: float | None = None
+    entropy_share: float | None = None
+    logit_std: float | None = None
+
+
+class AttentionLine(RecordPart):
+    """A line of metrics.jsonl: the attention of every layer, on the first validation examples."""
+
+    kind: Literal["attention"] = "attention"
+    step: int
+    layers: list[LayerAttention]
+
+
+class StepBench(RecordPart):
+    """A row of `oelm bench --json`: the training steps of one arm, with the ratio of its times to the first arm's.
+
+    `ratio_95` is half of the ratio's 95 % interval, None with one round. `warning` says that the arms' batches differ,
+    so that only the ratio per example compares them.
+    """
+
+    arm: str
+    step_ms: float
+    tokens_per_second: float
+    mfu: float | None
+    ratio: float
+    ratio_95: float | None
+    flop_bound: float
+    trainable: int
+    peak_memory: int | None
+    rounds: int
+    batch_size: int
+    ratio_per_example: float
+    ratio_per_example_95: float | None
+    warning: str | None
+
+
+class DecodeBench(RecordPart):
+    """A row of `oelm bench --decode --json`: the tokens that one arm generates, and the size of its cache."""
+
+    arm: str
+    token_ms: float
+    tokens_per_second: float
+    ratio: float
+    ratio_95: float | None
+    cache_bytes_per_token: float
+    cache_ratio: float
+    context: int
+    batch_size: int
+    compiled: bool
+    rounds: int
+
+
+MetricLine = Annotated[TrainLine | ValLine | EventLine | AttentionLine, Field(discriminator="kind")]
+_LINE: TypeAdapter[MetricLine] = TypeAdapter(MetricLine)
+
+BenchRows = list[StepBench] | list[DecodeBench]
+_BENCH: TypeAdapter[BenchRows] = TypeAdapter(BenchRows)
+
+_R = TypeVar("_R", bound=Record)
+
+
+def read(path: Path, record: type[_R]) -> _R:
+    """Return the record in a JSON file; raise a FileError that names the file where it holds something else.
+
+    A record of another format raises FormatError, which says which format was found and which is needed.
+    """
+    content = read_record(path)
+    found = content.get("format")
+    if found != FORMAT:
+        written = "no format number" if found is None else f"format {found!r}"
+        raise FormatError(
+            f"{path}: a record with {written}, and this oelm reads format {FORMAT}. Read it with the version of oelm "
+            "that wrote it, or train the run again"
+        )
+    try:
+        return record.model_validate(content)
+    except ValidationError as error:
+        raise FileError(f"{path}: {explain(error, record)}") from None
+    except OelmError as error:  # the config's own classes raise theirs
+        raise FileError(f"{path}: {error}") from None
+
+
+def read_optional(path: Path, record: type[_R]) -> _R | None:
+    """Return the record in a JSON file, or None where there is no such file."""
+    return read(path, record) if path.is_file() else None
+
+
+def parse_line(line: str) -> MetricLine:
+    """Return one line of metrics.jsonl as its type; raise a ValueError where it is none."""
+    return _LINE.validate_python(json.loads(line))
+
+
+def parse_bench(text: str) -> BenchRows:
+    """Return the rows that `oelm bench --json` printed; raise a ValueError where the text is anything else."""
+    rows = _BENCH.validate_python(json.loads(text))
+    if not rows:
+        raise ValueError("a benchmark has at least one arm")
+    return rows
