@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from .base.files import parse_yaml
-from .base.strict import Strict, explain, merge
+from .base.strict import Fraction, Strict, ValidationShare, explain, merge
 from .errors import ConfigError, nearest
 from .method.spec import PRESETS, Method
 
@@ -66,7 +66,7 @@ class TaskConfig(Strict, refusal=ConfigError):
     source: Column | None = None
     target: Column | None = None
     languages: tuple[Column, ...] = ("en",)
-    validation_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    validation_share: ValidationShare = 0.05
     revision: str | None = None
 
     @model_validator(mode="after")
@@ -112,7 +112,7 @@ class DataConfig(Strict, refusal=ConfigError):
 
     path: str | None = None
     sequence_length: Positive = 512
-    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    fraction: Fraction = 1.0
     seed: Seed | None = None
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ..errors import OelmError, nearest
+
+# The share of the training data that is used, and the share that is held out for validation.
+Fraction = Annotated[float, Field(gt=0, le=1)]
+ValidationShare = Annotated[float, Field(gt=0, le=0.5)]
 
 # In an error's path pydantic also names the members of a union that it tried; those are not fields.
 _UNION_MEMBER = re.compile(r"str|int|float|bool|none|literal\[.*|constrained-.*|.*\[.*\]|function-.*", re.DOTALL)

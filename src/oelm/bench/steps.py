@@ -20,8 +20,8 @@ from ..base.strict import merge
 from ..config import GPT, RANDOM, RunConfig
 from ..data.corpus.batches import Windows
 from ..data.corpus.tokens import in_memory
-from ..data.labelled.dataset import Examples, LabelledData
-from ..data.labelled.examples import Encoded, Grouped
+from ..data.labelled.encoded import Encoded, LengthGrouped
+from ..data.labelled.examples import Examples, LabelledData
 from ..errors import ConfigError
 from ..method.apply import apply
 from ..method.families import family_of
@@ -276,12 +276,20 @@ def _labelled(config: RunConfig, hf_config: Any, seed: int) -> Task:
     ids = draws.integers(0, hf_config.vocab_size - 1, count * length)
     ids = (ids + (ids >= hf_config.pad_token_id)).astype(np.int32)
     types = np.zeros(len(ids), np.int8) if getattr(hf_config, "type_vocab_size", 0) > 1 else None
-    encoded = Encoded(ids, np.arange(count + 1) * length, types, cut=0)
+    encoded = Encoded(ids, np.arange(count + 1) * length, types, truncated=0)
     examples = Examples([""] * count, None, draws.integers(0, len(_CLASSES), count))
     splits = {"train": examples, "validation": examples}
-    data = LabelledData("random", "random tokens", True, _CLASSES, splits, {}, "")
+    data = LabelledData(
+        name="random",
+        description="random tokens",
+        synthetic=True,
+        labels=_CLASSES,
+        splits=splits,
+        sources={},
+        sha256="",
+    )
     model_tokenizer = ModelTokenizer(SimpleNamespace(pad_token_id=hf_config.pad_token_id), hf_config, length)
-    order = Grouped(encoded.lengths, config.train.batch_size, seed)
+    order = LengthGrouped(encoded.lengths, config.train.batch_size, seed)
     return Classification(data, model_tokenizer, encoded, order, "validation", encoded, np.arange(count), "accuracy")
 
 

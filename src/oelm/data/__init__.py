@@ -7,7 +7,8 @@ from .corpus.batches import Windows
 from .corpus.prepare import prepare
 from .corpus.progress import Progress
 from .corpus.tokens import Split, TokenDataset, in_memory
-from .labelled.dataset import Examples, LabelledData, builtin_labelled, open_labelled
+from .labelled.examples import Examples, LabelledData
+from .labelled.load import builtin_labelled, open_labelled
 from .synthetic.judgements import judgement_tokenizer
 from .synthetic.stories import annotated_stories, builtin, stories
 from .tokenizer import load_model_tokenizer

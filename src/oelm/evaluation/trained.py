@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..base.files import read_json
 from ..config import RunConfig
-from ..data.labelled.dataset import posed
+from ..data.labelled.prompts import to_prompt
 from ..errors import CheckpointError, ConfigError
 from ..method.apply import apply
 from ..method.spec import Method
@@ -207,7 +207,7 @@ def predict_one(run: Path, text: str, pair: str | None = None) -> dict[str, Any]
     model, model_tokenizer = load_run(run), ModelTokenizer.of(config)
     if config.task.kind == "classification":
         return classify(model, model_tokenizer, text, pair)
-    source = model_tokenizer.encode([posed(config.task.name, text, pair)])
+    source = model_tokenizer.encode([to_prompt(config.task.name, text, pair)])
     return {"answer": answer(model, model_tokenizer, source, np.zeros(1, np.int64), model_tokenizer.max_length)[0]}
 
 

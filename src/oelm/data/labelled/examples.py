@@ -1,114 +1,77 @@
-"""Examples as token ids: encoded once, batched by number with others of their length, padded to the longest."""
+"""Labelled examples: the splits of a task as texts and classes, and operations on their rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..corpus.batches import Order, permutation
-
-Rows = dict[str, npt.NDArray[np.int64]]
-
-# Padded lengths are a multiple of this: GPU kernels like it, and there are fewer shapes.
-_MULTIPLE = 8
-# Batches that are sorted by length together. Fewer leave more padding, more leave less chance in a batch.
-_SORTED_TOGETHER = 50
-_CHUNK = 4096
+from .content_splits import digest, lowest_first
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
-    """Texts as token ids one after the other, with where each begins. `cut` of them were longer than allowed."""
+class Examples:
+    """The rows of one split.
 
-    ids: npt.NDArray[np.int32]
-    offsets: npt.NDArray[np.int64]
-    types: npt.NDArray[np.int8] | None
-    cut: int
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        return np.diff(self.offsets)
-
-    def pad(self, chosen: Order, pad_id: int) -> Rows:
-        """The chosen texts as rows, padded on the right to the longest of them."""
-        lengths = self.lengths[chosen]
-        width = -(-int(lengths.max()) // _MULTIPLE) * _MULTIPLE
-        mask = (np.arange(width) < lengths[:, None]).astype(np.int64)
-        places = np.where(mask, self.offsets[chosen][:, None] + np.arange(width), 0)
-        rows = {"input_ids": np.where(mask, self.ids[places], pad_id).astype(np.int64), "attention_mask": mask}
-        if self.types is not None:
-            rows["token_type_ids"] = np.where(mask, self.types[places], 0).astype(np.int64)
-        return rows
-
-
-def encode(
-    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, longest: int, types: bool = False
-) -> Encoded:
-    """Encode texts, or pairs of them, with the tokens that the tokenizer puts around them, cut at `longest`."""
-    ids: list[npt.NDArray[np.int32]] = []
-    kinds: list[npt.NDArray[np.int8]] = []
-    cut = 0
-    for start in range(0, len(texts), _CHUNK):
-        second = None if pairs is None else list(pairs[start : start + _CHUNK])
-        encoded = tokenizer(list(texts[start : start + _CHUNK]), second, truncation=True, max_length=longest)
-        for encoding in encoded.encodings:
-            ids.append(np.array(encoding.ids, dtype=np.int32))
-            cut += bool(encoding.overflowing)
-            if types:
-                kinds.append(np.array(encoding.type_ids, dtype=np.int8))
-    offsets = np.zeros(len(ids) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in ids], out=offsets[1:])
-    return Encoded(np.concatenate(ids), offsets, np.concatenate(kinds) if types else None, cut)
-
-
-class Grouped:
-    """An order of examples for every epoch, fixed by `seed`: each once, in batches of about the same length.
-
-    An epoch is a whole number of batches. Where the last is short its remaining places are empty, which is -1 here, so
-    that an epoch's end is a step's end, whatever the number of examples. The order does not depend on how many
-    processes share a batch.
+    `pairs` are the second texts of tasks whose rows have two. `answers` are the target texts of text-to-text tasks,
+    `labels` the class indices of all others (empty for text-to-text).
     """
 
-    def __init__(self, lengths: npt.NDArray[np.int64], batch: int, seed: int) -> None:
-        self.lengths, self.batch, self.seed = lengths, batch, seed
-        self.places = -(-len(lengths) // batch) * batch
-        self._known: tuple[int, Order] | None = None
+    texts: list[str]
+    pairs: list[str] | None
+    labels: npt.NDArray[np.int64]
+    answers: list[str] | None = None
 
-    def chosen(self, first: int, count: int) -> Order:
-        """The examples at places first to first + count - 1 of the run."""
-        places = np.arange(first, first + count)
-        found = np.empty(count, dtype=np.int64)
-        for epoch in np.unique(places // self.places):
-            mine = places // self.places == epoch
-            found[mine] = self._order(int(epoch))[places[mine] % self.places]
-        return found
+    def __len__(self) -> int:
+        return len(self.texts)
 
-    def _order(self, epoch: int) -> Order:
-        if self._known is None or self._known[0] != epoch:
-            self._known = (epoch, self._make(epoch))
-        return self._known[1]
+    def contents(self) -> Iterator[tuple[str, ...]]:
+        """Yield the text or texts of each row."""
+        return iter(zip(self.texts, *([] if self.pairs is None else [self.pairs]), strict=True))
 
-    def _make(self, epoch: int) -> Order:
-        shuffled = permutation(self.seed, epoch, len(self.lengths))
-        together = self.batch * _SORTED_TOGETHER
-        by_length = np.concatenate(
-            [
-                part[np.argsort(-self.lengths[part], kind="stable")]
-                for part in np.split(shuffled, range(together, len(shuffled), together))
-            ]
-        )
-        whole = len(by_length) // self.batch
-        batches = by_length[: whole * self.batch].reshape(whole, self.batch)
-        # Another stream than the examples' own, or the two shuffles would be alike.
-        batches = batches[permutation(self.seed, epoch + 2**32, whole)]
-        order = np.full(self.places, -1, dtype=np.int64)
-        order[: batches.size] = batches.ravel()
-        order[batches.size : len(by_length)] = by_length[batches.size :]
-        return order
+    def digests(self) -> list[bytes]:
+        """Return a hash of each row's texts that ignores case and spacing."""
+        return [digest(*texts) for texts in self.contents()]
+
+    def classes(self) -> npt.NDArray[np.int64]:
+        """Return class indices; rows with a target text are all in one class."""
+        return self.labels if self.answers is None else np.zeros(len(self), dtype=np.int64)
+
+    def subset(self, mask: npt.NDArray[np.bool_]) -> Examples:
+        """Return the rows where the mask is True, in the same order."""
+        rows = np.flatnonzero(mask).tolist()
+
+        def select(values: list[str] | None) -> list[str] | None:
+            return None if values is None else [values[row] for row in rows]
+
+        labels = self.labels if self.answers is not None else self.labels[mask]
+        return Examples([self.texts[row] for row in rows], select(self.pairs), labels, select(self.answers))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledData:
+    """A task's data: "train" is trained on, "validation" selects the best model, other splits are only reported.
+
+    `sources` holds for each split where it is from, its number of rows, and the sha256 of its content. `sha256` is the
+    hash of everything that is used, in its order.
+    """
+
+    name: str
+    description: str
+    synthetic: bool
+    labels: tuple[str, ...]
+    splits: dict[str, Examples]
+    sources: dict[str, dict[str, Any]]
+    sha256: str
+
+
+def by_content(examples: Examples) -> npt.NDArray[np.int64]:
+    """Return row numbers sorted by a hash of the content, so that the first few are a fair sample of a sorted file."""
+    answers = list(map(str, examples.labels.tolist())) if examples.answers is None else examples.answers
+    rows = [(*texts, answer) for texts, answer in zip(examples.contents(), answers, strict=True)]
+    # Rows with the same digest differ only in case or spacing; the text after it makes their order fixed too.
+    keys = [digest(*row) + "\x00".join(row).encode() for row in rows]
+    return np.array(lowest_first(keys, range(len(keys))), dtype=np.int64)

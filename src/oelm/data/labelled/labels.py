@@ -1,4 +1,4 @@
-"""Rows of a table to texts and answers, and answers to classes; rows that cannot be used are refused by their place."""
+"""Read a table's rows as texts and answers, and turn answers into classes; errors give the location of the bad row."""
 
 from __future__ import annotations
 
@@ -13,51 +13,52 @@ import numpy.typing as npt
 
 from ...errors import DataError
 from ..tables import Row, text_of
-from .columns import Columns, Found, find
-from .locations import Table
+from .columns import ColumnNames, FoundColumns, find_columns
+from .table_sources import TableSource
 
-# What stands for a label where annotators of pairs did not agree, in the public files.
+# The public files of sentence pairs have this instead of a label where annotators did not agree.
 NO_CONSENSUS = "-"
-_WHOLE = re.compile(r"([-+]?\d+)\.0+")
+_WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0+")
 
 
 @dataclass
-class Answered:
-    """The rows of one table. `places` are where the answers stood, for messages about them."""
+class AnsweredRows:
+    """The rows of one table. `locations` are where the rows stand in the file, for error messages."""
 
     texts: list[str] = field(default_factory=list)
     pairs: list[str] | None = None
     answers: list[str] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    locations: list[str] = field(default_factory=list)
     no_consensus: int = 0
 
 
 def read_table(
-    table: Table, columns_for: Callable[[Row, str], Columns], labelled_elsewhere: Callable[[], str]
-) -> tuple[Answered, Columns]:
-    """The texts and answers of a table. `columns_for` is shown a first row, and says which columns to look for.
+    table: TableSource, columns_for: Callable[[Row, str], ColumnNames], advice: Callable[[], str]
+) -> tuple[AnsweredRows, ColumnNames]:
+    """Read the texts and answers of a table; return them and the columns they came from.
 
-    Rows without an answer are refused: how many, where, and, by `labelled_elsewhere`, what to use instead.
+    `columns_for` is called with a first row and the table's name, and returns the columns to look for. Rows without an
+    answer raise DataError with their number, the location of the first, and what `advice` returns.
     """
-    columns: Columns | None = None
-    found: Found | None = None
+    candidates: ColumnNames | None = None
+    columns: FoundColumns | None = None
 
     def choose(row: Row) -> list[str]:
-        nonlocal columns, found
-        columns = columns_for(row, table.name)
-        found = find(columns, row, table.name)
-        return found.names
+        nonlocal candidates, columns
+        candidates = columns_for(row, table.name)
+        columns = find_columns(candidates, row, table.name)
+        return columns.names
 
-    read = Answered()
+    read = AnsweredRows()
     unanswered: list[str] = []
-    for place, row in table.rows(choose):
+    for location, row in table.rows(choose):
+        assert candidates is not None
         assert columns is not None
-        assert found is not None
-        text = _text(row, found.text, place)
-        pair = None if found.pair is None else _text(row, found.pair, place)
-        answer = _answer(row, found, columns, table, place)
+        text = _require_text(row, columns.text, location)
+        pair = None if columns.pair is None else _require_text(row, columns.pair, location)
+        answer = _answer(row, columns, candidates, table, location)
         if answer is None:
-            unanswered.append(place)
+            unanswered.append(location)
             continue
         if pair is not None and answer == NO_CONSENSUS:
             read.no_consensus += 1
@@ -67,27 +68,28 @@ def read_table(
             read.pairs = [] if read.pairs is None else read.pairs
             read.pairs.append(pair)
         read.answers.append(answer)
-        read.places.append(place)
-    if columns is None or found is None:
+        read.locations.append(location)
+    if candidates is None or columns is None:
         raise DataError(f"{table.name}: holds no row")
     if unanswered:
         total = len(unanswered) + len(read.texts) + read.no_consensus
-        wanted = (
-            f"no column {' or '.join(map(repr, columns.answer))}" if found.answer is None else "a label of -1 or none"
-        )
-        if columns.written:
-            wanted = "an empty target" if found.answer else wanted
         raise DataError(
-            f"{table.name}: {len(unanswered):,} of {total:,} rows have no answer to learn ({wanted}; the first is "
-            f"{unanswered[0]}). {labelled_elsewhere()}"
+            f"{table.name}: {len(unanswered):,} of {total:,} rows have no answer to learn "
+            f"({_why_unanswered(candidates, columns)}; the first is {unanswered[0]}). {advice()}"
         )
     if not read.texts:
         raise DataError(f"{table.name}: holds no row that can be used")
-    return read, columns
+    return read, candidates
+
+
+def _why_unanswered(candidates: ColumnNames, columns: FoundColumns) -> str:
+    if columns.answer is None:
+        return f"no column {' or '.join(map(repr, candidates.answer))}"
+    return "an empty target" if candidates.text_answers else "a label of -1 or none"
 
 
 def class_names(answers: Sequence[str], where: str) -> tuple[str, ...]:
-    """The classes of data that has no fixed ones, in order: of number where all are numbers, else of the alphabet."""
+    """Return the classes of data that has no fixed ones, sorted: by number when all are numbers, else as text."""
     names = set(answers)
     if len(names) < 2:
         raise DataError(f"{where}: every row has the label {answers[0]!r}: there is nothing to tell apart")
@@ -96,55 +98,62 @@ def class_names(answers: Sequence[str], where: str) -> tuple[str, ...]:
             f"{where}: {len(names):,} different labels in {len(answers):,} rows: is that column a class? "
             "Name the right one as `label`"
         )
-    whole = all(re.fullmatch(r"-?\d+", name) for name in names)
-    return tuple(sorted(names, key=int) if whole else sorted(names))
+    all_numbers = all(re.fullmatch(r"-?\d+", name) for name in names)
+    return tuple(sorted(names, key=int) if all_numbers else sorted(names))
 
 
-def to_classes(read: Answered, names: Sequence[str], also: Mapping[str, str], *, fixed: bool) -> npt.NDArray[np.int64]:
-    """Class indices. Fixed classes may be written as names, in any case, as other spellings, or as numbers."""
-    known = {name: index for index, name in enumerate(names)}
+def to_classes(
+    read: AnsweredRows, names: Sequence[str], other_spellings: Mapping[str, str], *, fixed: bool
+) -> npt.NDArray[np.int64]:
+    """Return the class index of every row.
+
+    Fixed classes may be written as names in any case, in another spelling, or as numbers; others only as they are.
+    """
+    index_of = {name: index for index, name in enumerate(names)}
     if fixed:
-        known = {name.casefold(): index for name, index in known.items()}
-        known |= {spelling.casefold(): known[name.casefold()] for spelling, name in also.items()}
-        known |= {str(index): index for index in range(len(names))}
+        index_of = {name.casefold(): index for name, index in index_of.items()}
+        index_of |= {spelling.casefold(): index_of[name.casefold()] for spelling, name in other_spellings.items()}
+        index_of |= {str(index): index for index in range(len(names))}
     indices = np.empty(len(read.answers), dtype=np.int64)
-    for row, (answer, place) in enumerate(zip(read.answers, read.places, strict=True)):
-        index = known.get(answer.casefold() if fixed else answer)
+    for row, (answer, location) in enumerate(zip(read.answers, read.locations, strict=True)):
+        index = index_of.get(answer.casefold() if fixed else answer)
         if index is None:
             spelled = [f"{name} ({number})" for number, name in enumerate(names)] if fixed else list(names)
-            origin = "" if fixed else ", which are those of the training rows"
-            raise DataError(f"{place}: label {answer!r} is none of {', '.join(spelled)}{origin}")
+            origin = "" if fixed else ", the labels of the training rows"
+            raise DataError(f"{location}: label {answer!r} is none of {', '.join(spelled)}{origin}")
         indices[row] = index
     return indices
 
 
-def _text(row: Row, column: str, place: str) -> str:
-    text = text_of(row, column, place)
+def _require_text(row: Row, column: str, location: str) -> str:
+    text = text_of(row, column, location)
     if not text.strip():
-        raise DataError(f"{place}: {column!r} is empty: fill it in or remove the row")
+        raise DataError(f"{location}: {column!r} is empty: fill it in or remove the row")
     return text
 
 
-def _answer(row: Row, found: Found, columns: Columns, table: Table, place: str) -> str | None:
-    if found.answer is None:
+def _answer(row: Row, columns: FoundColumns, candidates: ColumnNames, table: TableSource, location: str) -> str | None:
+    """Return a row's label or target text, or None when it has none."""
+    column = columns.answer
+    if column is None:
         return None
-    if found.answer not in row:
-        raise DataError(f"{place}: no {found.answer!r}; it has {', '.join(map(repr, row))}. Is the file cut off there?")
-    if columns.written:
-        answer = text_of(row, found.answer, place)
+    if column not in row:
+        raise DataError(f"{location}: no {column!r}; it has {', '.join(map(repr, row))}. Is the file truncated there?")
+    if candidates.text_answers:
+        answer = text_of(row, column, location)
         return answer if answer.strip() else None
-    return _label(row[found.answer], table.class_names(found.answer), f"{place}: {found.answer!r}")
+    return _label(row[column], table.class_names(column), f"{location}: {column!r}")
 
 
 def _label(value: Any, names: tuple[str, ...] | None, where: str) -> str | None:
-    """A label as text, or None where there is none."""
+    """Return a label as text, or None when there is none."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         if math.isnan(value):
             return None
         if not value.is_integer():
-            raise DataError(f"{where} is {value}, which is no class")
+            raise DataError(f"{where} is {value}, which is not a class")
         value = int(value)
     if isinstance(value, int):
         if value == -1:
@@ -154,5 +163,6 @@ def _label(value: Any, names: tuple[str, ...] | None, where: str) -> str | None:
         return None
     if not isinstance(value, str):
         raise DataError(f"{where} holds {type(value).__name__}, not a label")
-    whole = _WHOLE.fullmatch(value.strip())  # what tools write of whole numbers beside missing ones
+    # Some tools write integers as floats in a column that also has missing values.
+    whole = _WHOLE_NUMBER.fullmatch(value.strip())
     return whole[1] if whole else value.strip()

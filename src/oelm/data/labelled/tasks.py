@@ -1,4 +1,4 @@
-"""The labelled tasks that are known by name: where their rows are, what their columns and classes are called."""
+"""The labelled tasks known by name: where their rows are, and what their columns and classes are called."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ FOLDER = "folder"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a split is: its name on the Hub (None: not there), and the names of local files.
+class SplitLocation:
+    """Where a split may be: its name on the Hub (None: not there), and the names of local files.
 
-    A name without an ending stands for every format; the public XNLI comes in two at once, so there one is named.
-    `{language}` stands for a language, which is also the name of the config on the Hub. A file that holds several
-    languages has a column `language`.
+    A file name without a suffix stands for every format. The public XNLI has the same split in two formats, so there
+    the suffix is given. `{language}` stands for a language, which is also the name of the config on the Hub. A file
+    with several languages has a column `language`.
     """
 
     split: str | None
@@ -26,14 +26,14 @@ class Place:
     language: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NamedTask:
-    """A labelled dataset. The order of `labels` is that of the class indices, in every file and on the Hub.
+    """A labelled dataset. `labels` are in the order of the class indices, in every file and on the Hub.
 
-    `validation` and the values of `extra` are places tried in order. Without a validation split, a share of the
-    training rows becomes one. All splits lie in one folder, unless they are `scattered`. Names of columns are tried in
-    order too. `prompt` is the task as text, in the format that T5 was trained on, where it was. `also` are other
-    spellings of labels.
+    `train`, `validation` and the values of `extra` are locations, tried in order. Without a validation split, a share
+    of the training rows becomes one. All splits are in one folder, unless they are `scattered`. Column names (`text`,
+    `pair`, `label`) are tried in order too. `prompt` is the task as text, in T5's format where T5 was trained on it.
+    `other_spellings` maps other spellings of labels to the labels.
     """
 
     about: str
@@ -43,13 +43,13 @@ class NamedTask:
     labels: tuple[str, ...]
     text: tuple[str, ...]
     prompt: str
-    train: tuple[Place, ...]
-    validation: tuple[Place, ...] = ()
-    extra: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    train: tuple[SplitLocation, ...]
+    validation: tuple[SplitLocation, ...] = ()
+    extra: Mapping[str, tuple[SplitLocation, ...]] = field(default_factory=dict)
     scattered: bool = False
     pair: tuple[str, ...] = ()
     label: tuple[str, ...] = ("label", "gold_label")
-    also: Mapping[str, str] = field(default_factory=dict)
+    other_spellings: Mapping[str, str] = field(default_factory=dict)
 
 
 _INFERENCE = {
@@ -57,13 +57,13 @@ _INFERENCE = {
     "text": ("premise", "sentence1"),
     "pair": ("hypothesis", "sentence2", "hypo"),
     "label": ("gold_label", "label"),
-    "also": {"contradictory": "contradiction"},
+    "other_spellings": {"contradictory": "contradiction"},
     "prompt": "mnli hypothesis: {pair} premise: {text}",
 }
 _MATCHED = ("dev_matched", "validation_matched", "multinli_1.0_dev_matched")
 _MISMATCHED = ("dev_mismatched", "validation_mismatched", "multinli_1.0_dev_mismatched")
-_TRAIN = (Place("train", ("train",)),)
-_TEST = {"test": (Place("test", ("test",)),)}
+_TRAIN = (SplitLocation("train", ("train",)),)
+_TEST = {"test": (SplitLocation("test", ("test",)),)}
 
 TASKS = {
     "sst2": NamedTask(
@@ -75,37 +75,37 @@ TASKS = {
         text=("sentence", "text"),
         prompt="sst2 sentence: {text}",
         train=_TRAIN,
-        validation=(Place("validation", ("dev", "validation")),),
+        validation=(SplitLocation("validation", ("dev", "validation")),),
     ),
     "mnli": NamedTask(
         about="MNLI: does the premise entail the hypothesis",
         repo="nyu-mll/glue",
         config="mnli",
         folders=("mnli", "MNLI", "multinli_1.0"),
-        train=(Place("train", ("train", "multinli_1.0_train")),),
-        validation=(Place("validation_matched", _MATCHED),),
-        extra={"mismatched": (Place("validation_mismatched", _MISMATCHED),)},
+        train=(SplitLocation("train", ("train", "multinli_1.0_train")),),
+        validation=(SplitLocation("validation_matched", _MATCHED),),
+        extra={"mismatched": (SplitLocation("validation_mismatched", _MISMATCHED),)},
         **_INFERENCE,  # type: ignore[arg-type]
     ),
-    # Trains on MNLI and is chosen on English: the other languages, and every test split, are only reported.
+    # Trained on MNLI and selected on English validation rows; other languages and all test splits are only reported.
     "xnli": NamedTask(
         about="XNLI: MNLI's question in many languages; trained in English",
         repo="facebook/xnli",
         config="en",
         scattered=True,
         folders=("xnli", "XNLI-1.0", "XNLI-MT-1.0/multinli", "mnli", "MNLI", "multinli_1.0"),
-        train=(Place("train", ("train", "en/train", "multinli.train.en", "multinli_1.0_train")),),
+        train=(SplitLocation("train", ("train", "en/train", "multinli.train.en", "multinli_1.0_train")),),
         validation=(
-            Place("validation", ("en.dev", "en/validation", "xnli.dev.tsv"), "en"),
-            Place(None, _MATCHED),
+            SplitLocation("validation", ("en.dev", "en/validation", "xnli.dev.tsv"), "en"),
+            SplitLocation(None, _MATCHED),
         ),
         extra={
             "xnli-{language}": (
-                Place("test", ("{language}.test", "{language}/test", "xnli.test.tsv"), language="{language}"),
-                Place("validation", ("{language}.dev", "{language}/validation", "xnli.dev.tsv"), "{language}"),
+                SplitLocation("test", ("{language}.test", "{language}/test", "xnli.test.tsv"), language="{language}"),
+                SplitLocation("validation", ("{language}.dev", "{language}/validation", "xnli.dev.tsv"), "{language}"),
             ),
-            "matched": (Place(None, _MATCHED),),
-            "mismatched": (Place(None, _MISMATCHED),),
+            "matched": (SplitLocation(None, _MATCHED),),
+            "mismatched": (SplitLocation(None, _MISMATCHED),),
         },
         **_INFERENCE,  # type: ignore[arg-type]
     ),
@@ -115,7 +115,7 @@ TASKS = {
         config="plain_text",
         folders=("imdb", "plain_text"),
         labels=("negative", "positive"),
-        also={"neg": "negative", "pos": "positive"},
+        other_spellings={"neg": "negative", "pos": "positive"},
         text=("text", "review"),
         label=("label", "sentiment"),
         prompt="imdb review: {text}",
@@ -135,7 +135,7 @@ TASKS = {
     ),
 }
 
-# A user's own folder: the usual names of its files.
+# A user's own folder, with the usual names of its files.
 OWN = NamedTask(
     about="",
     repo="",
@@ -144,15 +144,15 @@ OWN = NamedTask(
     labels=(),
     text=(),
     prompt="",
-    train=(Place(None, ("train",)),),
-    validation=(Place(None, ("validation", "valid", "val", "dev")),),
-    extra={"test": (Place(None, ("test",)),)},
+    train=(SplitLocation(None, ("train",)),),
+    validation=(SplitLocation(None, ("validation", "valid", "val", "dev")),),
+    extra={"test": (SplitLocation(None, ("test",)),)},
 )
 
 NAMES = (*TASKS, FOLDER, *(f"{BUILTIN}{name}" for name in KINDS))
 
 
 def check_name(name: str) -> None:
-    """Refuse a task that is not known."""
+    """Raise DataError with the known names for a task that is not one of them."""
     if name not in NAMES:
         raise DataError(f"no task called {name!r}.{nearest(name, NAMES)} Known tasks: {', '.join(NAMES)}")

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 
 from ...config import RunConfig
 from ...data.corpus.batches import Order
-from ...data.labelled.dataset import Examples, LabelledData, by_content, open_labelled
-from ...data.labelled.examples import Encoded, Grouped
+from ...data.labelled.encoded import Encoded, LengthGrouped
+from ...data.labelled.examples import Examples, LabelledData, by_content
+from ...data.labelled.load import open_labelled
 from ...errors import ConfigError, DataError
 from ...models.finetune import build_classifier, relabelled_head_note
 from .base import IGNORED, Batch, Figures, Task, of_all
@@ -31,7 +32,7 @@ class Classification(Task):
     data: LabelledData
     model_tokenizer: ModelTokenizer
     train: Encoded
-    order: Grouped
+    order: LengthGrouped
     split: str
     held_out: Encoded
     in_turn: Order
@@ -42,7 +43,7 @@ class Classification(Task):
     def open(cls, config: RunConfig) -> Classification:
         data, model_tokenizer = open_data(config), ModelTokenizer.of(config)
         train = _encoded(data, "train", model_tokenizer)
-        order = Grouped(train.lengths, config.train.batch_size, config.data_seed)
+        order = LengthGrouped(train.lengths, config.train.batch_size, config.data_seed)
         held_out = _encoded(data, "validation", model_tokenizer)
         some = None if config.eval.sequences is None else by_content(data.splits["validation"])[: config.eval.sequences]
         in_turn = _longest_first(held_out, some)
@@ -52,7 +53,7 @@ class Classification(Task):
 
     @property
     def samples_per_epoch(self) -> int:
-        return self.order.places
+        return self.order.slots
 
     @property
     def held_out_count(self) -> int:
@@ -223,10 +224,10 @@ def sha256_of(data: LabelledData, model_tokenizer: ModelTokenizer) -> str:
 def cut_warnings(encoded: dict[str, Encoded], model_tokenizer: ModelTokenizer) -> list[str]:
     """How many texts of each split were longer than the model reads."""
     return [
-        f"{one.cut:,} {name} texts ({100 * one.cut / len(one):.1f} %) were longer than {model_tokenizer.max_length} "
-        "tokens: cut"
+        f"{one.truncated:,} {name} texts ({100 * one.truncated / len(one):.1f} %) were longer than "
+        f"{model_tokenizer.max_length} tokens: cut"
         for name, one in encoded.items()
-        if one.cut
+        if one.truncated
     ]
 
 

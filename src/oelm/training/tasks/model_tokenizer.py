@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ...config import GPT, RANDOM, ModelConfig, RunConfig
-from ...data.labelled.examples import Encoded, encode
+from ...data.labelled.encoded import Encoded, encode
 from ...data.labelled.tasks import BUILTIN
 from ...data.synthetic.judgements import judgement_tokenizer
 from ...data.tokenizer import load_model_tokenizer, vocabulary_sha256

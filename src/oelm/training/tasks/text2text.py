@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from ...config import RunConfig
 from ...data.corpus.batches import Order
-from ...data.labelled.dataset import PROMPTS, Examples, LabelledData, by_content
-from ...data.labelled.examples import Encoded, Grouped
+from ...data.labelled.encoded import Encoded, LengthGrouped
+from ...data.labelled.examples import Examples, LabelledData, by_content
+from ...data.labelled.prompts import PROMPTS
 from ...data.packages import import_optional
 from ...errors import ConfigError
 from ...models.finetune import build_text_to_text
@@ -48,7 +49,7 @@ class TextToText(Task):
     model_tokenizer: ModelTokenizer
     train: Sides
     held_out: Sides
-    order: Grouped
+    order: LengthGrouped
     split: str = "validation"
 
     @classmethod
@@ -63,12 +64,12 @@ class TextToText(Task):
                 "model: its tokenizer puts no end-of-text token after an answer, so it would never learn to stop; name "
                 "the model's own tokenizer"
             )
-        order = Grouped(train.sources.lengths, config.train.batch_size, config.data_seed)
+        order = LengthGrouped(train.sources.lengths, config.train.batch_size, config.data_seed)
         return cls(data, model_tokenizer, train, held_out, order)
 
     @property
     def samples_per_epoch(self) -> int:
-        return self.order.places
+        return self.order.slots
 
     @property
     def held_out_count(self) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from oelm.data.labelled.examples import Grouped, encode
+from oelm.data.labelled.encoded import LengthGrouped, encode
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=300).map(lambda found: np.array(found, dtype=np.int64))
 
@@ -17,10 +17,10 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=300).map(lambda foun
 @given(lengths=LENGTHS, batch=st.integers(1, 24), seed=st.integers(0, 5), epoch=st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_every_example_once_an_epoch_and_empty_places_only_at_its_end(lengths, batch, seed, epoch):
-    order = Grouped(lengths, batch, seed)
-    assert order.places % batch == 0
-    assert 0 <= order.places - len(lengths) < batch
-    found = order.chosen(epoch * order.places, order.places)
+    order = LengthGrouped(lengths, batch, seed)
+    assert order.slots % batch == 0
+    assert 0 <= order.slots - len(lengths) < batch
+    found = order.chosen(epoch * order.slots, order.slots)
     assert sorted(found[: len(lengths)]) == list(range(len(lengths)))
     assert (found[len(lengths) :] == -1).all()
 
@@ -29,16 +29,16 @@ def test_every_example_once_an_epoch_and_empty_places_only_at_its_end(lengths, b
 @settings(max_examples=60, deadline=None)
 def test_the_shares_of_all_ranks_are_the_batch(lengths, share, ranks, step):
     batch = share * ranks
-    order = Grouped(lengths, batch, seed=3)
+    order = LengthGrouped(lengths, batch, seed=3)
     whole = order.chosen(step * batch, batch)
-    shares = [Grouped(lengths, batch, seed=3).chosen(step * batch + rank * share, share) for rank in range(ranks)]
+    shares = [LengthGrouped(lengths, batch, seed=3).chosen(step * batch + rank * share, share) for rank in range(ranks)]
     assert whole.tolist() == np.concatenate(shares).tolist()
 
 
 def test_batches_are_of_like_length_and_in_no_order_of_length():
     lengths = np.random.default_rng(0).integers(5, 100, 4000)
-    order = Grouped(lengths, 16, seed=0)
-    batches = lengths[order.chosen(0, order.places).reshape(-1, 16)]
+    order = LengthGrouped(lengths, 16, seed=0)
+    batches = lengths[order.chosen(0, order.slots).reshape(-1, 16)]
     padded, real = batches.max(1).sum() * 16, lengths.sum()
     assert padded < 1.1 * real, "shuffled alone, it would be about 1.8"
     longest = batches.max(1)
@@ -47,11 +47,11 @@ def test_batches_are_of_like_length_and_in_no_order_of_length():
 
 def test_epochs_and_seeds_give_other_orders():
     lengths = np.random.default_rng(0).integers(5, 100, 400)
-    order = Grouped(lengths, 16, seed=0)
+    order = LengthGrouped(lengths, 16, seed=0)
     first, second = order.chosen(0, 400).tolist(), order.chosen(400, 400).tolist()
     assert first != second
-    assert first != Grouped(lengths, 16, seed=1).chosen(0, 400).tolist()
-    assert first == Grouped(lengths, 16, seed=0).chosen(0, 400).tolist()
+    assert first != LengthGrouped(lengths, 16, seed=1).chosen(0, 400).tolist()
+    assert first == LengthGrouped(lengths, 16, seed=0).chosen(0, 400).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def tokenizer():
 def test_rows_are_padded_to_the_longest_and_cut_texts_are_counted(tokenizer):
     encoded = encode(tokenizer, ["a b c", "d", "a b c d e f g h a b c d", "e f"], None, longest=10)
     assert encoded.lengths.tolist() == [3, 1, 10, 2]
-    assert encoded.cut == 1
+    assert encoded.truncated == 1
     rows = encoded.pad(np.array([3, 0]), pad_id=0)
     assert rows["input_ids"].shape == (2, 8)
     assert rows["input_ids"][:, :4].tolist() == [[6, 7, 0, 0], [2, 3, 4, 0]]

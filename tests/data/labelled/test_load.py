@@ -15,10 +15,12 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oelm.config import RunConfig
 from oelm.data import DataError, load_model_tokenizer, open_labelled
-from oelm.data.labelled.dataset import Examples, by_content
-from oelm.data.labelled.subsets import digest, first_share, split_off
+from oelm.data.labelled.content_splits import digest, first_share, split_off
+from oelm.data.labelled.examples import Examples, by_content
 from oelm.data.labelled.tasks import NAMES, TASKS
+from oelm.errors import ConfigError
 from tests.support.corpus import SEPARATOR, gpt2_folder
 
 SENTIMENT = [{"sentence": f'a film "number" {n} , fine ', "label": n % 2} for n in range(40)]
@@ -307,10 +309,10 @@ def test_a_task_posed_as_text(tmp_path):
     assert len(train.labels) == 0
     assert train.pairs is None
     write(tmp_path / "m" / "train.tsv", INFERENCE)
-    posed = open_labelled("mnli", tmp_path / "m", form="text").splits["train"]
-    assert posed.texts[0].startswith("mnli hypothesis: h ")
-    assert " premise: p " in posed.texts[0]
-    assert set(posed.answers) == set(TASKS["mnli"].labels)
+    to_prompt = open_labelled("mnli", tmp_path / "m", form="text").splits["train"]
+    assert to_prompt.texts[0].startswith("mnli hypothesis: h ")
+    assert " premise: p " in to_prompt.texts[0]
+    assert set(to_prompt.answers) == set(TASKS["mnli"].labels)
 
 
 def test_ones_own_folder(tmp_path):
@@ -393,7 +395,7 @@ def test_text_to_text_of_ones_own(tmp_path):
         ("dev.tsv", "sentence\tlabel\na\t0\nb\t2\n", r"line 3: label '2' is none of negative \(0\), positive \(1\)"),
         ("dev.tsv", "sentence\tlabel\na\t0\nb\t0\n", "no row of validation has the label positive"),
         ("dev.tsv", "sentence\tlabel\n \t0\nb\t1\n", r"dev.tsv, line 2: 'sentence' is empty"),
-        ("dev.tsv", "sentence\tlabel\na\t0\nb\n", r"dev.tsv, line 3: no 'label'.*cut off"),
+        ("dev.tsv", "sentence\tlabel\na\t0\nb\n", r"dev.tsv, line 3: no 'label'.*truncated"),
         ("dev.tsv", "sentence\tlabel\na\tb\t0\n", r"dev.tsv, line 2: 3 cells, but the first line names 2 columns"),
         ("dev.tsv", "sentence\tsentence\tlabel\na\tb\t0\n", r"dev.tsv: two columns are called 'sentence'"),
         ("dev.tsv", "words\tlabel\na\t0\n", r"dev.tsv: no column 'sentence' or 'text'; it has 'words', 'label'"),
@@ -403,7 +405,7 @@ def test_text_to_text_of_ones_own(tmp_path):
         ("dev.csv", 'sentence,label\na,0\nb,1\n"never closed,1\n', r"dev.csv, line 4: not valid CSV"),
         ("dev.jsonl", '{"sentence": "a", "label": 0}\n{"sentence"', r"dev.jsonl, line 2: not JSON"),
         ("dev.jsonl", '{"sentence": "a", "label": 0, "label": 1}\n', r"dev.jsonl, line 1: a key appears twice"),
-        ("dev.jsonl", '{"sentence": "a", "label": 0.5}\n', r"dev.jsonl, line 1: 'label' is 0.5, which is no class"),
+        ("dev.jsonl", '{"sentence": "a", "label": 0.5}\n', r"dev.jsonl, line 1: 'label' is 0.5"),
         ("dev.jsonl", '{"sentence": 3, "label": 0}\n', r"dev.jsonl, line 1: 'sentence' holds int, not text"),
         ("dev.jsonl", '{"sentence": "a", "label": [0]}\n', r"dev.jsonl, line 1: 'label' holds list, not a label"),
         ("dev.parquet", "nonsense", r"dev.parquet: not a readable Parquet file"),
@@ -439,7 +441,7 @@ def test_held_out_rows_that_were_trained_on_are_refused_or_counted(tmp_path):
 
 def test_labels_that_training_does_not_know_are_refused(tmp_path):
     sst2(tmp_path, [row | {"label": "ab"[row["label"]]} for row in SENTIMENT], [{"sentence": "s", "label": "c"}])
-    with pytest.raises(DataError, match=r"dev.tsv, line 2: label 'c' is none of a, b, which are those of the training"):
+    with pytest.raises(DataError, match=r"dev.tsv, line 2: label 'c' is none of a, b, the labels of the training"):
         open_labelled("folder", tmp_path)
     sst2(tmp_path, [row | {"label": "a"} for row in SENTIMENT])
     with pytest.raises(DataError, match="every row has the label 'a': there is nothing to tell apart"):
@@ -482,14 +484,14 @@ def test_two_files_for_one_split_are_refused(tmp_path):
         ({"name": "sst2", "path": "."}, r"no training file for the task 'sst2'.*train .*hf download nyu-mll/glue"),
         ({"name": "folder", "path": "."}, r"no training file for the task 'folder'. Looked for train \(with .jsonl"),
         ({"name": "folder"}, "task 'folder': where is it"),
-        ({"name": "sst2", "form": "words"}, "form 'words': use 'labels' .* or 'text'"),
-        ({"name": "sst2", "fraction": 0}, "fraction 0: must be above 0"),
-        ({"name": "sst2", "validation_share": 0.9}, "validation_share 0.9: must be above 0 and at most 0.5"),
+        ({"name": "sst2", "form": "words"}, "form: .*'labels' or 'text'.*'words'"),
+        ({"name": "sst2", "fraction": 0}, r"fraction: .* greater than 0 \(got 0\)"),
+        ({"name": "sst2", "validation_share": 0.9}, r"validation_share: .*0\.5 \(got 0\.9\)"),
         ({"name": "sst2", "source": "x"}, "source 'x': task 'sst2' with form 'labels' takes label, pair, text"),
         ({"name": "folder", "path": ".", "form": "text", "label": "x"}, "takes source, target"),
         ({"name": "sst2", "path": ".", "revision": "abc"}, "revision 'abc': belongs to the Hub"),
-        ({"name": "builtin:sentiment", "path": "."}, "builtin:sentiment: is made here"),
-        ({"name": "builtin:sentiment", "text": "x"}, "builtin:sentiment: is made here"),
+        ({"name": "builtin:sentiment", "path": "."}, "builtin:sentiment: .*no path, no columns and no revision"),
+        ({"name": "builtin:sentiment", "text": "x"}, "builtin:sentiment: .*no path, no columns and no revision"),
     ],
 )
 def test_bad_arguments_are_refused(tmp_path, monkeypatch, arguments, message):
@@ -586,12 +588,18 @@ def test_xnli_of_the_hub_is_one_repository(public):
     ]
 
 
+def test_the_config_has_the_same_bound_for_the_validation_share():
+    RunConfig.load({"task": {"name": "imdb", "validation_share": 0.5}})
+    with pytest.raises(ConfigError, match=r"task\.validation_share: .*0\.5 \(got 0\.6\)"):
+        RunConfig.load({"task": {"name": "imdb", "validation_share": 0.6}})
+
+
 def test_every_task_is_whole():
     for name, task in TASKS.items():
         assert len(task.labels) == len(set(task.labels)) > 1
         assert "{text}" in task.prompt
         assert ("{pair}" in task.prompt) == bool(task.pair), name
-        assert set(task.also.values()) <= set(task.labels)
+        assert set(task.other_spellings.values()) <= set(task.labels)
         assert task.train[0].split == "train"
     guide = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"`{name}`" not in guide] == []

@@ -1,4 +1,4 @@
-"""Cutting labelled rows by their content: the same rows are chosen on every machine, in whatever order they come."""
+"""Split labelled rows by their content: every machine chooses the same rows, whatever order they come in."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-_SALT = b"oelm cut 0"
+# Part of every digest, so changing it would change which rows are chosen.
+_KEY = b"oelm cut 0"
 
 Classes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
 def digest(*texts: str) -> bytes:
-    """A number for a row's content, in which neither case nor spacing counts."""
+    """Return a hash of a row's texts that ignores case and spacing."""
     joined = "\x00".join(" ".join(text.split()).casefold() for text in texts)
-    return hashlib.blake2b(joined.encode(), digest_size=8, key=_SALT).digest()
+    return hashlib.blake2b(joined.encode(), digest_size=8, key=_KEY).digest()
 
 
 def lowest_first(digests: Sequence[bytes], rows: Iterable[int]) -> list[int]:
-    """Rows in the order of their digests: the first of them are as good as drawn, and fewer are part of more."""
+    """Return rows sorted by digest: the first n are a pseudo-random sample, and contain every smaller sample."""
     return sorted(rows, key=lambda row: digests[row])
 
 
 def first_share(digests: Sequence[bytes], classes: Classes, share: float) -> Mask:
-    """The rows to keep: of each class the share with the lowest digests, rounded up.
+    """Return a mask of the rows to keep: in each class the share with the lowest digests, rounded up.
 
-    A smaller share is part of every larger one.
+    The rows of a smaller share are among those of every larger one.
     """
     kept = np.zeros(len(digests), dtype=np.bool_)
     for rows in _by_class(classes):
@@ -37,26 +38,27 @@ def first_share(digests: Sequence[bytes], classes: Classes, share: float) -> Mas
 
 
 def split_off(digests: Sequence[bytes], classes: Classes, share: float) -> Mask:
-    """The rows to set aside: of each class about the share with the lowest digests, rows of one digest together.
+    """Return a mask of the rows to hold out: in each class about the share with the lowest digests.
 
-    A digest belongs to the class of its first row. The last digest of a class stays.
+    Rows with the same digest stay together and count for the class of the first of them. The last digest of a class is
+    never held out, so that every class keeps training rows.
     """
     groups: dict[bytes, list[int]] = {}
     for row, value in enumerate(digests):
         groups.setdefault(value, []).append(row)
-    firsts = np.array([rows[0] for rows in groups.values()], dtype=np.int64)
-    aside = np.zeros(len(digests), dtype=np.bool_)
+    first_rows = np.array([rows[0] for rows in groups.values()], dtype=np.int64)
+    held_out = np.zeros(len(digests), dtype=np.bool_)
     values = list(groups)
-    for members in _by_class(classes[firsts]):
+    for members in _by_class(classes[first_rows]):
         ordered = sorted(values[member] for member in members)
-        wanted = _share_of(sum(len(groups[value]) for value in ordered), share)
+        target = _share_of(sum(len(groups[value]) for value in ordered), share)
         taken = 0
         for value in ordered[:-1]:
-            if taken >= wanted:
+            if taken >= target:
                 break
-            aside[groups[value]] = True
+            held_out[groups[value]] = True
             taken += len(groups[value])
-    return aside
+    return held_out
 
 
 def _by_class(classes: Classes) -> list[list[int]]:
@@ -64,5 +66,5 @@ def _by_class(classes: Classes) -> list[list[int]]:
 
 
 def _share_of(count: int, share: float) -> int:
-    """The share rounded up, but for what is only the error of the product: 0.07 of 100 is 7."""
+    """Return the share of a count, rounded up after removing rounding error: 0.07 of 100 is 7, not 8."""
     return int(np.ceil(round(count * share, 6)))
