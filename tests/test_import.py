@@ -52,6 +52,6 @@ def test_every_public_name_resolves():
 def test_no_module_takes_a_functions_place():
     """Importing a submodule sets an attribute of its name on the package, so no public name may be a module's."""
     _loaded(
-        "import oelm, oelm.cli, oelm.evaluation.trained, oelm.bench.steps; "
+        "import oelm, oelm.cli, oelm.evaluation.load, oelm.bench.steps; "
         "assert all(callable(getattr(oelm, name)) for name in ('apply', 'audit', 'verify', 'load', 'export', 'train'))"
     )

@@ -275,7 +275,7 @@ def test_what_the_machine_refuses_is_one_clear_line(error, says, monkeypatch):
     def refuse(*_):
         raise error
 
-    monkeypatch.setattr("oelm.evaluation.trained.find_model", refuse)
+    monkeypatch.setattr("oelm.evaluation.load.find_model", refuse)
     done = invoke("diagnose", "random:bert")
     assert done.exit_code == 2
     assert done.stderr.startswith(says)
@@ -287,7 +287,7 @@ def test_a_bug_keeps_its_traceback(error, monkeypatch):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("oelm.evaluation.trained.find_model", fail)
+    monkeypatch.setattr("oelm.evaluation.load.find_model", fail)
     assert invoke("diagnose", "random:bert").exception is error
 
 

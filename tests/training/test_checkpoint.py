@@ -22,7 +22,7 @@ from oelm.base import files
 from oelm.base.files import new_folder, put_in_place, read_json, recover_folder, write_json
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError, ConfigError, FileError
-from oelm.evaluation.trained import load_run
+from oelm.evaluation.load import load_run
 from oelm.runs import folder as records
 from oelm.runs.folder import RunFolder, differing, read_metrics
 from oelm.training import checkpoint as state
@@ -111,7 +111,7 @@ def test_a_best_model_of_an_earlier_part_is_not_taken_for_the_best(cut, tmp_path
     assert torch.equal(load_run(cut).lm_head.weight, oelm.load(cut / "best").lm_head.weight)
     result = run_here(tmp_path / "runs", checkpoint={"best": False})
     assert result["best_step"] == 12
-    says = "is of step 4, and the best validation was at step 12: the last checkpoint's model is taken"
+    says = "is of step 4, and the best validation was at step 12; using the last checkpoint's model"
     with pytest.warns(UserWarning, match=says):
         assert torch.equal(load_run(cut).lm_head.weight, load_run(cut, last=True).lm_head.weight)
     (cut / "result.json").unlink()

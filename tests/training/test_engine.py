@@ -16,7 +16,7 @@ from oelm.base.files import read_json, write_json
 from oelm.cli.app import app
 from oelm.config import OptimizerConfig
 from oelm.errors import ConfigError, TrainingError
-from oelm.evaluation.trained import load_run
+from oelm.evaluation.load import load_run
 from oelm.method import schedule
 from oelm.models.language import build_for_run
 from oelm.models.small import small_model

@@ -14,7 +14,7 @@ import torch
 
 import oelm
 from oelm.config import RunConfig
-from oelm.evaluation.trained import evaluate_run
+from oelm.evaluation.evaluate import evaluate_run
 from oelm.models.language import build_for_run
 from oelm.runs.folder import read_metrics
 from oelm.training.checkpoint import list_checkpoints

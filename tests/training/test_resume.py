@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from oelm.base.files import read_json
-from oelm.evaluation.trained import load_run
+from oelm.evaluation.load import load_run
 from oelm.runs.folder import read_metrics
 from oelm.training.checkpoint import list_checkpoints
 from tests.support.training import (

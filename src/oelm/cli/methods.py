@@ -65,7 +65,7 @@ def diagnose(
 
         # The method is checked before the model, which takes seconds to load.
         chosen_method = None if method is None else Method.load(read_method(method))
-        from ..evaluation.trained import find_model
+        from ..evaluation.load import find_model
         from ..method.diagnose import diagnose as run_diagnosis
 
         quiet_libraries()
@@ -90,17 +90,17 @@ def export(
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise CheckpointError(f"{out} exists and is not empty: nothing was written")
         from ..base.files import empty_folder, new_folder
-        from ..evaluation.trained import is_run, load_named, save_tokenizer_of
+        from ..evaluation.load import is_run, load_run_with_label, save_tokenizer
         from ..models.export import export as export_model
         from ..models.load import load
 
         quiet_libraries()
-        model, checkpoint = load_named(Path(source)) if is_run(Path(source)) else (load(source), "")
+        model, checkpoint = load_run_with_label(Path(source)) if is_run(Path(source)) else (load(source), "")
         # A new folder is renamed into place once it is complete. An existing empty one is filled where it is: it may
         # be a mount, which cannot be renamed over.
         with empty_folder(out) if out.is_dir() else new_folder(out) as folder:
             export_model(model, folder)
-            save_tokenizer_of(Path(source), folder)
+            save_tokenizer(Path(source), folder)
         typer.echo(f"wrote {out}: {checkpoint}" if checkpoint else f"wrote {out}")
 
 

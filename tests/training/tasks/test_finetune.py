@@ -16,7 +16,9 @@ from oelm.cli import train as commands
 from oelm.cli.app import app
 from oelm.data import judgement_tokenizer
 from oelm.errors import CheckpointError
-from oelm.evaluation.trained import evaluate_run, load_run, predict_one
+from oelm.evaluation.evaluate import evaluate_run
+from oelm.evaluation.load import load_run
+from oelm.evaluation.predict import predict_one
 from oelm.models.small import small_model
 from oelm.runs.folder import read_metrics
 from oelm.training import engine
@@ -426,7 +428,7 @@ def test_predict_reads_a_pair_as_training_did(family, tmp_path):
             expected = torch.softmax(model(**batch).logits[0], -1).tolist()
         found = predict_one(run.folder, split.texts[place], split.pairs[place])["probabilities"]
         assert list(found.values()) == pytest.approx(expected, abs=1e-5)
-    with pytest.raises(oelm.OelmError, match="judges pairs of texts: give two"):
+    with pytest.raises(oelm.OelmError, match="pairs of texts: give two"):
         predict_one(run.folder, "one text")
     with pytest.raises(oelm.OelmError, match="the text is empty"):
         predict_one(run.folder, " ", "x")
@@ -469,7 +471,7 @@ def test_other_splits_are_not_evaluated_with_the_best_model_of_an_earlier_part(t
     assert (result["best"]["step"], result["evaluations"]["test"]["step"]) == (30, 30)
     (note,) = result["notes"]
     assert note.startswith("best/ is of step 10, and the best validation was at step 30")
-    with pytest.warns(UserWarning, match="the last checkpoint's model is taken"):
+    with pytest.warns(UserWarning, match="the last checkpoint's model"):
         again = evaluate_run(config(tmp_path, **changes).folder)
     assert again["evaluations"]["test"]["confusion"] == result["evaluations"]["test"]["confusion"]
 

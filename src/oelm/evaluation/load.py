@@ -1,0 +1,125 @@
+"""Load the config, the model or the tokenizer of a run's folder."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from ..base.files import read_json
+from ..config import RunConfig
+from ..errors import CheckpointError, ConfigError
+from ..method.apply import apply
+from ..method.spec import Method
+from ..models.build import build_model
+from ..models.load import load
+from ..runs.folder import config_fields
+from ..training.checkpoint import list_checkpoints, load_model, read_state, restore_record, stale_best, step_of
+from ..training.tasks.open import open_task
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+
+
+def is_run(folder: Path) -> bool:
+    """Return True for a run's folder. A model's folder has a config.json too, but not one of a run."""
+    config = folder / "config.json"
+    content = read_json(config) if config.is_file() else None
+    return isinstance(content, dict) and "experiment" in content
+
+
+def config_of(run: Path) -> RunConfig:
+    """Return the config that a run's folder records."""
+    if not is_run(run):
+        raise ConfigError(f"{run}: not a run's folder; it has no config.json that `oelm train` wrote")
+    return RunConfig.load(config_fields(read_json(run / "config.json")))
+
+
+def load_run(run: Path, last: bool = False) -> PreTrainedModel:
+    """Return a run's best model, verified; with `last`, or if no best one was kept, that of its last checkpoint."""
+    return load_model_folder(model_folder(run, last), config_of(run))
+
+
+def load_run_with_label(run: Path) -> tuple[PreTrainedModel, str]:
+    """Return the model of `load_run`, and a description of which of the run's models it is."""
+    folder = model_folder(run, last=False)
+    label = "the best model" if folder.name == "best" else "the last checkpoint's model"
+    step = step_of(folder)
+    if step is not None:
+        label += f", of step {step:,}"
+    return load_model_folder(folder, config_of(run)), label
+
+
+def find_model(name: str, seed: int = 0) -> tuple[PreTrainedModel, Method | None]:
+    """Return a model, and the method that is still to be applied to it, if any.
+
+    `name` is a run's config file (its untrained model and its method), a run's folder (its trained model), or anything
+    that `build_model` takes.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        config = RunConfig.load(path)
+        return open_task(config).build_model(config), config.method
+    if path.is_dir() and is_run(path):
+        return load_run(path), None
+    return build_model(name, seed), None
+
+
+def save_tokenizer(source: Path, out: Path) -> None:
+    """Write the tokenizer of a run or of a saved model into the folder `out`, if it has one."""
+    folder = source / "best" if is_run(source) else source
+    if is_run(source) and not folder.is_dir():
+        open_task(config_of(source)).save_tokenizer(out)
+        return
+    for name in _TOKENIZER_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
+
+
+def model_folder(run: Path, last: bool) -> Path:
+    """Return the folder inside a run's that holds its model: best/ or, with `last` or without best/, a checkpoint."""
+    checkpoints = list_checkpoints(run / "checkpoints")
+    has_best = (run / "best").is_dir()
+    if not last and has_best:
+        problem = _why_best_is_stale(run, checkpoints)
+        if not problem:
+            return run / "best"
+        warnings.warn(f"{run}: {problem}; using the last checkpoint's model", stacklevel=3)
+    if checkpoints:
+        return checkpoints[-1]
+    if last and has_best:
+        raise CheckpointError(
+            f"{run}: has no checkpoint (oelm clean removes those of finished runs); leave out --last to use its best "
+            "model"
+        )
+    raise CheckpointError(f"{run}: holds neither its best model nor a checkpoint; has it been trained?")
+
+
+def load_model_folder(folder: Path, config: RunConfig) -> PreTrainedModel:
+    """Return the model in best/ or in a checkpoint's folder of the run with this config."""
+    if folder.name == "best":
+        return load(folder)
+    model = open_task(config).build_model(config)
+    apply(model, config.method, config.seed)
+    restore_record(folder, model)
+    load_model(folder, model)
+    return model.eval()
+
+
+def _why_best_is_stale(run: Path, checkpoints: list[Path]) -> str:
+    """Return why best/ is not the run's best model, judged by its result or last checkpoint, or an empty string."""
+    if (run / "result.json").is_file():
+        result = read_json(run / "result.json")
+        return stale_best(run, result.get("best") or {}, result["steps"])
+    if not checkpoints:
+        return ""
+    state, _, _ = read_state(checkpoints[-1])
+    return stale_best(run, state.best, state.step)
