@@ -20,7 +20,7 @@ OF_STUDY = {**ASKED, "runs": ["study"]}
 def test_the_document_is_up_to_date():
     pytest.importorskip("scipy")
     there = ROOT / "docs" / "results.md"
-    again = to_markdown(evidence_document(ROOT / "results/questions.yaml", there.parent), pictures=True)
+    again = to_markdown(evidence_document(ROOT / "results/questions.yaml", there.parent))
     assert again == there.read_text(encoding="utf-8"), "run `make results`"
 
 
@@ -99,7 +99,7 @@ def test_several_setups_share_a_table_and_a_figure(tmp_path):
         "oelm-freeze: 800 steps",
     ]
     assert [row.hollow for row in chart.rows] == [False, True], "one seed has no interval"
-    glance = to_markdown(evidence_document(file, tmp_path), pictures=False).split("| data |")[1].split("\n\n")[0]
+    glance = to_markdown(evidence_document(file, tmp_path)).split("| data |")[1].split("\n\n")[0]
     assert [row.split("|")[1].strip() for row in glance.splitlines()[2:]] == [
         "[built-in stories, 400 steps](<#cost-1>)",
         "[built-in stories, 800 steps](<#cost-2>)",

@@ -1,21 +1,23 @@
-"""The pictures as data: lines, intervals and grids. The page's script and matplotlib draw the same ones."""
+"""What the charts of a report show, as data: lines, intervals and grids. `drawing` draws them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-# Okabe and Ito's colours, which colour-blind people tell apart, dark enough for paper; then dashes and marks, which
-# carry the difference where there is no colour. The reference is black.
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F")
+# Okabe and Ito's colours, which colour-blind readers can tell apart, dark enough for paper. Dashes and marks differ as
+# well, so that the chart is readable in greyscale. The baseline has the first of each: black, solid, round.
+COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d1f")
 DASHES = ("", "6 3", "2 2", "8 3 2 3", "10 4", "4 2 1 2", "1 3", "12 3 3 3")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line or cloud: a name, its style's number, values along each axis, and a band or bars around them."""
+    """One line, or single points when `line` is False, with an optional band or error bars from `low` to `high`.
+
+    `x` has the values along each axis of the chart that the series can be drawn over.
+    """
 
     name: str
     style: int
@@ -28,9 +30,9 @@ class Series:
     faint: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lines:
-    """Values over one axis or several: steps, time, rates. The first axis is the one that is shown first."""
+    """Series over one axis or several, such as steps and seconds: one panel for each. `axes` maps names to labels."""
 
     axes: dict[str, str]
     y_label: str
@@ -38,14 +40,11 @@ class Lines:
     title: str = ""
     log_x: bool = False
     log_y: bool = False
-    can_log: bool = True
-    percent: bool = False
-    kind: str = "lines"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of an interval chart. `hollow` is a value without an interval or a verdict."""
+@dataclass(frozen=True, kw_only=True)
+class IntervalRow:
+    """One row of an interval chart. A hollow mark has no interval or no verdict; `cross` is an expected value."""
 
     label: str
     style: int
@@ -55,25 +54,23 @@ class Row:
     hollow: bool = False
     dots: list[float] = field(default_factory=list)
     cross: float | None = None
-    text: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Values with intervals, one below the other, around a vertical line."""
+    """Values with intervals in rows, with an optional vertical line at `line`."""
 
     x_label: str
-    rows: list[Row]
+    rows: list[IntervalRow]
     line: float | None = None
     line_label: str = ""
     cross_label: str = ""
     title: str = ""
-    kind: str = "intervals"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Shares from 0 to 1 in rows and columns; none is an empty place. `texts` stand in the fields."""
+    """Shares from 0 to 1 in rows and columns, None for an empty field. `texts` are written into the fields."""
 
     rows: list[str]
     columns: list[str]
@@ -82,15 +79,14 @@ class Grid:
     title: str = ""
     x_label: str = ""
     y_label: str = ""
-    kind: str = "grid"
 
 
 Chart = Lines | Intervals | Grid
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A numbered picture: one chart or several side by side, with a title and a caption."""
+class ChartFigure:
+    """A figure of a report: one chart or several side by side, with a title, a caption and a name for its file."""
 
     name: str
     title: str
@@ -99,7 +95,7 @@ class Figure:
 
 
 class Styles:
-    """A style's number for every name, the same in all pictures of a report; the baseline's is the first."""
+    """The number of the style of each method, the same in all figures of a report. The baseline's is 0."""
 
     def __init__(self, names: Iterable[str]) -> None:
         ordered = sorted(dict.fromkeys(names), key=lambda name: name != "baseline")
@@ -107,20 +103,3 @@ class Styles:
 
     def __getitem__(self, name: str) -> int:
         return self._numbers.setdefault(name, len(self._numbers))
-
-
-def as_data(chart: Chart) -> dict[str, Any]:
-    """A chart for the page's script: plain JSON, numbers to six digits."""
-    rounded = _round(asdict(chart))
-    assert isinstance(rounded, dict)
-    return rounded
-
-
-def _round(content: Any) -> Any:
-    if isinstance(content, float):
-        return float(f"{content:.6g}")
-    if isinstance(content, dict):
-        return {key: _round(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_round(value) for value in content]
-    return content

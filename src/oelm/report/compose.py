@@ -14,7 +14,7 @@ from ..analysis.compare import MARGINS, Comparison
 from ..analysis.run import finite
 from ..analysis.stats import ALPHA, estimate
 from . import numbers
-from .chart_choice import pictures
+from .chart_choice import setup_figures
 from .charts import Styles
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .sections import (
@@ -98,7 +98,7 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
         Paragraph(settings(setup), tone="muted"),
         arms_table(analysis, setup, number, say),
     ]
-    figures, missing = pictures(analysis, setup, number, styles, say)
+    figures, missing = setup_figures(analysis, setup, number, styles, say)
     comparisons = analysis.of(setup)
     first = [figure for figure in figures if figure.name.endswith(("-change", "-accuracy"))]
     if comparisons:

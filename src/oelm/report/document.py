@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .charts import Figure
+from .charts import ChartFigure
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Table:
     caption: str = ""
 
 
-Block = Heading | Paragraph | Bullets | Table | Figure
+Block = Heading | Paragraph | Bullets | Table | ChartFigure
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Document:
     folders: dict[str, str] = field(default_factory=dict)
 
     @property
-    def figures(self) -> list[Figure]:
-        return [block for block in self.blocks if isinstance(block, Figure)]
+    def figures(self) -> list[ChartFigure]:
+        return [block for block in self.blocks if isinstance(block, ChartFigure)]
 
     @property
     def tables(self) -> list[Table]:

@@ -1,18 +1,29 @@
-"""Charts drawn with matplotlib, as SVG and PNG: for paper, for greyscale, and for whoever sees no colours."""
+"""Draw the figures of a report with matplotlib, once for Markdown, the page and the PDF: SVG, and PNG for slides.
+
+Each style has a colour, a dash and a mark, so that the figures work on paper, in greyscale and without colour vision.
+"""
 
 from __future__ import annotations
 
 import textwrap
 import warnings
-from importlib import import_module
+from collections.abc import Sequence
+from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
-from ..base.files import write_bytes
-from .charts import COLOURS, DASHES, MARKS, Chart, Figure, Grid, Intervals, Lines, Row, Series
+from matplotlib import rc_context
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-# Fonts that hold Chinese, the first that is there; and the one that matplotlib brings along.
+from .charts import COLOURS, DASHES, MARKS, Chart, ChartFigure, Grid, IntervalRow, Intervals, Lines, Series
+from .svg import INK, MUTED, PANEL, PAPER, RULE, Notes, finish, printable
+
+# Fonts with Chinese characters, in order of preference.
 CJK_FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans SC",
@@ -21,176 +32,183 @@ CJK_FONTS = (
     "Microsoft YaHei",
     "PingFang SC",
 )
+# Inches. A figure is as wide as a page of the PDF, or narrower when it has one panel with short labels.
 FULL_WIDTH = 7.2
 _HALF_WIDTH = 5.2
-# Letters in a line of a label, lines of a label, and inches from one line to the next.
+# Labels: characters in a line, lines at most, and inches from one line to the next.
 _LETTERS, _LINES, _LEADING = 32, 4, 0.16
-_BESIDE = 44  # beside the rows of an interval chart, which is wide where they are long
+# Characters in a line of the label beside a row of an interval chart.
+_BESIDE = 44
 # A chart with longer labels than this takes the whole width.
 _SHORT = 20
-# Inches that a field of a grid needs for its text, and that a letter of a label beside it takes.
+# Inches that a field of a grid needs for its text, and that a character of a label beside it takes.
 _FIELD, _LETTER = 0.28, 0.068
-_INK, _MUTED, _GRID = "#1a1a1a", "#5c5c5c", "#d9d9d9"
+_STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    # Text stays text: it can be searched and read aloud, and the page shows it in its own font.
+    "svg.fonttype": "none",
+    # Names of methods and classes may contain dollar signs, which would start a formula.
+    "text.parse_math": False,
+    "text.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "axes.unicode_minus": True,
+}
 
 
-def available() -> bool:
-    try:
-        import_module("matplotlib")
-    except ImportError:
-        return False
-    return True
+@dataclass(frozen=True)
+class Drawing:
+    """One figure as SVG text, and as PNG if that was asked for."""
+
+    svg: str
+    png: bytes | None
 
 
 def cjk_font() -> str | None:
-    """The name of a font with Chinese that matplotlib finds."""
-    manager = import_module("matplotlib.font_manager").fontManager
-    names = {font.name for font in manager.ttflist}
+    """Return the name of a font with Chinese characters that matplotlib can use, or None."""
+    names = {font.name for font in fontManager.ttflist}
     return next((name for name in CJK_FONTS if name in names), None)
 
 
-def draw(
-    figures: list[Figure], folder: Path, language: str = "en", endings: tuple[str, ...] = ("png", "svg")
-) -> list[Path]:
-    """Write every figure, as SVG and PNG unless told otherwise; the files."""
-    matplotlib = import_module("matplotlib")
-    folder.mkdir(parents=True, exist_ok=True)
-    # Names of methods and classes may be Chinese in any language.
-    family = [name for name in ("DejaVu Sans", cjk_font()) if name is not None]
-    family = family if language == "en" else family[::-1]
-    style = {
-        "font.family": family,
-        "font.size": 9,
-        "svg.hashsalt": "oelm",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.edgecolor": _MUTED,
-        "axes.labelcolor": _INK,
-        "xtick.color": _MUTED,
-        "ytick.color": _MUTED,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": _GRID,
-        "grid.linewidth": 0.6,
-        "legend.frameon": False,
-        "axes.unicode_minus": True,
-    }
-    written = []
-    with matplotlib.rc_context(style), warnings.catch_warnings():
-        # A letter that no font here has becomes a box; the page and the tables hold the name.
+def draw(figures: Sequence[ChartFigure], language: str = "en", png: bool = False) -> dict[str, Drawing]:
+    """Draw the figures, and return the drawings by the figures' names. The same figures give the same bytes."""
+    # Names of methods and classes may be Chinese in a report of any language.
+    fonts = [name for name in ("DejaVu Sans", cjk_font()) if name is not None]
+    style = _STYLE | {"font.sans-serif": fonts if language == "en" else fonts[::-1]}
+    drawings = {}
+    with warnings.catch_warnings():
+        # A character that no font has is drawn as a box in the PNG; the SVG holds it as text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         for figure in figures:
-            picture = _picture(figure)
-            for ending in endings:
-                options: dict[str, Any] = {"dpi": 160} if ending == "png" else {"metadata": {"Date": None}}
-                path = folder / f"{figure.name}.{ending}"
-                drawn = BytesIO()
-                picture.savefig(drawn, format=ending, **options)
-                write_bytes(path, drawn.getvalue())
-                picture.set_layout_engine("none")  # laid out once; the second file keeps it
-                written.append(path)
-    return written
+            # The salt makes the ids in the SVG the same each time, and different between the figures of a page.
+            with rc_context(style | {"svg.hashsalt": figure.name}):
+                drawings[figure.name] = _draw_one(figure, png)
+    return drawings
 
 
-def width(figure: Figure) -> float:
-    """How wide a figure is, in inches; the widest fill a page."""
-    wide = _columns(figure) > 1 or any(_crowded(chart) for chart in figure.charts)
+def _draw_one(figure: ChartFigure, png: bool) -> Drawing:
+    canvas, notes = _lay_out(figure)
+    vector, raster = BytesIO(), BytesIO()
+    canvas.savefig(vector, format="svg", metadata={"Date": None})
+    if png:
+        canvas.set_layout_engine("none")  # The layout was computed for the SVG and stays the same.
+        canvas.savefig(raster, format="png", dpi=160)
+    return Drawing(finish(vector.getvalue(), figure.title, figure.caption, notes), raster.getvalue() if png else None)
+
+
+def width(figure: ChartFigure) -> float:
+    """Return how wide a figure is drawn, in inches."""
+    wide = _columns(figure) > 1 or any(_is_crowded(chart) for chart in figure.charts)
     return FULL_WIDTH if wide else _HALF_WIDTH
 
 
-def height(figure: Figure) -> float:
-    """How high a figure is, in inches: it grows with what it shows, and may be higher than a page."""
+def height(figure: ChartFigure) -> float:
+    """Return how high a figure is drawn, in inches: as high as its content needs, even beyond a page."""
     panels = sum(len(_panels(chart)) for chart in figure.charts)
     rows = -(-panels // _columns(figure))
     return max(_height(chart) for chart in figure.charts) * rows + _legend(figure)[2]
 
 
-def _crowded(chart: Chart) -> bool:
-    """Whether a chart has a wide grid, or long names beside its rows or in its legend."""
+def _is_crowded(chart: Chart) -> bool:
+    """Return True when a chart has a wide grid, or long names beside its rows or in its legend."""
     if isinstance(chart, Grid):
         return _grid_width(chart) > _HALF_WIDTH
     names = [one.name for one in chart.series] if isinstance(chart, Lines) else [row.label for row in chart.rows]
     return any(len(name) > _SHORT for name in names)
 
 
-def _columns(figure: Figure) -> int:
+def _columns(figure: ChartFigure) -> int:
     panels = sum(len(_panels(chart)) for chart in figure.charts)
     widest = max((_grid_width(chart) for chart in figure.charts if isinstance(chart, Grid)), default=FULL_WIDTH / 2)
     return max(1, min(panels, 3, int(FULL_WIDTH / widest)))
 
 
 def _grid_width(chart: Grid) -> float:
-    return _beside(chart) + _FIELD * len(chart.columns)
+    return _label_width(chart) + _FIELD * len(chart.columns)
 
 
-def _beside(chart: Grid) -> float:
-    """The inches that the labels of a grid's rows take."""
+def _label_width(chart: Grid) -> float:
+    """Return the inches that the labels of a grid's rows take."""
     return 0.4 + _LETTER * max(len(_cut(name)) for name in chart.rows)
 
 
-def _picture(figure: Figure) -> Any:
+def _lay_out(figure: ChartFigure) -> tuple[Figure, Notes]:
+    """Return the figure as a matplotlib figure, and the notes on its artists."""
     panels = [panel for chart in figure.charts for panel in _panels(chart)]
-    columns = _columns(figure)
+    columns, notes = _columns(figure), Notes()
     rows = -(-len(panels) // columns)
-    names, legend_columns, _ = _legend(figure)
     size = (width(figure), height(figure))
-    picture = import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
-    axes = picture.subplots(rows, columns, squeeze=False)
-    flat = [place for line in axes for place in line]
-    for place, (chart, axis) in zip(flat, panels, strict=False):
+    canvas = Figure(figsize=size, layout="constrained")
+    all_axes = [axes for line in canvas.subplots(rows, columns, squeeze=False) for axes in line]
+    for axes, (chart, axis) in zip(all_axes, panels, strict=False):
         if isinstance(chart, Lines):
-            _lines(place, chart, axis)
+            _draw_lines(axes, chart, axis, notes)
         elif isinstance(chart, Intervals):
-            _intervals(place, chart)
+            _draw_intervals(axes, chart, notes)
         else:
-            _grid(place, chart, width(figure) / columns)
-    for place in flat[len(panels) :]:
-        place.set_visible(False)
-    if names:
-        handles: dict[str, Any] = {}
-        for place in flat[: len(panels)]:
-            handles |= {label: handle for handle, label in zip(*place.get_legend_handles_labels(), strict=True)}
-        shown = [name for name in names if name in handles]
-        picture.legend(
-            [handles[name] for name in shown], shown, loc="outside lower center", ncols=legend_columns, fontsize=8
+            _draw_grid(axes, chart, width(figure) / columns)
+    for axes in all_axes[len(panels) :]:
+        axes.set_visible(False)
+    _draw_legend(canvas, figure, all_axes[: len(panels)], notes)
+    return canvas, notes
+
+
+def _draw_legend(canvas: Figure, figure: ChartFigure, all_axes: Sequence[Axes], notes: Notes) -> None:
+    """Draw one legend below all panels. On the page, a click on a name hides its lines."""
+    names, columns, _ = _legend(figure)
+    handles: dict[str, Any] = {}
+    for axes in all_axes if names else ():
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    shown = [name for name in names if name in handles]
+    if shown:
+        legend = canvas.legend(
+            [handles[name] for name in shown], shown, loc="outside lower center", ncols=columns, fontsize=8
         )
-    return picture
+        for text in legend.get_texts():
+            notes.add(text, legend=text.get_text())
 
 
-def _legend(figure: Figure) -> tuple[list[str], int, float]:
-    """The names below the lines of a figure, in how many columns they stand, and how high they are, in inches."""
+def _legend(figure: ChartFigure) -> tuple[list[str], int, float]:
+    """Return the names in a figure's legend, its number of columns, and its height in inches."""
     series = [series for chart in figure.charts if isinstance(chart, Lines) for series in chart.series]
-    names = list(dict.fromkeys(_lined(one.name) for one in series))
+    names = list(dict.fromkeys(_wrapped(one.name) for one in series))
     if not names:
         return [], 1, 0.1
-    longest = max(len(line) for name in names for line in name.splitlines())
-    columns = min(4, max(1, int(width(figure) * 13 / (longest + 5))))  # letters of 8 points that fit side by side
+    longest = max(len(line) for name in names for line in name.split("\n"))
+    columns = min(4, max(1, int(width(figure) * 13 / (longest + 5))))  # 13 characters of 8 points fit in an inch
     each = -(-len(names) // columns)
-    lines = max(sum(_lines_of(name) for name in names[start : start + each]) for start in range(0, len(names), each))
+    lines = max(sum(_line_count(name) for name in names[start : start + each]) for start in range(0, len(names), each))
     return names, columns, max(0.45, 0.1 + _LEADING * lines + 0.03 * each)
 
 
-def _lined(text: str, letters: int = _LETTERS) -> str:
-    """A name in lines that fit beside a chart, shortened where even those are too many."""
-    lines = textwrap.wrap(text, letters, max_lines=_LINES, placeholder=" …", break_on_hyphens=False)
-    return _plain("\n".join(lines))
+def _wrapped(text: str, letters: int = _LETTERS) -> str:
+    """Return a name in lines that fit beside a chart, shortened when there are too many of them."""
+    lines = textwrap.wrap(printable(text), letters, max_lines=_LINES, placeholder=" …", break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def _cut(text: str, letters: int = 24) -> str:
-    """A name in one line."""
-    return _plain(text if len(text) <= letters else f"{text[: letters - 1]}…")
+    """Return a name in one line, shortened when it is too long."""
+    name = printable(text)
+    return name if len(name) <= letters else f"{name[: letters - 1]}…"
 
 
-def _plain(text: str) -> str:
-    """What matplotlib shows letter by letter: between dollar signs it would read a formula."""
-    return text.replace("$", r"\$")
-
-
-def _lines_of(label: str) -> int:
+def _line_count(label: str) -> int:
     return label.count("\n") + 1
 
 
 def _panels(chart: Chart) -> list[tuple[Chart, str]]:
-    """A chart with several axes is drawn once for each that its series have."""
+    """Return the chart once for each axis that any of its series has values for."""
     if not isinstance(chart, Lines):
         return [(chart, "")]
     shown = [axis for axis in chart.axes if any(axis in series.x for series in chart.series)]
@@ -198,123 +216,151 @@ def _panels(chart: Chart) -> list[tuple[Chart, str]]:
 
 
 def _height(chart: Chart) -> float:
-    title = _LEADING * (_lines_of(_lined(chart.title, 20 if isinstance(chart, Grid) else _LETTERS)) - 1)
+    title = _LEADING * (_line_count(_wrapped(chart.title, 20 if isinstance(chart, Grid) else _LETTERS)) - 1)
     if isinstance(chart, Intervals):
-        return 0.9 + 0.3 * (sum(_share(row) for row in chart.rows)) + title
+        return 0.9 + 0.3 * (sum(_row_height(row) for row in chart.rows)) + title
     if isinstance(chart, Grid):
         count, longest = len(chart.rows), max(len(_cut(name)) for name in chart.columns)
-        below = 0.6 * _LETTER * max(0, longest - 8)  # slanted
+        below = 0.6 * _LETTER * max(0, longest - 8)  # The labels of the columns are slanted.
         return 0.9 + max(min(3.6, 0.24 * max(count, 4)), 0.13 * count) + below + title
     return 2.7 + title
 
 
-def _share(row: Row) -> float:
-    """How many rows of one line a row of an interval chart is high."""
-    return max(1.0, 0.2 + _LEADING / 0.3 * _lines_of(_lined(row.label, _BESIDE)))
+def _row_height(row: IntervalRow) -> float:
+    """Return the height of a row of an interval chart, as a multiple of one with a label of one line."""
+    return max(1.0, 0.2 + _LEADING / 0.3 * _line_count(_wrapped(row.label, _BESIDE)))
 
 
-def _lines(place: Any, chart: Lines, axis: str) -> None:
+def _draw_lines(axes: Axes, chart: Lines, axis: str, notes: Notes) -> None:
     for series in chart.series:
         if axis in series.x:
-            _series(place, series, series.x[axis])
-    place.set_xlabel(chart.axes[axis])
-    place.set_ylabel(chart.y_label)
+            _draw_series(axes, series, series.x[axis], notes)
+    axes.set_xlabel(chart.axes[axis])
+    axes.set_ylabel(chart.y_label)
     if chart.title:
-        place.set_title(_lined(chart.title), fontsize=9, loc="left")
+        axes.set_title(_wrapped(chart.title), fontsize=9, loc="left")
+    plain_numbers = FuncFormatter(lambda value, _: f"{value:g}")
     if chart.log_x:
-        place.set_xscale("log")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(plain_numbers)
         ticks = sorted({x for series in chart.series for x in series.x.get(axis, [])})
         if len(ticks) <= 8:
-            place.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            place.minorticks_off()
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
     if chart.log_y:
-        place.set_yscale("log")
-        ticker = import_module("matplotlib.ticker")
-        place.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
-        place.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-        place.yaxis.set_minor_formatter(ticker.NullFormatter())
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+        axes.yaxis.set_major_formatter(plain_numbers)
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _series(place: Any, series: Series, x: list[float]) -> None:
+def _draw_series(axes: Axes, series: Series, x: list[float], notes: Notes) -> None:
     colour, dash, mark = _style(series.style)
-    options = {"color": colour, "label": _lined(series.name), "linewidth": 1.4, "markersize": 4.5}
+    name = _wrapped(series.name)
+    options: dict[str, Any] = {"color": colour, "label": name, "linewidth": 1.4, "markersize": 4.5}
     if series.faint:
         options |= {"alpha": 0.55, "linewidth": 1.0}
-    if not series.line:
-        low, high = series.low or series.y, series.high or series.y
+    low, high = series.low or series.y, series.high or series.y
+    titles = [
+        f"{series.name} ({_number(at)}): {_value(y, down, up)}"
+        for at, y, down, up in zip(x, series.y, low, high, strict=True)
+    ]
+    parts: list[Artist]
+    if series.line:
+        (line,) = axes.plot(x, series.y, linestyle=dash, marker=mark if series.marks else None, **options)
+        parts = [line]
+        if series.low is not None:
+            parts.append(axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0))
+    else:
         down = [y - a for y, a in zip(series.y, low, strict=True)]
         up = [b - y for y, b in zip(series.y, high, strict=True)]
-        place.errorbar(x, series.y, yerr=[down, up], fmt=mark, capsize=3, **(options | {"markersize": 6}))
-        return
-    place.plot(x, series.y, linestyle=dash, marker=mark if series.marks else None, **options)
-    if series.low is not None and series.high is not None:
-        place.fill_between(x, series.low, series.high, color=colour, alpha=0.14, linewidth=0)
+        bars = axes.errorbar(x, series.y, yerr=[down, up], fmt=mark, capsize=3, **(options | {"markersize": 6}))
+        parts = [bars.lines[0], *bars.lines[1], *bars.lines[2]]
+    notes.add(parts[0], series.name, titles if series.marks else (), series=name)
+    for part in parts[1:]:
+        notes.add(part, series=name)
 
 
-def _intervals(place: Any, chart: Intervals) -> None:
-    top = sum(_share(row) for row in chart.rows) - 0.5
-    heights: list[float] = []
+def _draw_intervals(axes: Axes, chart: Intervals, notes: Notes) -> None:
+    total = sum(_row_height(row) for row in chart.rows)
+    top, centres = total - 0.5, []
     for index, row in enumerate(chart.rows):
-        y = top - _share(row) / 2
-        top -= _share(row)
-        heights.append(y)
+        y = top - _row_height(row) / 2
+        top -= _row_height(row)
+        centres.append(y)
         colour, _, mark = _style(row.style)
+        title = f"{row.label}: {_value(row.value, row.low, row.high)}"
         if row.low is not None and row.high is not None:
-            place.plot([row.low, row.high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
+            (bar,) = axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
+            notes.add(bar, title)
             for end in (row.low, row.high):
-                place.plot([end, end], [y - 0.13, y + 0.13], color=colour, linewidth=1.8)
+                axes.plot([end, end], [y - 0.13, y + 0.13], color=colour, linewidth=1.8)
         if row.dots:
-            place.plot(row.dots, [y - 0.27] * len(row.dots), ".", color=colour, markersize=3.5, alpha=0.75)
-        fill = "white" if row.hollow else colour
-        place.plot([row.value], [y], mark, color=colour, markerfacecolor=fill, markersize=6.5, markeredgewidth=1.4)
+            axes.plot(row.dots, [y - 0.27] * len(row.dots), ".", color=colour, markersize=3.5, alpha=0.75)
+        fill = PAPER if row.hollow else colour
+        style: dict[str, Any] = {"markerfacecolor": fill, "markersize": 6.5, "markeredgewidth": 1.4}
+        (point,) = axes.plot([row.value], [y], mark, color=colour, **style)
+        notes.add(point, title)
         if row.cross is not None:
             label = chart.cross_label if index == 0 else None
-            place.plot([row.cross], [y], "x", color=_INK, markersize=6, markeredgewidth=1.4, label=label)
+            (cross,) = axes.plot([row.cross], [y], "x", color=INK, markersize=6, markeredgewidth=1.4, label=label)
+            notes.add(cross, f"{chart.cross_label}: {_number(row.cross)}")
     if chart.line is not None:
-        place.axvline(chart.line, color=_INK, linewidth=1, linestyle="--", label=chart.line_label or None, zorder=1)
-    place.set_yticks(heights, [_lined(row.label, _BESIDE) for row in chart.rows])
-    place.set_ylim(-0.6, sum(_share(row) for row in chart.rows) - 0.4)
-    place.set_xlabel(chart.x_label)
-    place.grid(axis="y", visible=False)
-    place.tick_params(axis="y", length=0, labelcolor=_INK)
+        axes.axvline(chart.line, color=INK, linewidth=1, linestyle="--", label=chart.line_label or None, zorder=1)
+    axes.set_yticks(centres, [_wrapped(row.label, _BESIDE) for row in chart.rows])
+    axes.set_ylim(-0.6, total - 0.4)
+    axes.set_xlabel(chart.x_label)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
     if chart.line_label or (chart.cross_label and any(row.cross is not None for row in chart.rows)):
-        place.legend(fontsize=8, loc="best")
+        axes.legend(fontsize=8, loc="best")
 
 
-def _grid(place: Any, chart: Grid, inches: float) -> None:
-    """Rows and columns of shares. Where the fields are narrow, their greys alone say what they hold."""
-    numpy = import_module("numpy")
-    values = numpy.array(
-        [[numpy.nan if value is None else value for value in row] for row in chart.values], dtype=float
-    )
-    place.imshow(values, cmap="Greys", vmin=-0.08, vmax=1.15, aspect="auto")
-    for edge in range(1, len(chart.rows)):
-        place.axhline(edge - 0.5, color="white", linewidth=1.2)
-    for edge in range(1, len(chart.columns)):
-        place.axvline(edge - 0.5, color="white", linewidth=1.2)
-    room = inches - _beside(chart)
-    field = room / len(chart.columns)
-    for i, row in enumerate(chart.texts if field >= _FIELD else []):
-        for j, text in enumerate(row):
-            value = chart.values[i][j]
-            dark = value is not None and value > 0.6
-            place.text(j, i, text, ha="center", va="center", fontsize=7.5, color="white" if dark else _INK)
-    turned: dict[str, Any] = {"rotation": 35, "ha": "right"} if max(map(len, chart.columns)) > 5 else {}
+def _draw_grid(axes: Axes, chart: Grid, inches: float) -> None:
+    """Draw rows and columns of shares as shades of ink. When the fields are narrow, they have no text."""
+    rows, columns = len(chart.rows), len(chart.columns)
+    room = inches - _label_width(chart)
+    field = room / columns
+    axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), facecolor=PANEL)
+    for i, row in enumerate(chart.values):
+        for j, value in enumerate(row):
+            shade = value or 0.0
+            if shade >= 0.005:  # An empty field needs no rectangle; a large confusion matrix has thousands of them.
+                axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=INK, alpha=0.85 * shade, linewidth=0))
+            if field >= _FIELD:
+                colour = PAPER if shade > 0.5 else INK
+                axes.text(j, i, chart.texts[i][j], ha="center", va="center", fontsize=7.5, color=colour)
+    for edge in range(1, rows):
+        axes.axhline(edge - 0.5, color=PAPER, linewidth=1.2)
+    for edge in range(1, columns):
+        axes.axvline(edge - 0.5, color=PAPER, linewidth=1.2)
+    slant: dict[str, Any] = {"rotation": 35, "ha": "right"} if max(map(len, chart.columns)) > 5 else {}
     if field < _FIELD:
-        turned = {"rotation": 90}
+        slant = {"rotation": 90}
     letters = min(7.5, 72 * field)
-    place.set_xticks(range(len(chart.columns)), [_cut(name) for name in chart.columns], fontsize=letters, **turned)
-    place.set_yticks(range(len(chart.rows)), [_cut(name) for name in chart.rows], fontsize=letters)
-    place.set_xlabel(chart.x_label, fontsize=8)
-    place.set_ylabel(chart.y_label, fontsize=8)
-    place.set_title(_lined(chart.title, max(16, int(room / _LETTER))), fontsize=8.5, loc="left")
-    place.grid(visible=False)
-    for spine in place.spines.values():
+    axes.set_xticks(range(columns), [_cut(name) for name in chart.columns], fontsize=letters, **slant)
+    axes.set_yticks(range(rows), [_cut(name) for name in chart.rows], fontsize=letters)
+    axes.set_xlabel(chart.x_label, fontsize=8)
+    axes.set_ylabel(chart.y_label, fontsize=8)
+    axes.set_title(_wrapped(chart.title, max(16, int(room / _LETTER))), fontsize=8.5, loc="left")
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
         spine.set_visible(False)
 
 
 def _style(number: int) -> tuple[str, Any, str]:
-    """Colour, dash and mark of a style; past the colours the dashes move on, so that no two are the same."""
+    """Return the colour, dash and mark of a style. After the last colour the dashes shift, so that no two are alike."""
     dash = DASHES[(number + number // len(COLOURS)) % len(DASHES)]
     line: Any = (0, [float(part) / 1.4 for part in dash.split()]) if dash else "-"
     return COLOURS[number % len(COLOURS)], line, MARKS[(number + number // len(COLOURS)) % len(MARKS)]
+
+
+def _value(value: float, low: float | None, high: float | None) -> str:
+    """Return a value with its interval, if it has one, for a tooltip."""
+    if low is None or high is None or low == high:
+        return _number(value)
+    return f"{_number(value)} ({_number(low)} – {_number(high)})"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"

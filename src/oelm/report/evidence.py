@@ -24,12 +24,12 @@ from ..analysis.compare import between
 from ..base.files import write_text
 from ..base.strict import Strict, explain
 from ..config import read_mapping
-from . import drawing as figures
 from . import numbers
-from .chart_choice import changes, pictures
-from .charts import Figure, Styles
+from .chart_choice import change_figure, setup_figures
+from .charts import ChartFigure, Styles
 from .compose import arms_table, comparison_table, notes, settings
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
+from .drawing import draw as draw_figures
 from .markdown import block_text, to_markdown
 from .sections import bench_blocks, relative, runs_of
 from .sentences import setup_data, setup_name, setup_settings, short_reading
@@ -120,11 +120,14 @@ def write_evidence(source: str | PathLike[str], out: str | PathLike[str], draw: 
     document = evidence_document(source, place.parent)
     if draw:
         folder = place.parent / "figures"
-        drawn = figures.draw(document.figures, folder, endings=("svg",))
+        folder.mkdir(parents=True, exist_ok=True)
+        drawings = {folder / f"{name}.svg": drawing for name, drawing in draw_figures(document.figures).items()}
+        for path, drawing in drawings.items():
+            write_text(path, drawing.svg)
         ours = {path for one in load_evidence(source).questions for path in folder.glob(f"{one.id}-*.svg")}
-        for old in ours - set(drawn):
+        for old in ours - set(drawings):
             old.unlink()
-    write_text(place, to_markdown(document, pictures=True))
+    write_text(place, to_markdown(document))
     return place
 
 
@@ -218,7 +221,7 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
             Paragraph(settings(setup), tone="muted"),
             arms_table(analysis, setup, index, say),
         ]
-        drawn, _ = pictures(analysis, setup, index, styles, say)
+        drawn, _ = setup_figures(analysis, setup, index, styles, say)
         kept = [figure for figure in drawn if figure.name.endswith(_SHOWN[several])]
         blocks += [replace(figure, name=f"{question.id}-{figure.name}") for figure in kept]
         comparisons = analysis.of(setup)
@@ -263,7 +266,7 @@ def _short_name(setup: Setup) -> str:
     return ", ".join([setup_data(setup), *map(_in_words, setup_settings(setup))])
 
 
-def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words) -> Figure | None:
+def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words) -> ChartFigure | None:
     """Every change of a question in one picture, method by method, so that one sees what it depends on."""
     if len({one.measure.name for one in analysis.comparisons}) != 1:
         return None
@@ -273,7 +276,7 @@ def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words
         where = [] if alone else [one.setup.dataset.split(",")[0].split(":")[0]]
         apart = [_in_words(setting) for setting in setup_settings(one.setup)]
         told.append((": ".join([one.arm, ", ".join([*where, *apart])]), one))
-    return changes(f"{question.id}-all", told, styles, say)
+    return change_figure(f"{question.id}-all", told, styles, say)
 
 
 def _in_words(setting: str) -> str:

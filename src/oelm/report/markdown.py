@@ -5,27 +5,26 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-from .charts import Figure
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
 from .words import words
 
 _TONES = {"good": "✅ ", "bad": "❌ ", "open": "❔ "}
 
 
-def to_markdown(document: Document, pictures: bool) -> str:
-    """The report as text; with `pictures`, figures are linked from the folder beside it."""
+def to_markdown(document: Document) -> str:
+    """Return the document as Markdown. Its figures are linked from the folder `figures` beside it."""
     say = words(document.language)
     parts = [f"# {escape(document.title)}"]
     sections = [block for block in document.headings if block.level == 2]
     parts.append(f"{say('contents')}: " + " · ".join(f"[{escape(one.text)}](#{one.anchor})" for one in sections))
-    parts += [text for block in document.blocks if (text := block_text(block, pictures))]
+    parts += [block_text(block) for block in document.blocks]
     parts.append(f"---\n\n{escape(document.footer)}")
     # Where every R1, R2, ... above leads.
     parts.append("\n".join(f"[{handle}]: {_target(folder)}" for handle, folder in document.folders.items()))
     return "\n\n".join(parts) + "\n"
 
 
-def block_text(block: Block, pictures: bool = False) -> str:
+def block_text(block: Block) -> str:
     """One part of a document as Markdown."""
     if isinstance(block, Heading):
         return f'<a id="{block.anchor}"></a>\n\n{"#" * block.level} {escape(block.text)}'
@@ -35,9 +34,6 @@ def block_text(block: Block, pictures: bool = False) -> str:
         return "\n".join(f"- {_cell(item, False)}" for item in block.items)
     if isinstance(block, Table):
         return _table(block)
-    assert isinstance(block, Figure)
-    if not pictures:
-        return ""
     return f"![{escape(block.title)}](figures/{block.name}.svg)\n\n*{escape(block.title)}. {escape(block.caption)}*"
 
 

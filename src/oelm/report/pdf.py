@@ -6,8 +6,9 @@ import os
 from importlib import import_module, resources
 from pathlib import Path
 
+from matplotlib import get_data_path
+
 from ..base.files import write_bytes
-from .charts import Figure
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
 from .drawing import CJK_FONTS, FULL_WIDTH, height, width
 
@@ -43,21 +44,23 @@ def write_pdf(document: Document, path: Path) -> None:
         found = cjk_font()
         assert found is not None, "the caller looks first"
         fonts.append(found)
-    source = to_typst(document, fonts, pictures=(path.parent / "figures").is_dir())
+    source = to_typst(document, fonts)
     write_bytes(path, typst.compile(source.encode(), root=str(path.parent.resolve()), font_paths=_font_folders()))
 
 
 def _font_folders() -> list[str]:
+    """Return the folders where typst looks for fonts besides the system's: the user's, and those of the figures."""
     folder = os.environ.get(FONTS_VARIABLE)
-    return [folder] if folder else []
+    of_figures = str(Path(get_data_path(), "fonts", "ttf"))
+    return [folder, of_figures] if folder else [of_figures]
 
 
-def to_typst(document: Document, fonts: list[str], pictures: bool) -> str:
+def to_typst(document: Document, fonts: list[str]) -> str:
     """The report in typst's own language. Whatever a record says goes in as a string, never as markup."""
     head = resources.files(__package__).joinpath("page.typ").read_text(encoding="utf-8")
     families = "".join(f"{_string(font)}, " for font in fonts)
     parts = [f"heading(level: 1, {_string(document.title)})"]
-    parts += [text for block in document.blocks if (text := _block(block, pictures))]
+    parts += [_block(block) for block in document.blocks]
     language = _string(document.language)
     body = "\n".join(parts)
     return (
@@ -66,7 +69,7 @@ def to_typst(document: Document, fonts: list[str], pictures: bool) -> str:
     )
 
 
-def _block(block: Block, pictures: bool) -> str:
+def _block(block: Block) -> str:
     if isinstance(block, Heading):
         return f"heading(level: {block.level}, {_string(block.text)})"
     if isinstance(block, Paragraph):
@@ -76,9 +79,6 @@ def _block(block: Block, pictures: bool) -> str:
         return "\n".join(f"point({_string(item.tone)}, {_cell(item)})" for item in block.items)
     if isinstance(block, Table):
         return _table(block)
-    assert isinstance(block, Figure)
-    if not pictures:
-        return ""
     share = width(block) / FULL_WIDTH * min(1.0, _HIGHEST / height(block))  # a whole page holds no more
     file = _string(f"/figures/{block.name}.svg")
     return f"picture({file}, {round(100 * share)}%, {_string(block.title)}, {_string(block.caption)})"

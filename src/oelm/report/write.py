@@ -1,4 +1,4 @@
-"""Writes a report's files. A form that cannot be made here is left out with its reason; the rest is still written."""
+"""Write a report's files. A form that cannot be made here is left out and its reason given; the rest is written."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from os import PathLike
 from pathlib import Path
 
 from ..analysis import Analysis, AnalysisError, analyse
-from ..base.files import write_json, write_text
+from ..base.files import write_bytes, write_json
 from ..errors import nearest
-from . import drawing as figures
-from . import pdf
+from . import drawing, pdf
 from .compose import compose
 from .document import Document, Table
 from .html import to_html
@@ -23,14 +22,15 @@ from .tables import results_csv, results_json, table_csv, table_latex
 from .words import Words, words
 
 FORMATS = ("md", "html", "pdf")
-# The names of a report's figures and tables: the next one in the same folder removes those that it has no more.
+# The names of the figures and tables that a report wrote. The next report in the same folder removes those that it
+# does not write itself, and only names of this form.
 _LIST = "tables/files.json"
 _FILE = re.compile(r"(figures|tables)/[^/]+\.(svg|png|csv|tex)")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, what could not be, and the analysis that it shows."""
+    """The files that were written, the problems met on the way, and the analysis that they show."""
 
     analysis: Analysis
     files: tuple[Path, ...]
@@ -49,56 +49,88 @@ def write_report(
 ) -> Report:
     """Write the report of the runs in `paths` into the folder `out`: text, page, PDF, figures, tables, data.
 
-    `formats` are some of md, html and pdf; results.csv, results.json and the tables are always written.
+    `formats` are some of md, html and pdf; results.csv, results.json and the tables are always written. With `refresh`
+    the page reloads itself after so many seconds.
     """
     say = words(language)
     for name in formats:
         if name not in FORMATS:
             raise AnalysisError(f"format {name!r}.{nearest(name, FORMATS)} Formats: {', '.join(FORMATS)}")
     analysis = analyse(paths, hypotheses)
-    folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise AnalysisError(f"{folder}: a file; the report needs a folder")
-    try:
-        (folder / "tables").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnalysisError(f"{folder}: cannot be made ({error.strerror})") from None
+    folder = _make_folder(Path(out))
     document = compose(analysis, folder, language, title)
-    texts = {"results.csv": results_csv(analysis), "results.json": results_json(analysis)}
-    for name, table in _named(document.tables):
-        texts[f"tables/{name}.csv"] = table_csv(table)
-        texts[f"tables/{name}.tex"] = table_latex(table)
-    written, problems = [], list(analysis.problems)
-    drawn, missing = _draw(document, analysis, folder, say) if {"md", "pdf"} & set(formats) else ([], [])
-    written += drawn
-    problems += missing
+    problems = list(analysis.problems)
+    contents: dict[str, str | bytes] = {}
+    drawings, reason = _draw(document, formats, say)
+    problems += [reason] if reason is not None else []
+    if {"md", "pdf"} & set(formats):
+        for name, drawn in drawings.items():
+            contents |= {f"figures/{name}.png": drawn.png} if drawn.png is not None else {}
+            contents[f"figures/{name}.svg"] = drawn.svg
+    contents |= _data_files(analysis, document)
     if "md" in formats:
-        texts["report.md"] = to_markdown(document, pictures=bool(drawn))
+        contents["report.md"] = to_markdown(document)
     if "html" in formats:
-        texts["report.html"] = to_html(document, refresh)
-    for name, text in texts.items():
-        write_text(folder / name, text)
-        written.append(folder / name)
+        contents["report.html"] = to_html(document, {name: drawn.svg for name, drawn in drawings.items()}, refresh)
+    written = _write_all(contents, folder)
     if "pdf" in formats:
-        why = _typeset(document, folder / "report.pdf", say)
-        if why is None:
+        reason = _typeset(document, folder / "report.pdf", say)
+        if reason is None:
             written.append(folder / "report.pdf")
         else:
-            problems.append(why)
+            problems.append(reason)
     _remove_older(folder, written)
     return Report(analysis, tuple(written), tuple(problems))
 
 
+def _make_folder(folder: Path) -> Path:
+    if folder.exists() and not folder.is_dir():
+        raise AnalysisError(f"{folder}: is a file; the report needs a folder")
+    try:
+        (folder / "tables").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AnalysisError(f"{folder}: cannot be made ({error.strerror})") from None
+    return folder
+
+
+def _draw(document: Document, formats: Sequence[str], say: Words) -> tuple[dict[str, drawing.Drawing], str | None]:
+    """Draw the figures, and return them with the reason if their PNG files are left out.
+
+    Without a Chinese font a PNG would show boxes. SVG holds text, which is shown in the reader's fonts.
+    """
+    if not {"md", "pdf"} & set(formats):
+        return drawing.draw(document.figures, document.language), None
+    legible = document.language != "zh" or drawing.cjk_font() is not None
+    reason = say("no_png") if document.figures and not legible else None
+    return drawing.draw(document.figures, document.language, png=legible), reason
+
+
+def _data_files(analysis: Analysis, document: Document) -> dict[str, str]:
+    """Return the contents of results.csv, results.json and the files of the tables, by name."""
+    contents = {"results.csv": results_csv(analysis), "results.json": results_json(analysis)}
+    for name, table in _named(document.tables):
+        contents[f"tables/{name}.csv"] = table_csv(table)
+        contents[f"tables/{name}.tex"] = table_latex(table)
+    return contents
+
+
 def _named(tables: Sequence[Table]) -> Iterator[tuple[str, Table]]:
-    """Tables with the names of their files: two benchmarks may be called alike, in folders of their own."""
+    """Yield the tables with the names of their files; benchmarks in different folders may have the same name."""
     seen: Counter[str] = Counter()
     for table in tables:
         seen[table.name] += 1
         yield (f"{table.name}-{seen[table.name]}" if seen[table.name] > 1 else table.name), table
 
 
+def _write_all(contents: dict[str, str | bytes], folder: Path) -> list[Path]:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
+    return [folder / name for name in contents]
+
+
 def _remove_older(folder: Path, written: Sequence[Path]) -> None:
-    """Remove the figures and tables that an earlier report of other runs wrote here, and list those of this one."""
+    """Remove the figures and tables that only an earlier report wrote here, and list those of this one."""
     names = [path.relative_to(folder) for path in written]
     ours = {str(name) for name in names if name.parts[0] in ("figures", "tables")}
     for name in _listed(folder) - ours:
@@ -107,7 +139,7 @@ def _remove_older(folder: Path, written: Sequence[Path]) -> None:
 
 
 def _listed(folder: Path) -> set[str]:
-    """What the last report says that it wrote, as far as it lies where reports write."""
+    """Return the names that the last report listed, without any that is not a figure or table of a report."""
     try:
         names = json.loads((folder / _LIST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -116,30 +148,18 @@ def _listed(folder: Path) -> set[str]:
     return {name for name in listed if isinstance(name, str) and _FILE.fullmatch(name)}
 
 
-def _draw(document: Document, analysis: Analysis, folder: Path, say: Words) -> tuple[list[Path], list[str]]:
-    """The figures as files. Labels are English where no font has the language's letters: boxes help nobody."""
-    if not document.figures:
-        return [], []
-    if not figures.available():
-        return [], [say("no_matplotlib")]
-    if document.language == "zh" and figures.cjk_font() is None:
-        english = compose(analysis, folder, "en")
-        return figures.draw(english.figures, folder / "figures"), [say("figures_in_english")]
-    return figures.draw(document.figures, folder / "figures", document.language), []
-
-
 def _typeset(document: Document, path: Path, say: Words) -> str | None:
-    """Write the PDF, or say why not. One of an earlier report is removed then: it would show other runs."""
-    why = None
+    """Write the PDF, or return the reason why not. The PDF of an earlier report is removed then."""
+    reason = None
     if not pdf.available():
-        why = say("no_typst")
+        reason = say("no_typst")
     elif document.language == "zh" and pdf.cjk_font() is None:
-        why = say("no_cjk")
+        reason = say("no_cjk")
     else:
         try:
             pdf.write_pdf(document, path)
-        except RuntimeError as error:  # typst's own errors derive from it
-            why = say("pdf_failed", why=str(error).splitlines()[0])
-    if why is not None:
+        except RuntimeError as error:  # The base class of typst's errors.
+            reason = say("pdf_failed", why=str(error).splitlines()[0])
+    if reason is not None:
         path.unlink(missing_ok=True)
-    return why
+    return reason
