@@ -30,8 +30,8 @@ def prepare_data(
 ) -> None:
     """Turn text into token files, from text, JSONL, CSV or Parquet (also compressed) or a Hub dataset."""
     with errors():
+        from ..data.corpus.header import HEADER
         from ..data.corpus.prepare import prepare
-        from ..data.corpus.tokens import HEADER
 
         quiet_libraries()
         # `prepare` accepts an existing dataset only if it is the requested one; otherwise it raises.

@@ -10,7 +10,8 @@ from .corpus.tokens import Split, TokenDataset, in_memory
 from .labelled.examples import Examples, LabelledData
 from .labelled.load import builtin_labelled, open_labelled
 from .synthetic.judgements import judgement_tokenizer
-from .synthetic.stories import annotated_stories, builtin, stories
+from .synthetic.stories import annotated_stories, stories
+from .synthetic.story_corpus import builtin
 from .tokenizer import load_model_tokenizer
 
 __all__ = [

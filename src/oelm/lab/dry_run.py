@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import GPT, RANDOM, ModelConfig
-from ..data.corpus.tokens import HEADER, TokenDataset
+from ..data.corpus.header import HEADER
+from ..data.corpus.tokens import TokenDataset
 from ..errors import LabError, OelmError
 from .plan import Planned
 from .preflight import Need, needs

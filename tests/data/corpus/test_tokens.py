@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from oelm.data import DataError, TokenDataset, in_memory, prepare
-from oelm.data.corpus.tokens import dtype_for
+from oelm.data.corpus.header import dtype_for
 from tests.support.corpus import documents, gpt2_folder, write_corpus
 
 

@@ -17,22 +17,11 @@ from ..text_files import Meter
 from ..tokenizer import TextTokenizer, check_bpe_size, load_tokenizer
 from ..tokenizer import train_bpe as train_tokenizer
 from .encode import Arrays, Feeder, FeederState, encode_all
+from .header import DTYPES, HEADER, VERSION, Header, SourceHeader, SplitHeader, TokenizerHeader, dtype_for, read_header
 from .progress import Callback, Progress, reporter
 from .readers import SEPARATOR, Reading
 from .sources import Source, SplitName, resolve
-from .tokens import (
-    DTYPES,
-    HEADER,
-    TOKENIZER,
-    VERSION,
-    Header,
-    SourceHeader,
-    SplitHeader,
-    TokenDataset,
-    TokenizerHeader,
-    dtype_for,
-    read_header,
-)
+from .tokens import TOKENIZER, TokenDataset
 from .workspace import TOKENIZER_FILE, Workspace, check_free, discard, workspace
 
 # Text that a BPE is trained on at most: more changes few merges and costs memory with every new word.

@@ -13,8 +13,8 @@ from ...errors import DataError
 from .. import hub
 from ..text_files import Meter, format_of, known_suffixes
 from . import readers
+from .header import SourceHeader
 from .readers import Reading, Unit
-from .tokens import SourceHeader
 
 SplitName = Literal["train", "val"]
 

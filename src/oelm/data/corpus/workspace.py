@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from ...base.files import write_json, writing
 from ...errors import DataError, FileError
+from .header import HEADER, WORK, Header
 from .sources import SplitName, hash_file
-from .tokens import HEADER, TOKENIZER, WORK, Header
+from .tokens import TOKENIZER
 
 _JOB = "job.json"
 _CHECKPOINT = "checkpoint.json"

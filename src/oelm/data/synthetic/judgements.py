@@ -1,8 +1,8 @@
-"""Built-in synthetic judgements, for fine-tuning runs that need no download: opinions, and small questions of fact.
+"""Generate labelled sentences for fine-tuning runs that need no download: opinions, and small inferences.
 
-Both are made so that the words by themselves do not give the label. In an opinion a negation, a contrast or somebody
-else's view turns round what is said. In an inference it depends on which of two sentences says more, and on whether
-either denies it. Results on them compare methods; they say nothing about real text.
+Single words do not determine the label of either. In an opinion, a negation, a contrast or somebody else's view may
+reverse what is said. In an inference, the label depends on which of two sentences says more, and on whether either
+denies it. Results on this data compare methods; they say nothing about real text.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from ...errors import DataError
-from .portable_random import Draws
+from .random_choices import RandomChoices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TRAIN_SIZE = 2_000
 VALIDATION_SIZE = 400
-# Well below the number of different rows that there are, so that a new one is soon found.
+# Well below the number of different rows that exist, so that drawing a new one takes few attempts.
 LARGEST = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One row: a text, a second one where the question needs it, and its class."""
+    """One row: a text, the second text of an inference, and the label."""
 
     text: str
     pair: str | None
@@ -41,10 +41,10 @@ GOOD = ("good", "great", "lovely", "clever", "funny", "moving", "bright", "stron
 BAD = ("bad", "awful", "boring", "silly", "weak", "ugly", "dull", "poor", "slow", "terrible")
 PARTS = ("film", "story", "acting", "music", "ending", "cast", "plot", "script")
 OTHERS = ("my brother", "my friend", "the critic", "everybody", "my aunt", "the paper")
-# How strongly a thing is said does not change what is said.
+# How strongly an opinion is stated does not change its label.
 DEGREES = ("", "", "really ", "very ", "quite ")
-# {x} is the word that decides and {y} one of the opposite side, {p} and {q} are what they are said of, {o} is somebody
-# else, {d} and {e} are degrees. True: the form turns {x} round.
+# {x} is the word that decides and {y} one of the opposite sentiment, {p} and {q} are what they describe, {o} is another
+# person, {d} and {e} are degrees. True means that the form reverses {x}.
 PLAIN = (
     ("the {p} was {d}{x} .", False),
     ("i found the {p} {d}{x} .", False),
@@ -71,27 +71,28 @@ OPINIONS = (PLAIN, PLAIN, NEGATED, CONTRASTED, VIEWS)
 
 PEOPLE = ("anna", "ben", "clara", "david", "emma", "felix")
 THINGS = ("hats", "cups", "books", "balls", "boxes", "lamps")
-# What a sentence may say of the things besides that there are some, or none: how many, of which colour, where.
+# What a sentence may add to the fact that there are some things, or none: how many, of which colour, where.
 DETAILS = {
     "number": ("two", "three", "five", "ten"),
     "colour": ("red", "blue", "black", "white"),
     "room": ("kitchen", "cellar", "attic", "garden"),
 }
-_DETAIL, _DENIED, _DENIED_THEN, _SOMEBODY_ELSE = 0.5, 0.3, 0.5, 0.04
+# Probabilities of each detail, of a denied premise, of a denied hypothesis, and of a hypothesis about another person.
+_DETAIL, _PREMISE_DENIED, _HYPOTHESIS_DENIED, _SOMEBODY_ELSE = 0.5, 0.3, 0.5, 0.04
 
 
-def _sentiment(draws: Draws, label: str) -> Judgement:
-    form, turned = draws.one(draws.one(OPINIONS))
-    good = (label == "positive") is not turned
+def _sentiment(choices: RandomChoices, label: str) -> Judgement:
+    form, reversed_ = choices.one(choices.one(OPINIONS))
+    good = (label == "positive") is not reversed_
     same, opposite = (GOOD, BAD) if good else (BAD, GOOD)
-    p, q = draws.some(PARTS, 2)
-    fields = {"x": draws.one(same), "y": draws.one(opposite), "d": draws.one(DEGREES), "e": draws.one(DEGREES)}
-    return Judgement(form.format(p=p, q=q, o=draws.one(OTHERS), **fields), None, label)
+    p, q = choices.sample(PARTS, 2)
+    fields = {"x": choices.one(same), "y": choices.one(opposite), "d": choices.one(DEGREES), "e": choices.one(DEGREES)}
+    return Judgement(form.format(p=p, q=q, o=choices.one(OTHERS), **fields), None, label)
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """That somebody has things with certain details, or has none of them."""
+    """The claim that a person has things with certain details, or has none of them."""
 
     person: str
     thing: str
@@ -106,38 +107,40 @@ class _Claim:
 
 
 def _follows(premise: _Claim, hypothesis: _Claim) -> str:
-    """What a premise makes of a hypothesis. Who has red hats has hats; who has no hats has no red ones."""
+    """Return the label of a pair: having red hats implies having hats, and having no hats implies no red ones."""
     wider, narrower = (premise, hypothesis) if premise.denied else (hypothesis, premise)
     if premise.person != hypothesis.person or not wider.details.items() <= narrower.details.items():
         return "neutral"
     return "entailment" if premise.denied == hypothesis.denied else "contradiction"
 
 
-def _inference(draws: Draws, label: str) -> Judgement:
+def _inference(choices: RandomChoices, label: str) -> Judgement:
     while True:
-        person, somebody_else = draws.some(PEOPLE, 2)
-        thing = draws.one(THINGS)
-        world = {name: draws.one(words) for name, words in DETAILS.items()}
-        premise = _claim(draws, person, thing, world, _DENIED)
-        about = somebody_else if draws.random() < _SOMEBODY_ELSE else person
-        hypothesis = _claim(draws, about, thing, world, _DENIED_THEN)
+        person, somebody_else = choices.sample(PEOPLE, 2)
+        thing = choices.one(THINGS)
+        world = {name: choices.one(words) for name, words in DETAILS.items()}
+        premise = _claim(choices, person, thing, world, _PREMISE_DENIED)
+        about = somebody_else if choices.random() < _SOMEBODY_ELSE else person
+        hypothesis = _claim(choices, about, thing, world, _HYPOTHESIS_DENIED)
         if _follows(premise, hypothesis) == label:
             return Judgement(str(premise), str(hypothesis), label)
 
 
-def _claim(draws: Draws, person: str, thing: str, world: dict[str, str], share_denied: float) -> _Claim:
-    denied = draws.random() < share_denied
-    told = {name: value for name, value in world.items() if draws.random() < _DETAIL}
+def _claim(choices: RandomChoices, person: str, thing: str, world: dict[str, str], share_denied: float) -> _Claim:
+    denied = choices.random() < share_denied
+    stated = {name: value for name, value in world.items() if choices.random() < _DETAIL}
     if denied:
-        told.pop("number", None)  # "no" stands in its place
-    return _Claim(person, thing, denied, told)
+        stated.pop("number", None)  # "no" is written instead
+    return _Claim(person, thing, denied, stated)
 
 
 @dataclass(frozen=True)
 class _Kind:
+    """One kind of data: its labels, the prompt for text-to-text models, and the function that makes a row."""
+
     labels: tuple[str, ...]
     prompt: str
-    make: Callable[[Draws, str], Judgement]
+    make: Callable[[RandomChoices, str], Judgement]
 
 
 KINDS = {
@@ -149,28 +152,28 @@ KINDS = {
 
 
 def judgements(kind: str, seed: int, count: int) -> list[Judgement]:
-    """`count` different rows, their classes in turn; a smaller count gives the beginning of a larger one."""
+    """Return `count` different rows whose labels alternate; a smaller count gives the beginning of a larger one."""
     if kind not in KINDS:
         raise DataError(f"no built-in judgements called {kind!r}: there are {', '.join(KINDS)}")
     if seed < 0 or not 0 < count <= LARGEST:
         raise DataError(f"seed {seed}, {count:,} rows: the seed must not be negative, the rows 1 to {LARGEST:,} in all")
-    draws = Draws(f"oelm {kind} {seed}")
+    choices = RandomChoices(f"oelm {kind} {seed}")
     rows: dict[tuple[str, str | None], Judgement] = {}
     for label in cycle(KINDS[kind].labels):
         if len(rows) >= count:
             break
-        row = KINDS[kind].make(draws, label)
+        row = KINDS[kind].make(choices, label)
         while (row.text, row.pair) in rows:
-            row = KINDS[kind].make(draws, label)
+            row = KINDS[kind].make(choices, label)
         rows[row.text, row.pair] = row
     return list(rows.values())
 
 
 def judgement_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words whose vocabulary is every word that a judgement, its prompt or its answer can hold.
+    """Return a word-level tokenizer whose vocabulary is every word of the judgements, their prompts and answers.
 
-    It frames a text as BERT does, `[CLS] text [SEP] pair [SEP]` with token types; `[CLS]` and `[SEP]` are also the
-    beginning and the end for a model that writes.
+    It adds special tokens as BERT does, `[CLS] text [SEP] pair [SEP]` with token types. `[CLS]` and `[SEP]` are also
+    the BOS and EOS tokens of text-to-text models.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -195,7 +198,7 @@ def _backend() -> Tokenizer:
     texts = [*GOOD, *BAD, *PARTS, *OTHERS, *DEGREES, *forms, *PEOPLE, *THINGS, *claims, *kinds]
     words = {word for text in texts for word in re.findall(r"\w+|[^\w\s]", re.sub(r"\{.*?\}", " ", text))}
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    vocabulary = {word: place for place, word in enumerate((*special, *sorted(words)))}
+    vocabulary = {word: index for index, word in enumerate((*special, *sorted(words)))}
     backend = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])

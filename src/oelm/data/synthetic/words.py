@@ -1,7 +1,7 @@
-"""The words and sentences that the built-in stories are made of.
+"""The words and sentences of the built-in stories.
 
-In a sentence {a} and {b} are people, {x} is a thing, {c} its colour, {p} where it lies, {k} a kind of pet, {n} a
-pet's name, {f} a food, {t} a place in town, {w} weather, {m} a time, {d} and {d2} are doings. In a sentence that
+In a sentence, {a} and {b} are people, {x} is a thing, {c} its colour, {p} its spot, {k} a kind of pet, {n} a pet's
+name, {f} a food, {t} a location in town, {w} weather, {m} a time, {d} and {d2} are activities. In a sentence that
 recalls a fact, {?} is the answer.
 """
 

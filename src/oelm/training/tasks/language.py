@@ -16,7 +16,7 @@ from ...config import RunConfig
 from ...data.corpus.batches import Windows
 from ...data.corpus.tokens import TokenDataset
 from ...data.labelled.tasks import BUILTIN
-from ...data.synthetic.stories import builtin
+from ...data.synthetic.story_corpus import builtin
 from ...errors import ConfigError
 from ...models.language import build_for_run
 from .base import IGNORED, Batch, Figures, Task
