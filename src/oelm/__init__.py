@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     )
     from .method.apply import apply
     from .method.audit import audit
-    from .method.families import Family, Fused, Stack, register_family
+    from .method.families import register_family
     from .method.freeze_report import FreezeReport
     from .method.layers import OrthogonalLinear, OrthogonalMultiHeadAttention
+    from .method.layout import Family, Fused, Stack
     from .method.seal import Verification, verify
     from .method.spec import Adapter, FeedForward, Method, Projection, Schedule
     from .models.export import export
@@ -45,9 +46,9 @@ _HOME = {
     "ModelError": "errors",
     "OelmError": "errors",
     "TrainingError": "errors",
-    "Family": "method.families",
-    "Fused": "method.families",
-    "Stack": "method.families",
+    "Family": "method.layout",
+    "Fused": "method.layout",
+    "Stack": "method.layout",
     "register_family": "method.families",
     "FeedForward": "method.spec",
     "Method": "method.spec",

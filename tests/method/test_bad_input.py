@@ -425,3 +425,8 @@ def test_a_known_family_is_not_replaced_by_accident(own_type):
     with pytest.raises(FamilyError, match="has a family already; pass replace_existing=True"):
         register_own()
     register_own(replace_existing=True)
+
+
+def test_a_misspelt_keyword_of_a_family_is_refused(own_type):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'blok'"):
+        register_own(blok="blocks.*")

@@ -373,7 +373,7 @@ def test_a_reach_that_does_not_fit_is_refused(reach, said):
 
 
 def test_reach_belongs_to_a_matrix_core():
-    with pytest.raises(MethodError, match="reach 2 is that of a matrix core"):
+    with pytest.raises(MethodError, match=r"reach 2 .*core 'matrix', but core is 'none'"):
         Method.load({"preset": "oelm-freeze", "reach": 2})
 
 

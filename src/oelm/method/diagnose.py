@@ -1,4 +1,4 @@
-"""Shows what a method does to a model by doing it: the audit, some real optimiser steps, and which tensors moved."""
+"""Tests a method on a model: applies it, takes real optimiser steps, and compares every tensor before and after."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _BATCH, _LENGTH = 4, 12
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The audit before and what the optimiser steps moved; `healthy` if just what should train did."""
+    """The report before the optimiser steps, and which tensors they changed.
+
+    `healthy` is True when every trainable tensor changed and no frozen one did.
+    """
 
     report: FreezeReport
     losses: tuple[float, ...]
@@ -35,6 +38,7 @@ class Diagnosis:
         return not self.frozen_but_moved and not self.trainable_but_still
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain data, for JSON."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "report"}
         return {"healthy": self.healthy, **fields, "report": self.report.to_dict()}
 
@@ -47,9 +51,9 @@ def diagnose(
     learning_rate: float = 1e-3,
     weight_decay: float = 0.1,
 ) -> Diagnosis:
-    """Apply the method (none: take the model as it is), train for a few steps of AdamW, and compare every tensor.
+    """Apply the method, train for a few steps of AdamW, and return which tensors changed.
 
-    The model is changed: it has the method, and it was trained.
+    Without a method the model is tested as it is. The model is changed: it has the method, and it was trained.
     """
     report = audit(model) if method is None else apply(model, method, seed)
     parameters = dict(model.named_parameters())
@@ -57,7 +61,7 @@ def diagnose(
     losses = train_steps(model, steps, seed, learning_rate, weight_decay)
     after = {name: content_hash(parameter) for name, parameter in parameters.items()}
     moved = tuple(name for name in parameters if before[name] != after[name])
-    still = (name for name, parameter in parameters.items() if parameter.requires_grad and before[name] == after[name])
+    still = tuple(name for name, p in parameters.items() if p.requires_grad and before[name] == after[name])
     frozen_moved = tuple(name for name in moved if not parameters[name].requires_grad)
     verification = "no method is recorded in this model"
     if record_of(model) is not None:
@@ -66,13 +70,13 @@ def diagnose(
         except OelmError as error:
             verification = str(error)
             frozen_moved = frozen_moved or ("see the verification",)
-    return Diagnosis(report, losses, moved, frozen_moved, tuple(still), verification)
+    return Diagnosis(report, losses, moved, frozen_moved, still, verification)
 
 
 def train_steps(
     model: nn.Module, steps: int, seed: int = 0, learning_rate: float = 1e-3, weight_decay: float = 0.1
 ) -> tuple[float, ...]:
-    """Whole AdamW steps with weight decay on a built-in batch. The optimiser gets every trainable parameter."""
+    """Train every trainable parameter with AdamW on a built-in batch, and return the loss of each step."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise OelmError("nothing in this model is trainable")
@@ -93,13 +97,13 @@ def train_steps(
 
 
 def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
-    """A small random batch that a model of this class takes: padded text or images, with labels where it takes any."""
+    """Return a small random batch for a model of this class: padded text or images, with labels where it takes any."""
     config: Any = model.config
-    takes = inspect.signature(model.forward).parameters
+    arguments = inspect.signature(model.forward).parameters
     rng = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     batch: dict[str, Tensor] = {}
-    if "pixel_values" in takes:
+    if "pixel_values" in arguments:
         size = config.image_size
         batch["pixel_values"] = torch.randn(_BATCH, config.num_channels, size, size, generator=rng)
     else:
@@ -108,12 +112,12 @@ def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
         if isinstance(end_of_text, int) and end_of_text < config.vocab_size:
             ids[:, -1] = end_of_text  # some classifiers read the state at that token
         batch["input_ids"] = ids
-        if "attention_mask" in takes:
+        if "attention_mask" in arguments:
             batch["attention_mask"] = torch.ones_like(ids)
             batch["attention_mask"][0, -_LENGTH // 3 :] = 0
     if getattr(config, "add_cross_attention", False):
         batch["encoder_hidden_states"] = torch.randn(_BATCH, 5, config.hidden_size, generator=rng)
-    if "labels" in takes:
+    if "labels" in arguments:
         kind = type(model).__name__
         if "SequenceClassification" in kind or "ImageClassification" in kind:
             batch["labels"] = torch.randint(0, config.num_labels, (_BATCH,), generator=rng)
@@ -126,7 +130,7 @@ def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
 
 
 def _loss(output: Any) -> Tensor:
-    """The model's own loss, or, for a model without one, the mean square of all it puts out."""
+    """Return the model's own loss or, for a model without one, the mean square of all its outputs."""
     if getattr(output, "loss", None) is not None:
         return output.loss  # type: ignore[no-any-return]
     tensors = [value for value in output.values() if isinstance(value, Tensor) and value.is_floating_point()]

@@ -1,83 +1,27 @@
-"""Where Q, K, V, O and the feed-forward matrices live in each model family, and how they are fused: data.
+"""The table of model families: where Q, K, V, O and the feed-forward matrices live in each, and how they are fused.
 
 An entry names paths below the model's base model (`bert`, `transformer`, `model`, or the model itself). `*` in a
-block's path stands for any index. A family that is not here can be added by its user: see `register_family`.
+block's path stands for any index. A user adds a family that is not here with `register_family`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, TypedDict, Unpack
 
 from ..errors import FamilyError, nearest
+from .layout import Config, Family, FromConfig, Fused, Stack
 from .spec import Kind
-
-Config = Any  # a transformers config: every family has its own class
-# A value of the config: its attribute's name, or a function of the config.
-FromConfig = str | Callable[[Config], Any]
-
-
-@dataclass(frozen=True)
-class Fused:
-    """One Linear or Conv1D that holds several projections.
-
-    `layout` is the order of its output rows: "blocks" for all of Q, all of K, all of V; "groups" for the queries of
-    one key-value head, its key, its value, then the next (with as many key-value heads as heads: per head q, k, v).
-    """
-
-    path: str
-    roles: tuple[Literal["q", "k", "v"], ...] = ("q", "k", "v")
-    layout: Literal["blocks", "groups"] | Callable[[Config], Literal["blocks", "groups"]] = "blocks"
-
-
-@dataclass(frozen=True)
-class Stack:
-    """A run of blocks that each hold one attention of one kind. All paths but `block` are below the block.
-
-    Where a block holds a second attention (cross-attention), its feed-forward layer is named in one of the two stacks.
-    """
-
-    kind: Kind
-    block: str
-    layers: FromConfig
-    q: str = ""
-    k: str = ""
-    v: str = ""
-    o: str = ""
-    fused: Fused | None = None
-    ffn_in: tuple[str, ...] | Callable[[Config], tuple[str, ...]] = ()
-    ffn_out: str = ""
-    heads: FromConfig = "num_attention_heads"
-    kv_heads: FromConfig | None = None
-    present: Callable[[Config], bool] = lambda config: True
-
-
-@dataclass(frozen=True)
-class Family:
-    """A layout shared by one or more model types.
-
-    meets        what Q and K meet besides each other (rotary positions, a norm, relative positions), if anything:
-                 a core then goes on each side instead of between them
-    qk_norm      Q and K are normalised after their projections, which cancels any scale
-    scales       the attention divides its scores by sqrt(d_head) itself; where it does not, Q's matrix carries that
-    shared       one block serves all layers, so there are no layers to choose from
-    """
-
-    stacks: tuple[Stack, ...]
-    meets: Callable[[Config], str | None] = lambda config: None
-    qk_norm: bool = False
-    scales: Callable[[Config], bool] = lambda config: True
-    shared: bool = False
 
 
 def family_of(model_type: str) -> Family:
-    """The family of a model type, or an error that says how to register one."""
+    """Return the family of a model type. Raise, with the way to register one, where there is none."""
     if model_type not in _FAMILIES:
         raise FamilyError(
             f"unknown model_type {model_type!r}.{nearest(model_type, _FAMILIES)} Known: {', '.join(known_types())}. "
-            "If it is built like one of these, register it with family=family_of('t5'), from oelm.families, or that "
-            "one's name. Else, if it has attention, say where its projections live, for instance:\n"
+            "If it is built like one of these, register it with that one's family, for instance "
+            "family=family_of('t5'), with family_of from oelm.method.families. Otherwise, if it has attention, say "
+            "where its projections live, for instance:\n"
             f"  oelm.register_family({model_type!r}, block='encoder.layer.*', q='attention.self.query', "
             "k='attention.self.key', v='attention.self.value', o='attention.output.dense', "
             "ffn_in='intermediate.dense', ffn_out='output.dense')"
@@ -86,59 +30,69 @@ def family_of(model_type: str) -> Family:
 
 
 def known_types() -> list[str]:
-    """Every model type that has a family, in order."""
+    """Return every model type that has a family, in alphabetical order."""
     return sorted(_FAMILIES)
 
 
+class StackLayout(TypedDict, total=False):
+    """The keywords of `register_family` that describe a family of one stack of blocks.
+
+    block                   the path of the blocks below the base model, such as 'encoder.layer.*'
+    q, k, v, o              paths of the projections below a block; without those that `fused` holds
+    fused                   the one projection that holds several of them
+    ffn_in, ffn_out         paths of the feed-forward matrices; ffn_in may name several
+    kind                    'encoder' (the default), 'decoder' or 'cross'
+    layers, heads, kv_heads fields of the config with those numbers, or functions of it
+    rotary, qk_norm         whether positions rotate Q and K, and whether a norm follows their projections
+    """
+
+    block: str
+    q: str
+    k: str
+    v: str
+    o: str
+    ffn_in: str | tuple[str, ...]
+    ffn_out: str
+    fused: Fused | None
+    kind: Kind
+    layers: FromConfig
+    heads: FromConfig
+    kv_heads: FromConfig | None
+    rotary: bool
+    qk_norm: bool
+
+
 def register_family(
-    model_type: str,
-    *,
-    block: str = "",
-    q: str = "",
-    k: str = "",
-    v: str = "",
-    o: str = "",
-    ffn_in: str | tuple[str, ...] = (),
-    ffn_out: str = "",
-    fused: Fused | None = None,
-    kind: Kind = "encoder",
-    layers: FromConfig = "num_hidden_layers",
-    heads: FromConfig = "num_attention_heads",
-    kv_heads: FromConfig | None = None,
-    rotary: bool = False,
-    qk_norm: bool = False,
-    family: Family | None = None,
-    replace_existing: bool = False,
+    model_type: str, *, family: Family | None = None, replace_existing: bool = False, **layout: Unpack[StackLayout]
 ) -> Family:
-    """Teach oelm a model type: by its paths (one stack of separate or fused projections), or by a whole `Family`."""
+    """Teach oelm a model type, by its paths or by a whole `Family`, and return the family.
+
+    The paths are keywords that describe one stack of blocks with separate or fused projections: see `StackLayout`.
+    """
+    unknown = [name for name in layout if name not in StackLayout.__annotations__]
+    if unknown:
+        raise TypeError(f"register_family() got an unexpected keyword argument {unknown[0]!r}")
     if model_type in _FAMILIES and not replace_existing:
         raise FamilyError(f"model_type {model_type!r} has a family already; pass replace_existing=True to change it")
-    if family is None:
-        if not block:
-            raise FamilyError(f"register_family({model_type!r}): name the block's path, such as 'encoder.layer.*'")
-        separate = {"q": q, "k": k, "v": v}
-        in_fused: tuple[str, ...] = fused.roles if fused else ()
-        unnamed = [role for role, path in separate.items() if not path and role not in in_fused]
-        if unnamed:
-            raise FamilyError(f"register_family({model_type!r}): no path for {', '.join(unnamed)}")
-        ffn = (ffn_in,) if isinstance(ffn_in, str) else tuple(ffn_in)
-        stack = Stack(
-            kind, block, layers, q, k, v, o, fused, tuple(path for path in ffn if path), ffn_out, heads, kv_heads
-        )
-        met = "rotary positions" if rotary else "a norm" if qk_norm else None
-        family = Family((stack,), meets=lambda config: met, qk_norm=qk_norm)
-    _FAMILIES[model_type] = family
-    return family
+    _FAMILIES[model_type] = family or _family_of_one_stack(model_type, layout)
+    return _FAMILIES[model_type]
 
 
-def read(config: Config, source: FromConfig) -> Any:
-    """A value of the config, by attribute name or function; an error that names the field if it is not there."""
-    if not isinstance(source, str):
-        return source(config)
-    value = getattr(config, source, None)
-    if value is None:
-        raise FamilyError(f"the config of model_type {config.model_type!r} has no field {source!r}")
-    return value
+def _family_of_one_stack(model_type: str, layout: StackLayout) -> Family:
+    """Return the family that the keywords of `register_family` describe. Raise where a path is missing."""
+    fields: dict[str, Any] = {"block": "", "kind": "encoder", **layout}
+    if not fields["block"]:
+        raise FamilyError(f"register_family({model_type!r}): name the block's path, such as 'encoder.layer.*'")
+    rotary, qk_norm = fields.pop("rotary", False), fields.pop("qk_norm", False)
+    ffn_in = fields.pop("ffn_in", ())
+    paths = (ffn_in,) if isinstance(ffn_in, str) else tuple(ffn_in)
+    stack = Stack(**fields, ffn_in=tuple(path for path in paths if path))
+    in_fused: tuple[str, ...] = stack.fused.roles if stack.fused else ()
+    unnamed = [role for role in ("q", "k", "v") if not getattr(stack, role) and role not in in_fused]
+    if unnamed:
+        raise FamilyError(f"register_family({model_type!r}): no path for {', '.join(unnamed)}")
+    meets = "rotary positions" if rotary else "a norm" if qk_norm else None
+    return Family((stack,), meets=lambda config: meets, qk_norm=qk_norm)
 
 
 def _rotary(config: Config) -> str | None:
@@ -160,7 +114,7 @@ def _falcon_layout(config: Config) -> Literal["blocks", "groups"]:
 
 
 def _bert_stack(kind: Kind, attention: str, **paths: Any) -> Stack:
-    """The BERT-like block: names that many families copied."""
+    """Return a stack with BERT's names, which many families copied."""
     named: dict[str, Any] = {
         "q": f"{attention}.query",
         "k": f"{attention}.key",
@@ -169,12 +123,18 @@ def _bert_stack(kind: Kind, attention: str, **paths: Any) -> Stack:
         "ffn_in": ("intermediate.dense",),
         "ffn_out": "output.dense",
     }
-    return Stack(kind, "encoder.layer.*", "num_hidden_layers", **{**named, **paths})
+    return Stack(kind, "encoder.layer.*", **{**named, **paths})
 
 
 def _projections(attention: str, o: str = "o_proj") -> dict[str, Any]:
-    """The q_proj/k_proj/v_proj names of most decoders."""
+    """Return the q_proj/k_proj/v_proj paths of most decoders."""
     return {"q": f"{attention}.q_proj", "k": f"{attention}.k_proj", "v": f"{attention}.v_proj", "o": f"{attention}.{o}"}
+
+
+def _one_stack(kind: Kind, block: str, **fields: Any) -> Family:
+    """Return a family of one stack: `meets`, `scales` and `shared` are the family's fields, all others the stack's."""
+    of_family = {name: fields.pop(name) for name in ("meets", "scales", "shared") if name in fields}
+    return Family((Stack(kind, block, **fields),), **of_family)
 
 
 _BERT = Family(
@@ -190,35 +150,27 @@ _BERT = Family(
         ),
     )
 )
-_DISTILBERT = Family(
-    (
-        Stack(
-            "encoder",
-            "transformer.layer.*",
-            "n_layers",
-            q="attention.q_lin",
-            k="attention.k_lin",
-            v="attention.v_lin",
-            o="attention.out_lin",
-            ffn_in=("ffn.lin1",),
-            ffn_out="ffn.lin2",
-        ),
-    )
+_DISTILBERT = _one_stack(
+    "encoder",
+    "transformer.layer.*",
+    layers="n_layers",
+    q="attention.q_lin",
+    k="attention.k_lin",
+    v="attention.v_lin",
+    o="attention.out_lin",
+    ffn_in=("ffn.lin1",),
+    ffn_out="ffn.lin2",
 )
-_ALBERT = Family(
-    (
-        Stack(
-            "encoder",
-            "encoder.albert_layer_groups.*.albert_layers.*",
-            lambda config: config.num_hidden_groups * config.inner_group_num,
-            q="attention.query",
-            k="attention.key",
-            v="attention.value",
-            o="attention.dense",
-            ffn_in=("ffn",),
-            ffn_out="ffn_output",
-        ),
-    ),
+_ALBERT = _one_stack(
+    "encoder",
+    "encoder.albert_layer_groups.*.albert_layers.*",
+    layers=lambda config: config.num_hidden_groups * config.inner_group_num,
+    q="attention.query",
+    k="attention.key",
+    v="attention.value",
+    o="attention.dense",
+    ffn_in=("ffn",),
+    ffn_out="ffn_output",
     shared=True,
 )
 _DEBERTA_V2 = Family(
@@ -245,38 +197,21 @@ _MPNET = Family(
         ),
     )
 )
-_MODERNBERT = Family(
-    (
-        Stack(
-            "encoder",
-            "layers.*",
-            "num_hidden_layers",
-            fused=Fused("attn.Wqkv"),
-            o="attn.Wo",
-            ffn_in=("mlp.Wi",),
-            ffn_out="mlp.Wo",
-        ),
-    ),
+_MODERNBERT = _one_stack(
+    "encoder",
+    "layers.*",
+    fused=Fused("attn.Wqkv"),
+    o="attn.Wo",
+    ffn_in=("mlp.Wi",),
+    ffn_out="mlp.Wo",
     meets=_rotary,
 )
-_VIT = Family(
-    (
-        Stack(
-            "encoder",
-            "layers.*",
-            "num_hidden_layers",
-            **_projections("attention"),
-            ffn_in=("mlp.fc1",),
-            ffn_out="mlp.fc2",
-        ),
-    )
-)
+_VIT = _one_stack("encoder", "layers.*", **_projections("attention"), ffn_in=("mlp.fc1",), ffn_out="mlp.fc2")
 _GPT2 = Family(
     (
         Stack(
             "decoder",
             "h.*",
-            "num_hidden_layers",
             fused=Fused("attn.c_attn"),
             o="attn.c_proj",
             ffn_in=("mlp.c_fc",),
@@ -285,7 +220,6 @@ _GPT2 = Family(
         Stack(
             "cross",
             "h.*",
-            "num_hidden_layers",
             q="crossattention.q_attn",
             fused=Fused("crossattention.c_attn", roles=("k", "v")),
             o="crossattention.c_proj",
@@ -294,100 +228,61 @@ _GPT2 = Family(
     ),
     scales=lambda config: config.scale_attn_weights,
 )
-_OPT = Family(
-    (
-        Stack(
-            "decoder",
-            "decoder.layers.*",
-            "num_hidden_layers",
-            **_projections("self_attn", o="out_proj"),
-            ffn_in=("fc1",),
-            ffn_out="fc2",
-        ),
-    )
+_OPT = _one_stack(
+    "decoder", "decoder.layers.*", **_projections("self_attn", o="out_proj"), ffn_in=("fc1",), ffn_out="fc2"
 )
-_GPT_NEOX = Family(
-    (
-        Stack(
-            "decoder",
-            "layers.*",
-            "num_hidden_layers",
-            fused=Fused("attention.query_key_value", layout="groups"),
-            o="attention.dense",
-            ffn_in=("mlp.dense_h_to_4h",),
-            ffn_out="mlp.dense_4h_to_h",
-        ),
-    ),
+_GPT_NEOX = _one_stack(
+    "decoder",
+    "layers.*",
+    fused=Fused("attention.query_key_value", layout="groups"),
+    o="attention.dense",
+    ffn_in=("mlp.dense_h_to_4h",),
+    ffn_out="mlp.dense_4h_to_h",
     meets=_rotary,
 )
-_GPTJ = Family(
-    (
-        Stack(
-            "decoder",
-            "h.*",
-            "num_hidden_layers",
-            **_projections("attn", o="out_proj"),
-            ffn_in=("mlp.fc_in",),
-            ffn_out="mlp.fc_out",
-        ),
-    ),
+_GPTJ = _one_stack(
+    "decoder",
+    "h.*",
+    **_projections("attn", o="out_proj"),
+    ffn_in=("mlp.fc_in",),
+    ffn_out="mlp.fc_out",
     meets=_rotary,
 )
-_LLAMA = Family(
-    (
-        Stack(
-            "decoder",
-            "layers.*",
-            "num_hidden_layers",
-            **_projections("self_attn"),
-            ffn_in=("mlp.gate_proj", "mlp.up_proj"),
-            ffn_out="mlp.down_proj",
-            kv_heads="num_key_value_heads",
-        ),
-    ),
+_LLAMA = _one_stack(
+    "decoder",
+    "layers.*",
+    **_projections("self_attn"),
+    ffn_in=("mlp.gate_proj", "mlp.up_proj"),
+    ffn_out="mlp.down_proj",
+    kv_heads="num_key_value_heads",
     meets=_rotary,
 )
-_PHI3 = Family(
-    (
-        Stack(
-            "decoder",
-            "layers.*",
-            "num_hidden_layers",
-            fused=Fused("self_attn.qkv_proj"),
-            o="self_attn.o_proj",
-            ffn_in=("mlp.gate_up_proj",),
-            ffn_out="mlp.down_proj",
-            kv_heads="num_key_value_heads",
-        ),
-    ),
+_PHI3 = _one_stack(
+    "decoder",
+    "layers.*",
+    fused=Fused("self_attn.qkv_proj"),
+    o="self_attn.o_proj",
+    ffn_in=("mlp.gate_up_proj",),
+    ffn_out="mlp.down_proj",
+    kv_heads="num_key_value_heads",
     meets=_rotary,
 )
-_FALCON = Family(
-    (
-        Stack(
-            "decoder",
-            "h.*",
-            "num_hidden_layers",
-            fused=Fused("self_attention.query_key_value", layout=_falcon_layout),
-            o="self_attention.dense",
-            ffn_in=("mlp.dense_h_to_4h",),
-            ffn_out="mlp.dense_4h_to_h",
-            kv_heads=_falcon_kv_heads,
-        ),
-    ),
+_FALCON = _one_stack(
+    "decoder",
+    "h.*",
+    fused=Fused("self_attention.query_key_value", layout=_falcon_layout),
+    o="self_attention.dense",
+    ffn_in=("mlp.dense_h_to_4h",),
+    ffn_out="mlp.dense_4h_to_h",
+    kv_heads=_falcon_kv_heads,
     meets=lambda config: None if config.alibi else "rotary positions",
 )
-_OELM_GPT = Family(
-    (
-        Stack(
-            "decoder",
-            "h.*",
-            "num_hidden_layers",
-            **_projections("attn"),
-            ffn_in=("mlp.fc_in",),
-            ffn_out="mlp.fc_out",
-        ),
-    ),
+_OELM_GPT = _one_stack(
+    "decoder",
+    "h.*",
+    **_projections("attn"),
+    ffn_in=("mlp.fc_in",),
+    ffn_out="mlp.fc_out",
     meets=lambda config: "rotary positions" if config.positions == "rotary" else None,
 )
 
@@ -401,7 +296,7 @@ def _t5_stack(kind: Kind, side: str, attention: str, ffn: str = "") -> Stack:
     return Stack(
         kind,
         f"{side}.block.*",
-        "num_layers" if side == "encoder" else "num_decoder_layers",
+        layers="num_layers" if side == "encoder" else "num_decoder_layers",
         q=f"{attention}.q",
         k=f"{attention}.k",
         v=f"{attention}.v",
@@ -426,7 +321,7 @@ def _bart_stack(kind: Kind, side: str, attention: str) -> Stack:
     return Stack(
         kind,
         f"{side}.layers.*",
-        f"{side}_layers",
+        layers=f"{side}_layers",
         **_projections(attention, o="out_proj"),
         ffn_in=("fc1",) if kind == side else (),
         ffn_out="fc2" if kind == side else "",

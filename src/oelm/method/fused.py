@@ -1,7 +1,7 @@
-"""Turns a fused QKV projection into separate Linears and back, bit for bit.
+"""Splits a fused QKV projection into separate Linears, and fuses them again, bit for bit.
 
-Freezing a slice of a fused weight by masking its gradient is no freezing: weight decay still moves it. A frozen part
-needs a parameter of its own.
+Masking the gradient of a slice of a fused weight does not freeze it: weight decay still moves it. A frozen part needs
+a parameter of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from .families import Fused
+from .layout import Fused
 from .projections import Replaced, SplitProjection
 from .sites import is_projection, weight_matrix
 
@@ -20,7 +20,7 @@ Layout = Literal["blocks", "groups"]
 
 
 def unfuse(module: nn.Module, fused: Fused, heads: int, kv_heads: int) -> SplitProjection:
-    """The separate projections of a fused one, each a Linear with its own rows of the weight and bias."""
+    """Return the separate projections of a fused one, each a Linear with its own rows of the weight and bias."""
     if not is_projection(module):
         raise ModelError(
             f"{fused.path} is a {type(module).__name__}, not a plain Linear or Conv1D: it cannot be unfused"
@@ -36,7 +36,7 @@ def unfuse(module: nn.Module, fused: Fused, heads: int, kv_heads: int) -> SplitP
 
 
 def fuse(split: SplitProjection, heads: int) -> nn.Module:
-    """The fused projection that `unfuse` split. Its parts must be plain Linears; a missing bias counts as zero."""
+    """Return the fused projection that `unfuse` split. Its parts must be plain Linears; no bias counts as zero."""
     parts = {role: split.get_submodule(role) for role in split.parts}
     for role, part in parts.items():
         if type(part) is not nn.Linear:
@@ -56,7 +56,7 @@ def fuse(split: SplitProjection, heads: int) -> nn.Module:
 
 
 def _rows(total: int, roles: tuple[str, ...], layout: Layout, heads: int, kv_heads: int) -> dict[str, Tensor]:
-    """Which output rows of the fused projection belong to each role."""
+    """Return which output rows of the fused projection belong to each role."""
     per_group = {"q": heads // kv_heads, "k": 1, "v": 1}
     shares = {role: per_group[role] * kv_heads for role in roles}
     d_head, rest = divmod(total, sum(shares.values()))
@@ -70,13 +70,14 @@ def _rows(total: int, roles: tuple[str, ...], layout: Layout, heads: int, kv_hea
 
 
 def _take(tensor: Tensor, index: Tensor) -> Tensor:
+    """Return a copy of some rows of a tensor; on the meta device, which has no values, only its shape."""
     if tensor.device.type == "meta":
         return tensor.new_empty(len(index), *tensor.shape[1:])
     return tensor.detach()[index]
 
 
 def _linear(weight: Tensor, bias: Tensor | None, like: nn.Module) -> nn.Linear:
-    """A Linear that owns these tensors, trainable as the module it comes from was."""
+    """Return a Linear that owns these tensors, trainable where the module it comes from was."""
     rows, width = weight.shape
     linear = nn.Linear(width, rows, bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(weight.contiguous(), cast(Tensor, like.weight).requires_grad)

@@ -1,4 +1,4 @@
-"""Plain modules for people who build their own networks: an orthogonal Linear, and attention with frozen Q and K."""
+"""Modules for networks of one's own: an orthogonal Linear, and attention with frozen Q and K."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .matrices import factor_qr
 class OrthogonalLinear(nn.Linear):
     """A Linear whose weight has orthonormal rows (columns where it is taller than wide), frozen or not.
 
-    `heads` cuts the rows into blocks that are orthonormal each on their own. The matrix is Haar-distributed and drawn
-    from torch's global generator, as every torch module's first weights are.
+    `heads` splits the rows into blocks that are orthonormal each by itself. The matrix is Haar-distributed and drawn
+    from torch's global generator, as the initial weights of every torch module are.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class OrthogonalLinear(nn.Linear):
         super().__init__(in_features, out_features, bias)
 
     def reset_parameters(self) -> None:
+        """Draw a new orthogonal weight and set the bias to zero; torch's constructor calls this."""
         drawn = torch.randn(self.out_features, self.in_features, dtype=torch.float32)
         with torch.no_grad():
             self.weight.copy_(factor_qr(drawn, self.heads)[1])
@@ -55,7 +56,10 @@ class OrthogonalMultiHeadAttention(nn.Module):
         self.o_proj = nn.Linear(d_model, d_model, bias)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """`hidden` is (batch, length, d_model); `mask` as in torch's scaled_dot_product_attention."""
+        """Return the attention's output for `hidden` (batch, length, d_model).
+
+        `mask` and `is_causal` are those of torch's scaled_dot_product_attention.
+        """
         projections = (self.q_proj, self.k_proj, self.v_proj)
         query, key, value = (p(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in projections)
         dropout = self.dropout if self.training else 0.0

@@ -1,9 +1,9 @@
 """Orthonormal and other matrices for projections: pure functions, seeded by name, float32 or higher inside.
 
-A projection's weight is (rows, width), rows = heads * d_head. What makes or finds orthonormal matrices takes the number
-of `blocks` that the rows are cut into: one per head for head-wise matrices, 1 for a matrix that is orthonormal over all
-heads at once. A block with no more rows than columns has orthonormal rows; a taller one (a feed-forward layer) has
-orthonormal columns.
+A projection's weight is (rows, width), rows = heads * d_head. Functions that make or measure orthonormal matrices take
+the number of `blocks` that the rows are split into: one per head for head-wise matrices, 1 for a matrix that is
+orthonormal over all heads at once. A block with no more rows than columns has orthonormal rows; a taller one (a
+feed-forward layer) has orthonormal columns.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ _HADAMARD_SEEDS = {1: None, 12: 11, 20: 19}
 
 
 def generator(seed: int, name: str) -> torch.Generator:
-    """The random stream of one tensor: a function of the seed and the tensor's full name, of nothing else.
+    """Return the random stream of one tensor: a function of the seed and the tensor's full name, of nothing else.
 
-    Two models that share a tensor's name share its matrix, whatever else differs between them or was drawn before.
+    So two models that share a tensor's name share its matrix, whatever else differs between them or was drawn before.
     """
     digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def orthogonal(rows: int, width: int, blocks: int, rng: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Haar-distributed orthonormal blocks: Q of a Gaussian's QR, with R's diagonal made positive."""
+    """Return Haar-distributed orthonormal blocks: Q of a Gaussian's QR, with R's diagonal made positive."""
     return factor_qr(gaussian(rows, width, 1.0, rng, dtype), blocks)[1]
 
 
 def gaussian(rows: int, width: int, std: float, rng: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Independent N(0, std²) entries."""
+    """Return independent N(0, std²) entries."""
     return torch.randn(rows, width, generator=rng, dtype=dtype) * std
 
 
 def identity(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The first `rows` rows of the identity: row i reads coordinate i of the hidden state."""
+    """Return the first `rows` rows of the identity: row i reads coordinate i of the hidden state."""
     if rows > width:
-        raise MethodError(f"identity: {rows} rows cannot each read their own one of {width} coordinates")
+        raise MethodError(f"identity: {rows} rows cannot each read another one of {width} coordinates")
     return torch.eye(rows, width, dtype=dtype)
 
 
 def hadamard(rows: int, width: int, blocks: int, rng: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Randomised Hadamard blocks: random signs on the columns, the transform, a random choice and order of its rows."""
+    """Return randomised Hadamard blocks: random rows of the transform in random order, with random signs on columns."""
     per_block = _rows_per_block(rows, width, blocks)
     transform = hadamard_matrix(width, dtype)
     parts = []
@@ -59,7 +59,7 @@ def hadamard(rows: int, width: int, blocks: int, rng: torch.Generator, dtype: to
 
 
 def hadamard_matrix(order: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """An orthonormal (order, order) matrix with entries ±1/√order, for orders 2ᵐ, 12·2ᵐ and 20·2ᵐ."""
+    """Return an orthonormal (order, order) matrix with entries ±1/√order, for orders 2ᵐ, 12·2ᵐ and 20·2ᵐ."""
     prime = _HADAMARD_SEEDS[hadamard_seed(order)]
     matrix = torch.ones(1, 1, dtype=dtype) if prime is None else _paley(prime, dtype)
     while matrix.shape[0] < order:
@@ -68,7 +68,7 @@ def hadamard_matrix(order: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def hadamard_seed(order: int) -> int:
-    """The order that doubles up to this one: 1, 12 or 20. Raises where there is none."""
+    """Return the order of the seed matrix that doubles up to this one: 1, 12 or 20. Raise where there is none."""
     for seed_order in _HADAMARD_SEEDS:
         doublings, rest = divmod(order, seed_order)
         if rest == 0 and doublings > 0 and doublings & (doublings - 1) == 0:
@@ -80,16 +80,23 @@ def hadamard_seed(order: int) -> int:
 
 
 def factor_qr(weight: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-    """Each block W as C @ B (B @ C where it is tall), by QR: B orthonormal, C triangular with a positive diagonal."""
+    """Return (C, B) with each block W = C @ B (B @ C where it is tall), by QR.
+
+    B is orthonormal, C is triangular with a positive diagonal.
+    """
     parts, tall = _split(weight, blocks)
     basis, upper = torch.linalg.qr(parts if tall else parts.mT)
     signs = torch.where(torch.diagonal(upper, dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(upper.dtype)
+    # A positive diagonal makes QR unique, and the Q of a Gaussian uniform over the orthogonal matrices.
     basis, upper = basis * signs[..., None, :], upper * signs[..., :, None]
     return (upper, basis.reshape(weight.shape)) if tall else (upper.mT, basis.mT.reshape(weight.shape))
 
 
 def factor_polar(weight: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-    """Each block W as C @ B (B @ C where it is tall), by polar decomposition: B the nearest orthonormal block."""
+    """Return (C, B) with each block W = C @ B (B @ C where it is tall), by polar decomposition.
+
+    B is the orthonormal block nearest to W, C is symmetric.
+    """
     parts, tall = _split(weight, blocks)
     left, spread, right = torch.linalg.svd(parts, full_matrices=False)
     outer = right.mT if tall else left
@@ -98,13 +105,14 @@ def factor_polar(weight: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
 
 
 def orthogonality_error(weight: Tensor, heads: int) -> float:
-    """The largest entry of |W Wᵀ - I| over the heads' blocks (of |Wᵀ W - I| where a block is taller than wide)."""
+    """Return the largest entry of |W Wᵀ - I| over the heads' blocks (of |Wᵀ W - I| for blocks taller than wide)."""
     parts, tall = _split(weight.detach().to("cpu", torch.float64), heads)
     gram = parts.mT @ parts if tall else parts @ parts.mT
     return float((gram - torch.eye(gram.shape[-1], dtype=gram.dtype)).abs().max())
 
 
 def _split(weight: Tensor, blocks: int) -> tuple[Tensor, bool]:
+    """Return (blocks, rows per block, width) and whether a block is taller than wide."""
     rows, width = weight.shape
     if rows % blocks:
         raise MethodError(f"{rows} rows cannot be cut into {blocks} heads of equal size")
@@ -113,6 +121,7 @@ def _split(weight: Tensor, blocks: int) -> tuple[Tensor, bool]:
 
 
 def _rows_per_block(rows: int, width: int, blocks: int) -> int:
+    """Return the rows of a block. Raise where the rows cannot be split or a block cannot have orthonormal rows."""
     per_block, rest = divmod(rows, blocks)
     if rest:
         raise MethodError(f"{rows} rows cannot be cut into {blocks} heads of equal size")
@@ -122,7 +131,7 @@ def _rows_per_block(rows: int, width: int, blocks: int) -> int:
 
 
 def _paley(prime: int, dtype: torch.dtype) -> Tensor:
-    """Paley's first construction: a Hadamard matrix of order prime + 1, for a prime that is 3 modulo 4."""
+    """Return, by Paley's first construction, a Hadamard matrix of order prime + 1, for a prime that is 3 modulo 4."""
     squares = {i * i % prime for i in range(1, prime)}
     character = torch.tensor([0] + [1 if i in squares else -1 for i in range(1, prime)], dtype=dtype)
     index = torch.arange(prime)

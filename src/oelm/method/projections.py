@@ -1,7 +1,7 @@
-"""The modules that take a projection's place: unfused, without a matrix, or with a trained core after a frozen basis.
+"""The modules that replace a projection: split, without a matrix, or with a trained core after a frozen basis.
 
-Each computes what the projection it replaces would, so the model's own forward pass stays as it is, and each turns
-back into a plain projection with the same function (`plain`), which is how a model is exported.
+Each takes and returns tensors of the shapes that the projection did, so the model's own forward pass stays as it is.
+Each can be turned back into a plain projection with the same function (`plain`), which is how a model is exported.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from . import matrices as init
+from . import matrices
 
 
 class IdentityProjection(nn.Module):
-    """Row i of the projection reads coordinate i of the hidden state: a slice and a factor, no matrix, no product."""
+    """A projection whose row i reads coordinate i of the hidden state: a slice and a factor, no matrix product."""
 
     def __init__(self, rows: int, width: int, factor: float, replaced: Replaced) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class IdentityProjection(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Empty: for model code that initialises every projection it knows, or reads its dtype."""
+        """Return an empty tensor, for model code that initialises every projection or reads its dtype."""
         return torch.empty(0)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -34,10 +34,11 @@ class IdentityProjection(nn.Module):
         return chosen if self.factor == 1.0 else chosen * self.factor
 
     def matrix(self) -> Tensor:
-        """The matrix that it stands for."""
-        return init.identity(self.rows, self.width) * self.factor
+        """Return the matrix that it stands for."""
+        return matrices.identity(self.rows, self.width) * self.factor
 
     def plain(self, like: Tensor) -> nn.Module:
+        """Return a projection of the replaced class with the same function."""
         return self.replaced.build(self.matrix(), None, like)
 
     def extra_repr(self) -> str:
@@ -47,8 +48,8 @@ class IdentityProjection(nn.Module):
 class CoreProjection(nn.Module):
     """A frozen basis followed by a small trained core per head: a matrix (heads, d_head, d_head) or a gain (heads,).
 
-    Neighbouring heads may share a matrix, which then reads and writes all of theirs: (groups, rows, rows).
-    The core acts on activations rather than on the weight: the product with the basis then needs no weight gradient.
+    Neighbouring heads may share a matrix, which then reads and writes the rows of all of them: (groups, rows, rows).
+    The core acts on activations rather than on the weight, so the product with the basis needs no weight gradient.
     The basis is a frozen weight, or an IdentityProjection, which has none.
     """
 
@@ -66,7 +67,7 @@ class CoreProjection(nn.Module):
     ) -> None:
         super().__init__()
         self.identity = basis if isinstance(basis, IdentityProjection) else None
-        # Next to an identity it is that one's empty tensor: no parameter, so neither trained nor saved.
+        # Beside an identity this is an empty tensor and no parameter, so it is neither trained nor saved.
         self.weight = basis.weight if isinstance(basis, IdentityProjection) else basis
         self.core = core
         self.register_parameter("bias", bias)
@@ -74,6 +75,7 @@ class CoreProjection(nn.Module):
 
     @property
     def groups(self) -> int:
+        """Return the number of groups of heads that each have a core."""
         return int(self.core.shape[0])
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -91,6 +93,7 @@ class CoreProjection(nn.Module):
         return torch.bmm(by_group, self.core.mT).transpose(0, 1).reshape(projected.shape)
 
     def plain(self, like: Tensor) -> nn.Module:
+        """Return a projection of the replaced class with the same function: the core merged into the basis."""
         weight = self.identity.matrix() if self.identity is not None else self.weight
         basis = weight.detach().to(self.core.device, torch.float64).view(self.groups, -1, weight.shape[1])
         core = self.core.detach().double()
@@ -102,7 +105,7 @@ class CoreProjection(nn.Module):
 
 
 class SplitProjection(nn.Module):
-    """What was one fused projection as separate ones, its output laid out as the fused one's was."""
+    """Separate projections in place of a fused one, with their outputs in the order of the fused one's."""
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class SplitProjection(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Empty, as an IdentityProjection's: the parts have the weights."""
+        """Return an empty tensor, as an IdentityProjection does: the parts have the weights."""
         return torch.empty(0)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -132,20 +135,20 @@ class SplitProjection(nn.Module):
 
 
 class Replaced:
-    """What a module took the place of: its class and whether it had a bias; enough to build it again."""
+    """The projection that a module replaced: its class and whether it had a bias, which is enough to build it again."""
 
     def __init__(self, module: nn.Module) -> None:
         self.kind = type(module)
         self.bias = getattr(module, "bias", None) is not None
 
     def build(self, matrix: Tensor, bias: Tensor | None, like: Tensor) -> nn.Module:
-        """A projection of that class with this (rows, width) matrix, in `like`'s dtype and on its device.
+        """Return a projection of that class with this (rows, width) matrix, in `like`'s dtype and on its device.
 
-        A bias that the class has and the new function does not is zero.
+        Where the replaced projection had a bias and none is given, the bias is zero.
         """
         rows, width = matrix.shape
         module: nn.Module
-        with torch.random.fork_rng(devices=[]):  # a constructor draws first values; an export must not move the stream
+        with torch.random.fork_rng(devices=[]):  # the constructor draws values; later draws must not change
             if self.kind is Conv1D:
                 module = Conv1D(rows, width)
                 matrix = matrix.T

@@ -1,4 +1,4 @@
-"""Finds the attention sites of a model: one per distinct block and kind of attention, checked against the config."""
+"""Finds the attention sites of a model: one per distinct block and kind of attention, checked against its config."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import FamilyError, ModelError
-from .families import Family, Fused, Stack, family_of, read
+from .families import family_of
+from .layout import Family, Fused, Stack, read
 from .projections import CoreProjection, IdentityProjection, SplitProjection
 from .spec import Kind
 
 
 @dataclass(frozen=True)
 class Site:
-    """One attention: where it is, its heads, and the full paths of its projections.
+    """One attention: its block, its heads, and the full paths of its projections.
 
-    A role's path is that of the projection on its own, as it is or would be once unfused: `....c_attn.q`.
-    `layer` is the block's place in its stack; with `shared`, the one block serves every layer.
+    A role's path is that of the projection by itself, as it is or would be once unfused: `....c_attn.q`.
+    `layer` is the block's index in its stack; with `shared`, the one block serves every layer.
     """
 
     kind: Kind
@@ -39,14 +40,16 @@ class Site:
     ffn_out: str
 
     def heads_of(self, role: str) -> int:
+        """Return the number of heads of a role: key-value heads for all but the query."""
         return self.heads if role == "q" else self.kv_heads
 
     @property
     def label(self) -> str:
+        """Return the layer's name in a report."""
         return "shared" if self.shared else str(self.layer)
 
     def feed_forward(self) -> Iterator[tuple[str, str]]:
-        """(role, path) of every feed-forward matrix of the block."""
+        """Yield (role, path) of every feed-forward matrix of the block."""
         for path in self.ffn_in:
             yield "ffn_in", path
         if self.ffn_out:
@@ -54,7 +57,7 @@ class Site:
 
 
 def find_sites(model: nn.Module) -> tuple[Family, list[Site]]:
-    """The model's family and every attention site, in order. Raises if one that the config calls for is not there."""
+    """Return the model's family and every attention site, in order. Raise if one that the config implies is missing."""
     config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
     if not model_type:
@@ -66,16 +69,16 @@ def find_sites(model: nn.Module) -> tuple[Family, list[Site]]:
         if stack.present(config):
             sites += _sites_of_stack(model, prefix, family, stack)
     if not sites:
-        wanted = ", ".join(prefix + stack.block for stack in family.stacks)
+        expected = ", ".join(prefix + stack.block for stack in family.stacks)
         raise FamilyError(
-            f"{type(model).__name__}: found no attention of family {model_type!r}; looked for {wanted}. "
+            f"{type(model).__name__}: found no attention of family {model_type!r}; looked for {expected}. "
             "If its blocks live elsewhere, name them with oelm.register_family(..., replace_existing=True)"
         )
     return family, sites
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, where torch.compile, data parallelism or peft has put a wrapper around it since."""
+    """Return the model itself, without the wrapper of torch.compile, data parallelism or peft."""
     while True:
         if isinstance(model, (DataParallel, DistributedDataParallel)):
             model = model.module
@@ -88,26 +91,29 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def is_adapter(module: nn.Module) -> bool:
-    """Whether the module is one of peft's layers around a projection. Told by name, so that peft need not be there."""
+    """Return True for one of peft's layers around a projection.
+
+    It is recognised by its module's name, so that peft need not be installed.
+    """
     return type(module).__module__.partition(".")[0] == "peft" and hasattr(module, "base_layer")
 
 
 def without_adapter(module: nn.Module) -> nn.Module:
-    """The projection itself, where an adapter's layer stands around it."""
+    """Return the projection itself where the module is an adapter's layer around it, else the module."""
     while is_adapter(module):
         module = module.get_submodule("base_layer")
     return module
 
 
 def path_without_adapter(model: nn.Module, path: str) -> str:
-    """The path of the projection itself, where an adapter's layer stands around it."""
+    """Return the path of the projection itself where an adapter's layer is around it, else the path."""
     while is_adapter(model.get_submodule(path)):
         path = f"{path}.base_layer"
     return path
 
 
 def weight_matrix(module: nn.Module) -> Tensor:
-    """A projection's weight as (rows out, width in), whichever way round its module stores it. A view, not a copy."""
+    """Return a view of a projection's weight as (rows out, width in), even if its module stores the transpose."""
     module = without_adapter(module)
     weight = module.weight
     assert isinstance(weight, Tensor)
@@ -115,15 +121,15 @@ def weight_matrix(module: nn.Module) -> Tensor:
 
 
 def is_projection(module: nn.Module) -> bool:
-    """Whether the module is a plain matrix product, safe to set and freeze: not quantised, not an adapter's wrapper."""
-    # By exact type: quantised and adapter layers subclass Linear. Falcon's own Linear only reorders the bias's sum.
+    """Return True for a plain matrix product, safe to set and freeze: not quantised, not an adapter's wrapper."""
+    # The exact type counts: quantised and adapter layers subclass Linear. Falcon's Linear only adds its bias later.
     return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
 
 
 def require_projection(module: nn.Module, path: str) -> None:
-    """Raises for a module that is no projection. Quantised layers are called Linear too, so the message says whose."""
+    """Raise for a module that is no projection."""
     if not is_projection(module):
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"  # quantised layers may be called Linear too
         raise ModelError(
             f"{path} is a {kind}, not a plain Linear or Conv1D: quantised, or wrapped by an adapter? "
             "Apply the method to the plain model first"
@@ -131,12 +137,13 @@ def require_projection(module: nn.Module, path: str) -> None:
 
 
 def base_prefix(model: nn.Module) -> str:
-    """The path of the base model within the model, with its dot; empty where the model is its own base model."""
+    """Return the base model's path within the model, with a dot at its end; empty for a model that is its own base."""
     name = getattr(model, "base_model_prefix", "")
     return f"{name}." if name and isinstance(getattr(model, name, None), nn.Module) else ""
 
 
 def _sites_of_stack(model: nn.Module, prefix: str, family: Family, stack: Stack) -> list[Site]:
+    """Return the sites of one stack. Raise where the number of blocks is not the config's."""
     config = model.config
     blocks = _expand(model, prefix, stack.block)
     if not blocks:
@@ -151,20 +158,21 @@ def _sites_of_stack(model: nn.Module, prefix: str, family: Family, stack: Stack)
 
 
 def _expand(model: nn.Module, prefix: str, pattern: str) -> list[str]:
-    """Every path that a pattern with `*` for indices matches, each module once."""
+    """Return every path that a pattern with `*` for indices matches, each module once."""
     paths = [prefix.rstrip(".")]
     for part in pattern.split("."):
-        found = []
+        matches = []
         for path in paths:
             module = model.get_submodule(path)
             names = [name for name, _ in module.named_children()] if part == "*" else [part]
-            found += [f"{path}.{name}".lstrip(".") for name in names if hasattr(module, name)]
-        paths = found
+            matches += [f"{path}.{name}".lstrip(".") for name in names if hasattr(module, name)]
+        paths = matches
     distinct = {id(model.get_submodule(path)): path for path in reversed(paths)}
     return [path for path in paths if distinct.get(id(model.get_submodule(path))) == path]
 
 
 def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str) -> Site:
+    """Return the site of one block. Raise where a module is missing or its rows do not fit the heads."""
     config = model.config
     heads = int(read(config, stack.heads))
     kv_heads = int(read(config, stack.kv_heads)) if stack.kv_heads is not None else heads
@@ -208,7 +216,7 @@ def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str
 def _query_shape(
     model: nn.Module, path: str, fused: Fused | None, fused_path: str, heads: int, kv_heads: int
 ) -> tuple[int, int]:
-    """(rows, width) of Q, read off the modules as they are: plain, fused, or operated on."""
+    """Return (rows, width) of Q, read off the module that is there: plain, fused, or put there by a method."""
     holder = _module(model, fused_path) if fused and "q" in fused.roles else None
     if holder is not None and not isinstance(holder, SplitProjection):
         require_projection(holder, fused_path)
@@ -231,6 +239,7 @@ def _query_shape(
 
 
 def _module(model: nn.Module, path: str) -> nn.Module:
+    """Return the module at a path that the family names. Raise, with the way to correct the family, where none is."""
     try:
         return model.get_submodule(path)
     except AttributeError:

@@ -21,10 +21,10 @@ FfnInit = Literal["default", "orthogonal", "gaussian", "pretrained", "qr", "pola
 Kind = Literal["encoder", "decoder", "cross"]
 Role = Literal["q", "k", "v", "o", "ffn_in", "ffn_out"]
 
-# Inits that leave the weights as they are, and those after which they have orthonormal rows.
+# Inits that leave the weights as they are, and inits that give them orthonormal rows.
 KEEPING: frozenset[str] = frozenset({"default", "pretrained"})
 ORTHONORMAL: frozenset[str] = frozenset({"orthogonal", "identity", "hadamard", "qr", "polar"})
-# Inits whose matrix owes nothing to the weights before it; a bias fitted to those would be noise, so it starts at zero.
+# Inits whose matrix does not depend on the old weights. A bias fitted to those would be noise, so it starts at zero.
 FRESH: frozenset[str] = frozenset({"orthogonal", "gaussian", "hadamard"})
 # Inits that split a weight into a basis and a coefficient, which a matrix core can start from.
 FACTORED: frozenset[str] = frozenset({"qr", "polar"})
@@ -32,20 +32,20 @@ FACTORED: frozenset[str] = frozenset({"qr", "polar"})
 _LAYERS = re.compile(r"(first|last|except-first|except-last):([1-9][0-9]*)")
 _REST = re.compile(r"trained|biases|head|last:[1-9][0-9]*")
 _REACH = re.compile(r"first:[1-9][0-9]*")
-# What an adapter is where nothing else is said: peft's rank and block size, and the usual scale of 2.
+# Defaults of an adapter: peft's rank and block size, and the usual scale (alpha / rank) of 2.
 LORA_RANK, LORA_ALPHA, OFT_BLOCK = 8, 16.0, 32
-# OFT's rotations are made with this many terms of the Cayley transform's series: peft's default, which may change.
+# The number of terms of the Cayley transform's series in OFT's rotations: peft's default today, which may change.
 OFT_TERMS = 5
 
 
 class _Matrix(Strict, refusal=MethodError):
-    """What every matrix has: how it is made, and whether it then stays."""
+    """The fields that every matrix has: whether it is frozen, and the standard deviation of a Gaussian one."""
 
     frozen: bool = False
     std: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["matched"] | None = None
 
     @model_validator(mode="after")
-    def _std_goes_with_gaussian(self) -> _Matrix:
+    def _check_std(self) -> _Matrix:
         init = getattr(self, "init", None)
         if init == "gaussian" and self.std is None:
             raise ValueError("init 'gaussian' needs std: a number such as 0.02, or 'matched' for 1/sqrt(width)")
@@ -55,9 +55,9 @@ class _Matrix(Strict, refusal=MethodError):
 
 
 class Projection(_Matrix):
-    """How a Query or Key matrix is made, over what, how long its output is, and whether it is frozen.
+    """How a Query or Key matrix is made and scaled, and whether it is frozen.
 
-    `scale` is a factor on the projection's output. `scope` is what orthonormality spans: each head, or all of them.
+    `scale` is a factor on the projection's output. `scope` says over what rows are orthonormal: each head, or all.
     `std` belongs to `gaussian`: a number, or "matched" for 1/sqrt(width), the row length of an orthonormal matrix.
     """
 
@@ -66,13 +66,14 @@ class Projection(_Matrix):
     scope: Literal["head", "global"] = "head"
 
     @model_validator(mode="after")
-    def _identity_has_nothing_to_train(self) -> Projection:
+    def _check_identity(self) -> Projection:
         if self.init == "identity" and not self.frozen:
             raise ValueError("init 'identity' removes the matrix, so there is nothing to train: set frozen to true")
         return self
 
     @property
     def untouched(self) -> bool:
+        """Return True when the matrix stays as it is and trains."""
         return self.init in KEEPING and not self.frozen and self.scale == 1.0
 
 
@@ -83,15 +84,16 @@ class FeedForward(_Matrix):
 
     @property
     def untouched(self) -> bool:
+        """Return True when the matrices stay as they are and train."""
         return self.init in KEEPING and not self.frozen
 
 
 class Schedule(Strict, refusal=MethodError):
-    """When what is frozen changes during training.
+    """Whether and when freezing changes during training.
 
     static      never
     unfreeze    at each of `steps`, `layers_each` more layers become trainable, from the top down or the bottom up
-    freeze      everything trains until the one step in `steps`, and is frozen from then on as it is by then
+    freeze      everything trains until the one step in `steps`, and is frozen from then on at its values of that step
     """
 
     kind: Literal["static", "unfreeze", "freeze"] = "static"
@@ -100,19 +102,21 @@ class Schedule(Strict, refusal=MethodError):
     layers_each: Annotated[int, Field(gt=0)] = 1
 
     @model_validator(mode="after")
-    def _steps_fit(self) -> Schedule:
+    def _check_steps(self) -> Schedule:
         if list(self.steps) != sorted(set(self.steps)):
-            raise ValueError(f"steps {list(self.steps)} must rise")
-        wanted = {"static": self.steps == (), "unfreeze": bool(self.steps), "freeze": len(self.steps) == 1}
-        if not wanted[self.kind]:
-            raise ValueError(f"kind {self.kind!r} does not go with steps {list(self.steps)}")
+            raise ValueError(f"steps {list(self.steps)} must rise: list each step once, in ascending order")
+        fits = {"static": self.steps == (), "unfreeze": bool(self.steps), "freeze": len(self.steps) == 1}
+        if not fits[self.kind]:
+            needs = {"static": "no steps", "unfreeze": "at least one step", "freeze": "exactly one step"}[self.kind]
+            raise ValueError(f"kind {self.kind!r} needs {needs}, not steps {list(self.steps)}")
         return self
 
 
 class Adapter(Strict, refusal=MethodError):
     """What is added to frozen matrices and trained instead of them, as `peft` builds it.
 
-    The whole body is frozen (`rest` head or biases), or just the targets, by q, k and ffn, and the rest trains.
+    Either the whole body is frozen (`rest` is head or biases), or only the targets are, by q, k and ffn, and the rest
+    trains.
 
     lora    a product of two thin matrices beside each target, times `alpha`/`rank`; zero at step 0. Rank 8, alpha 16
     oft     a rotation of each target's input, in blocks of `rank` coordinates; the identity at step 0. Without a rank:
@@ -128,11 +132,11 @@ class Adapter(Strict, refusal=MethodError):
     targets: tuple[Role, ...] = ("q", "v")
 
     @model_validator(mode="after")
-    def _fields_go_with_the_kind(self) -> Adapter:
+    def _check_kind(self) -> Adapter:
         if self.kind == "none":
             changed = [name for name in sorted(self.model_fields_set) if getattr(self, name) != _default(self, name)]
             if changed:
-                raise ValueError(f"{', '.join(changed)}: without an adapter; set kind to 'lora' or 'oft'")
+                raise ValueError(f"{', '.join(changed)} set without an adapter; set kind to 'lora' or 'oft'")
         if self.kind == "oft" and self.alpha is not None:
             raise ValueError(f"alpha {self.alpha:g} belongs to 'lora'; a rotation has no scale")
         if self.kind == "oft" and self.rank == 1:
@@ -142,7 +146,7 @@ class Adapter(Strict, refusal=MethodError):
         return self
 
     def size(self, width: int) -> int:
-        """The rank of a LoRA, or the size of an OFT's blocks, for a matrix of this width."""
+        """Return the rank of a LoRA, or the size of an OFT's blocks, for a matrix of this width."""
         if self.kind == "lora":
             return self.rank or LORA_RANK
         if self.rank is None:
@@ -159,7 +163,7 @@ class Method(Strict, refusal=MethodError):
                    layer, or first:N, which is all heads in the first N chosen layers and 1 above. With all heads it
                    is a whole trained matrix after the frozen basis
     biases         whether the biases of frozen Q and K are frozen with them (the reference counts do) or trained
-    adapter        what is added to frozen matrices and trained in their place: to a frozen body, or to frozen q, k
+    adapter        what is added to frozen matrices and trained instead of them: to a frozen body, or to frozen q, k
                    and ffn while the rest trains
     rest           what happens to every other parameter: trained, or all frozen but the biases, the last N blocks
                    (last:N) or nothing of the body (head); a task's own head always trains
@@ -185,7 +189,7 @@ class Method(Strict, refusal=MethodError):
 
     @field_validator("reach", mode="before")
     @classmethod
-    def _reach_is_one_of_its_forms(cls, value: Any) -> Any:
+    def _check_reach(cls, value: Any) -> Any:
         counts = value if isinstance(value, list | tuple) else [value]
         if isinstance(value, str) and _REACH.fullmatch(value):
             return value
@@ -194,7 +198,7 @@ class Method(Strict, refusal=MethodError):
         return value
 
     @model_validator(mode="after")
-    def _is_coherent(self) -> Method:
+    def _check_fields_together(self) -> Method:
         if isinstance(self.layers, str) and self.layers != "all" and not _LAYERS.fullmatch(self.layers):
             raise ValueError(
                 f"layers {self.layers!r}: use 'all', 'first:N', 'last:N', 'except-first:N', 'except-last:N' "
@@ -204,7 +208,7 @@ class Method(Strict, refusal=MethodError):
             raise ValueError(f"layers {list(self.layers)}: name at least one layer, each once")
         if self.attention != "all" and (not self.attention or len(set(self.attention)) < len(self.attention)):
             raise ValueError(f"attention {list(self.attention)}: name at least one kind, each once")
-        self._rest_is_coherent()
+        self._check_rest()
         if self.sets_nothing and (self.layers != "all" or self.attention != "all"):
             raise ValueError(
                 "layers and attention choose where q, k, ffn and adapter apply, but none of those is set: the method "
@@ -216,7 +220,13 @@ class Method(Strict, refusal=MethodError):
                 "freeze both, or set core to 'none'"
             )
         if self.reach != 1 and self.core != "matrix":
-            raise ValueError(f"reach {self.reach} is that of a matrix core, and core is {self.core!r}")
+            raise ValueError(f"reach {self.reach} belongs to core 'matrix', but core is {self.core!r}")
+        self._check_schedule()
+        self._check_freeze_ratio()
+        return self
+
+    def _check_schedule(self) -> None:
+        """Raise where a schedule has nothing that it could freeze or unfreeze."""
         if self.schedule.kind != "static":
             if not (self.q.frozen or self.k.frozen or self.ffn.frozen):
                 raise ValueError(f"schedule {self.schedule.kind!r} has nothing to act on: no matrix is frozen")
@@ -224,6 +234,9 @@ class Method(Strict, refusal=MethodError):
                 raise ValueError("an identity has no matrix that a schedule could freeze or unfreeze")
             if self.core != "none" and self.schedule.kind == "freeze":
                 raise ValueError("schedule 'freeze' trains the bases first: it does not go with a core")
+
+    def _check_freeze_ratio(self) -> None:
+        """Raise where a share of the weights cannot be frozen matrix by matrix."""
         if self.freeze_ratio is not None:
             if self.layers != "all":
                 raise ValueError("freeze_ratio chooses the layers itself: leave layers at 'all'")
@@ -233,56 +246,56 @@ class Method(Strict, refusal=MethodError):
                 raise ValueError("freeze_ratio also freezes feed-forward matrices: set ffn.frozen to true")
             if self.core != "none" or "identity" in (self.q.init, self.k.init):
                 raise ValueError("freeze_ratio counts frozen weights; it does not go with a core or an identity")
-        return self
 
-    def _rest_is_coherent(self) -> None:
+    def _check_rest(self) -> None:
+        """Raise where `rest`, which says what trains in a frozen body, contradicts another field."""
         if not _REST.fullmatch(self.rest):
             raise ValueError(f"rest {self.rest!r}: use 'trained', 'biases', 'head' or 'last:N' (N from 1)")
         adapter = self.adapter.kind
         if self.rest == "trained":
             if adapter != "none":
-                self._adapter_is_beside_frozen()
+                self._check_adapter_beside_frozen()
             return
         if adapter != "none" and self.rest not in ("head", "biases"):
             raise ValueError(
-                f"adapter {adapter!r} stands in for a body that is frozen, and rest is {self.rest!r}: set rest to "
+                f"adapter {adapter!r} trains instead of a frozen body, but rest is {self.rest!r}: set rest to "
                 f"'head' (or 'biases'), or start from the preset {adapter!r}"
             )
-        said = f"rest {self.rest!r}" if adapter == "none" else f"adapter {adapter!r}"
+        setting = f"rest {self.rest!r}" if adapter == "none" else f"adapter {adapter!r}"
         if adapter == "none" and (self.layers != "all" or self.attention != "all"):
-            raise ValueError(f"{said} is about the whole model: leave layers and attention at 'all'")
+            raise ValueError(f"{setting} is about the whole model: leave layers and attention at 'all'")
         if not (self.q.untouched and self.k.untouched and self.ffn.untouched):
-            raise ValueError(f"{said} trains parts of the model as it is: leave q, k and ffn as they are")
+            raise ValueError(f"{setting} trains parts of the model as it is: leave q, k and ffn as they are")
         if self.freeze_ratio is not None or self.schedule.kind != "static":
-            raise ValueError(f"{said} says itself what is frozen: not allowed with freeze_ratio or a schedule")
+            raise ValueError(f"{setting} defines what is frozen by itself: not allowed with freeze_ratio or a schedule")
         if self.biases != "frozen":
-            raise ValueError(f"biases 'trained' is about frozen q and k; beside {said} use rest 'biases'")
+            raise ValueError(f"biases 'trained' is about frozen q and k; with {setting} use rest 'biases'")
 
-    def _adapter_is_beside_frozen(self) -> None:
-        """Where the rest of the model trains, each target of the adapter must be a matrix that the method freezes."""
-        said = f"adapter {self.adapter.kind!r}"
+    def _check_adapter_beside_frozen(self) -> None:
+        """Raise unless every target of the adapter is a matrix that the method freezes, where the rest trains."""
+        setting = f"adapter {self.adapter.kind!r}"
         if self.freeze_ratio is not None or self.schedule.kind != "static":
             raise ValueError(
-                f"{said} sits beside matrices that stay frozen: not allowed with freeze_ratio or a schedule"
+                f"{setting} sits beside matrices that stay frozen: not allowed with freeze_ratio or a schedule"
             )
         for role in self.adapter.targets:
             if role in ("q", "k") and self.core != "none":
-                raise ValueError(f"{said} on {role}: core {self.core!r} is what trains beside frozen Q and K; use one")
+                raise ValueError(f"{setting} on {role}: core {self.core!r} already trains beside Q and K; use one")
             if role in ("q", "k") and getattr(self, role).init == "identity":
-                raise ValueError(f"{said} on {role}: init 'identity' has no matrix that an adapter could sit beside")
+                raise ValueError(f"{setting} on {role}: init 'identity' has no matrix to put an adapter beside")
         q, k = (spec.frozen and spec.init != "identity" and self.core == "none" for spec in (self.q, self.k))
         fits = {"q": q, "k": k, "ffn_in": self.ffn.frozen, "ffn_out": self.ffn.frozen}
         trained = [role for role in self.adapter.targets if not fits.get(role, False)]
         if trained:
-            could = ", ".join(role for role, fit in fits.items() if fit) or "none"
+            possible = ", ".join(role for role, fit in fits.items() if fit) or "none"
             raise ValueError(
-                f"{said} on {', '.join(trained)} adds nothing beside a matrix that trains, and rest is 'trained': set "
-                f"rest to 'head' (or 'biases'), or target only what the method freezes (here {could})"
+                f"{setting} on {', '.join(trained)} adds nothing beside a matrix that trains, and rest is 'trained': "
+                f"set rest to 'head' (or 'biases'), or target only what the method freezes (here {possible})"
             )
 
     @classmethod
     def load(cls, value: Method | str | dict[str, Any]) -> Method:
-        """A method from itself, a preset's name, or a dict: `{"preset": NAME, ...}` changes a preset's fields."""
+        """Return a method from itself, a preset's name or a dict; `{"preset": NAME, ...}` changes a preset's fields."""
         if isinstance(value, Method):
             return value
         if isinstance(value, str):
@@ -300,20 +313,20 @@ class Method(Strict, refusal=MethodError):
 
     @property
     def name(self) -> str:
-        """The preset's name, or 'custom'."""
+        """Return the name of the preset that this is, or 'custom'."""
         return next((name for name, preset in PRESETS.items() if preset == self), "custom")
 
     @property
     def sets_nothing(self) -> bool:
-        """Whether no matrix is set, frozen by role or given an adapter."""
+        """Return True when no matrix is set, frozen by role or given an adapter."""
         return self.q.untouched and self.k.untouched and self.ffn.untouched and self.adapter.kind == "none"
 
     def to_json(self) -> str:
-        """Canonical JSON: two equal methods give the same bytes."""
+        """Return canonical JSON: two equal methods give the same bytes."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
     def choose_layers(self, count: int) -> tuple[int, ...]:
-        """The chosen ones of `count` layers, in order."""
+        """Return the indices of the chosen layers, out of `count`, in ascending order."""
         if self.layers == "all":
             return tuple(range(count))
         if not isinstance(self.layers, str):
@@ -335,6 +348,7 @@ class Method(Strict, refusal=MethodError):
 
 
 def _default(model: Strict, field: str) -> object:
+    """Return the default of a model's field."""
     return type(model).model_fields[field].default
 
 
