@@ -20,7 +20,7 @@ ROOMS = {
     "models": "method config",
     "runs": "method config",
     "training": "method config data models runs",
-    "bench": "method config data models training",
+    "bench": "method config data models runs training",
     "evaluation": "method config data models runs training",
     "lab": "method config data models runs training",
     "analysis": "method config runs",

@@ -1,6 +1,6 @@
-"""Step times of arms side by side: what is timed, and what is compared with what.
+"""Step times of arms side by side: what is timed, and how the arms are compared.
 
-No time is asserted: machines are shared.
+No time is asserted, because machines are shared.
 """
 
 import io
@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from oelm.base.text import plain_text
 from oelm.bench import steps as bench
-from oelm.bench.steps import benchmark, plan_arms, summarise
+from oelm.bench.arms import BenchSetting, plan_arms
+from oelm.bench.rounds import ratio_of_rounds
+from oelm.bench.steps import benchmark, summarise
 from oelm.cli.app import app
 from oelm.cli.tables import bench_table
 from oelm.cli.terminal import progress_bar
@@ -29,6 +31,11 @@ LENGTH = 16
 BERT = {"model": "random:bert", "batch_size": 4, "length": LENGTH}
 
 
+def planned(*names: str, **setting: object):
+    """The run configs of arms; `setting` has the fields of BenchSetting."""
+    return plan_arms(names, BenchSetting(**{"model": "random:bert", **setting}))
+
+
 def command(*arguments: object):
     return CliRunner().invoke(app, ["bench", *(str(argument) for argument in arguments)])
 
@@ -39,7 +46,7 @@ class Terminal(io.StringIO):
 
 
 def open_terminal(monkeypatch) -> Terminal:
-    """A terminal as standard error, and what is shown there."""
+    """Make standard error a terminal and return the text written to it."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     shown = Terminal()
@@ -49,19 +56,19 @@ def open_terminal(monkeypatch) -> Terminal:
 
 @pytest.fixture(scope="module")
 def unequal():
-    """Rows of a benchmark of a small BERT, in which one arm has batches of its own, and the shapes that it saw."""
+    """Rows of a benchmark of a small BERT, one arm with a batch size of its own, and the shapes of all batches."""
     shapes = []
     forward = ClassifierLoss.forward
 
-    def seen(self, labels, **inputs):
+    def record_shape(self, labels, **inputs):
         assert inputs["attention_mask"].all()
         assert (labels < 3).all()
         shapes.append(tuple(inputs["input_ids"].shape))
         return forward(self, labels, **inputs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ClassifierLoss, "forward", seen)
-        arms = plan_arms(["baseline", "oelm-freeze", "oelm-freeze@2"], **BERT)
+        patch.setattr(ClassifierLoss, "forward", record_shape)
+        arms = planned("baseline", "oelm-freeze", "oelm-freeze@2", **BERT)
         rows = summarise(benchmark(arms, rounds=2, steps=2, warmup=1), "baseline")
     return rows, shapes
 
@@ -69,52 +76,51 @@ def unequal():
 # What is timed
 
 
-def test_the_benchmark_interleaves_and_compares(tmp_path):
-    """No figure is asserted, only what is measured and how it is compared."""
+def test_a_row_compares_an_arm_with_the_reference(tmp_path):
     arms = {name: config(tmp_path, method=name) for name in ("baseline", "oelm-freeze")}
     rows = summarise(benchmark(arms, rounds=2, steps=2, warmup=1), "baseline")
-    assert [row["arm"] for row in rows] == ["baseline", "oelm-freeze"]
-    assert rows[0]["ratio"] == 1.0
-    assert rows[0]["flop_bound"] == 1.0
-    assert rows[1]["flop_bound"] < 1.0
-    assert rows[0]["trainable"] - rows[1]["trainable"] == 2 * 2 * 32 * 32
-    assert all(row["step_ms"] > 0 and row["rounds"] == 2 for row in rows)
-    assert [row["warning"] for row in rows] == [None, None]
+    assert [row.arm for row in rows] == ["baseline", "oelm-freeze"]
+    assert rows[0].ratio == 1.0
+    assert rows[0].flop_bound == 1.0
+    assert rows[1].flop_bound < 1.0
+    assert rows[0].trainable - rows[1].trainable == 2 * 2 * 32 * 32
+    assert all(row.step_ms > 0 and row.rounds == 2 for row in rows)
+    assert [row.warning for row in rows] == [None, None]
 
 
-def test_an_encoder_is_timed_at_classification_in_whole_batches_of_the_full_length(unequal):
+def test_encoders_are_timed_on_full_batches_of_full_length(unequal):
     rows, shapes = unequal
-    steps = 1 + 2 * (1 + 2)  # warm-up, and in both rounds one to fill the caches and two that are timed
+    steps = 1 + 2 * (1 + 2)  # one of warm-up; in each of two rounds, one untimed and two timed
     assert shapes.count((4, LENGTH)) == 2 * steps
     assert shapes.count((2, LENGTH)) == steps
-    assert rows[0]["trainable"] - rows[1]["trainable"] == 3 * 2 * (48 * 48 + 48)
+    assert rows[0].trainable - rows[1].trainable == 3 * 2 * (48 * 48 + 48)
 
 
-def test_the_arms_take_turns(monkeypatch):
-    turns = []
+def test_arms_are_interleaved_in_rounds(monkeypatch):
+    batch_sizes = []
     forward = ClassifierLoss.forward
 
-    def seen(self, labels, **inputs):
-        turns.append(len(labels))
+    def record_batch_size(self, labels, **inputs):
+        batch_sizes.append(len(labels))
         return forward(self, labels, **inputs)
 
-    monkeypatch.setattr(ClassifierLoss, "forward", seen)
-    benchmark(plan_arms(["baseline@3", "baseline@2"], **BERT), rounds=2, steps=1, warmup=0)
-    assert turns[-8:] == [3, 3, 2, 2, 3, 3, 2, 2]
+    monkeypatch.setattr(ClassifierLoss, "forward", record_batch_size)
+    benchmark(planned("baseline@3", "baseline@2", **BERT), rounds=2, steps=1, warmup=0)
+    assert batch_sizes[-8:] == [3, 3, 2, 2, 3, 3, 2, 2]
 
 
-def test_an_arms_memory_leaves_out_the_arms_built_before_it(monkeypatch):
+def test_peak_memory_excludes_the_arms_built_before(monkeypatch):
     allocated, peaks = iter([100, 130, 160]), iter([150, 200, 175])
     monkeypatch.setattr(bench, "_allocated", lambda device: next(allocated))
     monkeypatch.setattr(bench, "_peak", lambda device: next(peaks))
-    arms = benchmark(plan_arms(["baseline", "oelm-freeze", "head-only"], **BERT), rounds=1, steps=1, warmup=0)
+    arms = benchmark(planned("baseline", "oelm-freeze", "head-only", **BERT), rounds=1, steps=1, warmup=0)
     assert [arm.peak_memory for arm in arms] == [50, 70, 15]
 
 
 @pytest.mark.gpu
-def test_the_same_arm_takes_the_same_memory_first_and_last():
-    size = {"model": "random:bert", "batch_size": 8, "length": 128, "compile_model": False}
-    arms = plan_arms(["baseline", "head-only", "baseline@8"], **size, overrides=["model.fields.hidden_size=384"])
+def test_peak_memory_does_not_depend_on_the_order_of_arms():
+    wide = {"compile_model": False, "overrides": ["model.fields.hidden_size=384"]}
+    arms = planned("baseline", "head-only", "baseline@8", **wide)
     first, small, last = benchmark(arms, rounds=1, steps=1, warmup=3)
     assert last.peak_memory == pytest.approx(first.peak_memory, rel=0.02)
     assert small.peak_memory < first.peak_memory
@@ -130,28 +136,28 @@ def test_the_same_arm_takes_the_same_memory_first_and_last():
         ("gpt:tiny", "language"),
     ],
 )
-def test_the_model_says_what_it_learns(model, kind):
-    arms = plan_arms(["baseline"], model)
+def test_the_model_decides_the_kind_of_task(model, kind):
+    arms = planned("baseline", model=model)
     assert arms["baseline"].task.kind == kind
 
 
 @pytest.mark.parametrize("model", ["random:roberta", "random:albert", "random:deberta-v2", "random:gpt2"])
 def test_other_families_can_be_timed_at_classification(model):
-    arms = plan_arms(["baseline", "oelm-freeze"], model, 2, LENGTH, kind="classification")
+    arms = planned("baseline", "oelm-freeze", model=model, batch_size=2, length=LENGTH, kind="classification")
     rows = summarise(benchmark(arms, rounds=1, steps=1, warmup=0), "baseline")
-    assert rows[1]["flop_bound"] < 1
+    assert rows[1].flop_bound < 1
 
 
 def test_a_causal_model_of_another_family_can_be_timed():
-    arms = plan_arms(["baseline"], "random:llama", 2, LENGTH, vocab_size=50)
+    arms = planned("baseline", model="random:llama", batch_size=2, length=LENGTH, vocab_size=50)
     (arm,) = benchmark(arms, rounds=1, steps=1, warmup=0)
     changed = small_model("llama", vocab_size=50, max_position_embeddings=64)
     assert arm.trainable == sum(p.numel() for p in changed.parameters())
 
 
-def test_settings_of_training_reach_every_arm():
-    more = ["train.precision=bfloat16", "model.fields.num_hidden_layers=1", "train.batch_size=6"]
-    arms = plan_arms(["baseline", "oelm-freeze@2"], **BERT, overrides=more)
+def test_overrides_apply_to_every_arm():
+    overrides = ["train.precision=bfloat16", "model.fields.num_hidden_layers=1", "train.batch_size=6"]
+    arms = planned("baseline", "oelm-freeze@2", **BERT, overrides=overrides)
     assert [arm.train.precision for arm in arms.values()] == ["bfloat16", "bfloat16"]
     assert [arm.model.fields["num_hidden_layers"] for arm in arms.values()] == [1, 1]
     assert [arm.train.batch_size for arm in arms.values()] == [6, 2]
@@ -179,7 +185,7 @@ def test_settings_of_training_reach_every_arm():
         (["model.fields.max_position_embeddings=64"], "data.sequence_length 128 is more than the model's 64"),
     ],
 )
-def test_bad_input_is_one_clear_line(arguments, says):
+def test_bad_input_is_refused_in_one_line(arguments, says):
     done = command("--model", "random:bert", "--rounds", 1, "--steps", 1, *arguments)
     assert done.exit_code == 2
     assert says in done.stderr
@@ -187,50 +193,52 @@ def test_bad_input_is_one_clear_line(arguments, says):
     assert len(done.stderr.splitlines()) == 1
 
 
-# What is compared with what
+# How arms are compared
 
 
-def test_steps_of_different_size_are_compared_by_the_example(unequal):
+def test_arms_with_different_batch_sizes_are_compared_per_example(unequal):
     baseline, frozen, small = unequal[0]
-    assert [row["batch_size"] for row in unequal[0]] == [4, 4, 2]
-    assert frozen["ratio_per_example"] == frozen["ratio"]
-    assert small["ratio_per_example"] == pytest.approx(2 * small["ratio"])
-    assert small["ratio_per_example_95"] == pytest.approx(2 * small["ratio_95"])
-    assert small["flop_bound"] == frozen["flop_bound"]
-    assert small["tokens_per_second"] == pytest.approx(2 * LENGTH / small["step_ms"] * 1000)
-    assert baseline["warning"] is None
-    assert frozen["warning"] is None
-    assert "oelm-freeze@2 has batches of 2, baseline of 4: " in small["warning"]
+    assert [row.batch_size for row in unequal[0]] == [4, 4, 2]
+    assert frozen.ratio_per_example == frozen.ratio
+    assert small.ratio_per_example == pytest.approx(2 * small.ratio)
+    assert small.ratio_per_example_95 == pytest.approx(2 * small.ratio_95)
+    assert small.flop_bound == frozen.flop_bound
+    assert small.tokens_per_second == pytest.approx(2 * LENGTH / small.step_ms * 1000)
+    assert baseline.warning is None
+    assert frozen.warning is None
+    assert "oelm-freeze@2 has batches of 2, baseline of 4: " in small.warning
 
 
-def test_intervals_are_those_of_students_t():
-    special = pytest.importorskip("scipy.special", reason="scipy is not installed")
-    for rounds in range(2, 200):
-        assert bench._t95(rounds) == pytest.approx(special.stdtrit(rounds - 1, 0.975), abs=5e-4)
+def test_ratio_of_rounds_is_the_mean_of_ratios_with_students_interval():
+    # Ratios of the medians within the rounds: 2.0, 3.0 and 4.0. The 97.5 % quantile of t with 2 degrees is 4.3027.
+    ratio, half_interval = ratio_of_rounds([[2, 2, 9], [6, 6], [4]], [[1, 1, 5], [2, 2], [1]])
+    assert ratio == pytest.approx(3.0)
+    assert half_interval == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert ratio_of_rounds([[3.0]], [[2.0]]) == (1.5, None)
 
 
-def test_the_table_shows_both_ratios_whole(unequal):
+def test_the_table_shows_both_ratios_untruncated(unequal):
     text = plain_text(bench_table(unequal[0]))
     small = unequal[0][2]
     (line,) = [line for line in text.splitlines() if "oelm-freeze@2" in line]
-    assert f"{small['ratio']:.3f} ± " in line
-    assert f"{small['ratio_per_example']:.3f} ± " in line
+    assert f"{small.ratio:.3f} ± " in line
+    assert f"{small.ratio_per_example:.3f} ± " in line
     assert "per example" not in " ".join(plain_text(bench_table(unequal[0][:2])).split())
 
 
-def test_the_command_prints_json_and_warns_beside_it():
+def test_json_goes_to_stdout_and_the_warning_to_stderr():
     small = ("--model", "random:bert", "--batch-size", 2, "--sequence-length", LENGTH, "--rounds", 1, "--steps", 1)
     done = command("baseline", "baseline@1", "train.precision=bfloat16", *small, "--json")
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout, parse_constant=pytest.fail)  # NaN is not JSON
-    assert rows[1]["ratio_95"] is None
+    assert rows[1]["ratio_95"] is None, "one round has no interval"
     assert [row["arm"] for row in rows] == ["baseline", "baseline@1"]
     (warning,) = done.stderr.splitlines()
     assert warning == f"warning: {rows[1]['warning']}"
 
 
 @pytest.mark.parametrize("more", [(), ("--decode",)])
-def test_a_line_below_the_table_says_how_the_ratio_is_made(more):
+def test_the_line_below_the_table_explains_the_ratio(more):
     done = command("oelm-freeze", "--sequence-length", 8, "--vocab-size", 64, "--rounds", 2, "--steps", 1, *more)
     assert done.exit_code == 0, done.output
     line = done.stdout.splitlines()[-1]
@@ -238,14 +246,14 @@ def test_a_line_below_the_table_says_how_the_ratio_is_made(more):
     assert "the machine's speed changes between rounds" in line
 
 
-def test_help_names_the_arms_that_run_unless_some_are_given(monkeypatch):
+def test_help_names_the_default_arms(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     help_text = " ".join(command("--help").output.split())
     assert "Default: baseline, oelm-freeze, identity-key." in help_text
-    planned = []
-    monkeypatch.setattr(bench, "plan_arms", lambda names, *_: planned.extend(names) or {})
+    names = []
+    monkeypatch.setattr("oelm.bench.arms.plan_arms", lambda planned, _: names.extend(planned) or {})
     command()
-    assert planned == ["baseline", "oelm-freeze", "identity-key"]
+    assert names == ["baseline", "oelm-freeze", "identity-key"]
 
 
 @pytest.mark.parametrize(
@@ -258,37 +266,37 @@ def test_help_names_the_arms_that_run_unless_some_are_given(monkeypatch):
         ),
     ],
 )
-def test_progress_shows_in_a_terminal_and_nowhere_else(more, stages, monkeypatch, capsys):
+def test_progress_is_shown_only_in_a_terminal(more, stages, monkeypatch, capsys):
     terminal = open_terminal(monkeypatch)
     small = ["--batch-size=2", "--sequence-length=8", "--vocab-size=64", "--rounds=2", "--steps=1", "--json"]
     app(["bench", "baseline", "identity-key", *small, *more], standalone_mode=False)
     assert [row["arm"] for row in json.loads(capsys.readouterr().out)] == ["baseline", "identity-key"]
     shown = terminal.getvalue()
-    places = [shown.find(stage) for stage in [*stages, "rounds measured"]]
-    assert places[0] >= 0
-    assert places == sorted(places)
+    offsets = [shown.find(stage) for stage in [*stages, "rounds measured"]]
+    assert offsets[0] >= 0
+    assert offsets == sorted(offsets)
     assert re.search(r"rounds measured [^\n]*1/2", shown)
     assert command("baseline", *small, *more).stderr == ""
 
 
-def test_nothing_draws_while_steps_are_timed(monkeypatch):
+def test_no_thread_draws_while_steps_are_timed(monkeypatch):
     terminal = open_terminal(monkeypatch)
     threads = threading.active_count()
-    with progress_bar() as tell:
-        tell("rounds measured", 0, 2)
+    with progress_bar() as show:
+        show("rounds measured", 0, 2)
         assert threading.active_count() == threads
         drawn = terminal.getvalue()
     assert "rounds measured" in drawn
 
 
-def test_rows_have_every_field_of_those_that_were_kept(unequal):
-    kept = Path(__file__).parents[2] / "results" / "bench-h200" / "bench-8192.json"
-    assert set(json.loads(kept.read_text())[0]) <= set(unequal[0][0])
+def test_rows_have_every_field_of_the_published_ones(unequal):
+    published = Path(__file__).parents[2] / "results" / "bench-h200" / "bench-8192.json"
+    assert set(json.loads(published.read_text())[0]) <= set(unequal[0][0].model_dump())
 
 
 @pytest.mark.parametrize("task", ["language", "builtin:sentiment"])
-def test_a_size_that_the_family_does_not_have_is_refused(task):
-    """transformers would take it, and the model would stay as small as it was."""
+def test_a_field_that_the_family_does_not_have_is_refused(task):
+    """transformers would accept it and ignore it."""
     run = RunConfig.load({"task": task, "model": {"name": "random:llama", "fields": {"n_layers": 12}}})
     with pytest.raises(OelmError, match=r"model\.fields: llama has no field 'n_layers'"):
         open_task(run).build_model(run)

@@ -1,11 +1,7 @@
-"""Generation measured arm by arm: the time of one more token on top of a context, and what that context's cache takes.
-
-As in `oelm.bench`, arms are interleaved in rounds and compared as ratios within a round.
-"""
+"""The time of generating one more token after a context, and the size of that context's cache, arm by arm."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,17 +16,23 @@ from ..errors import ConfigError
 from ..method.apply import apply
 from ..models.hf_config import build_hf_config
 from ..models.language import build_for_run
+from ..runs.schema import DecodeBench
 from ..training.parallel import device_for
 from ..training.step import uses_bfloat16
-from .steps import Tell, ratio_of_rounds, tell_nobody
+from .rounds import Rounds, ShowProgress, median_seconds, no_progress, ratio_of_rounds
+
+# Tokens before the first round.
+_WARMUP = 3
+# The mode of torch.compile by device: on a GPU, a token's kernels are recorded once and replayed as one graph.
+_COMPILE_MODE = {"cuda": "reduce-overhead"}
 
 
-@dataclass(frozen=True)
-class Decoding:
+@dataclass(frozen=True, kw_only=True)
+class DecodingArm:
     """One arm: the seconds of its tokens in every round, and the bytes of its cache for one token of one text."""
 
     name: str
-    rounds: list[list[float]]
+    rounds: Rounds
     cache_bytes: float
     batch_size: int
     context: int
@@ -38,88 +40,91 @@ class Decoding:
 
     @property
     def token_seconds(self) -> float:
-        return statistics.median(second for seconds in self.rounds for second in seconds)
+        """The median time of a token over all rounds."""
+        return median_seconds(self.rounds)
 
 
-# Tokens before the first round.
-_WARMUP = 3
-# How a token is compiled: on a GPU recorded once and played back.
-_COMPILED = {"cuda": "reduce-overhead"}
-
-
-def room_for(context: int, rounds: int, tokens: int) -> int:
-    """The positions that a benchmark needs: its context grows by what every round adds, alike in all arms."""
+def positions_needed(context: int, rounds: int, tokens: int) -> int:
+    """Return the positions that a benchmark needs: every round adds tokens to the context, equally in all arms."""
     return context + _WARMUP + rounds * (tokens + 1)
 
 
 @torch.inference_mode()
-def measure(
+def benchmark_decoding(
     arms: dict[str, RunConfig],
     context: int,
     rounds: int = 5,
     tokens: int = 10,
     seed: int = 0,
-    tell: Tell = tell_nobody,
-) -> list[Decoding]:
+    show: ShowProgress = no_progress,
+) -> list[DecodingArm]:
     """Time single tokens of every arm after `context` random ones, `rounds` times `tokens` each, interleaved."""
     for name, config in arms.items():
-        _check(name, config)
-    torch._dynamo.config.recompile_limit = 64  # every arm is one more variant of the same code
-    writers: dict[str, _Writer] = {}
+        _require_decodable(name, config)
+    torch._dynamo.config.recompile_limit = 64  # each arm compiles the same code once more
+    decoders: dict[str, _Decoder] = {}
     for name, config in arms.items():
-        tell(f"building {name}", len(writers), len(arms))
-        writers[name] = _Writer(config, context, seed)
-    for done, (name, writer) in enumerate(writers.items()):
-        tell(f"warming up {name}", done, len(arms))
-        list(writer.write(_WARMUP))
-    times: dict[str, list[list[float]]] = {name: [] for name in arms}
+        show(f"building {name}", len(decoders), len(arms))
+        decoders[name] = _Decoder(config, context, seed)
+    for done, (name, decoder) in enumerate(decoders.items()):
+        show(f"warming up {name}", done, len(arms))
+        list(decoder.generate(_WARMUP))
+    times: dict[str, Rounds] = {name: [] for name in arms}
     for number in range(rounds):
-        tell("rounds measured", number, rounds)
-        for name, writer in writers.items():
-            list(writer.write(1))  # the caches belong to the arm before it
-            times[name].append(list(writer.write(tokens)))
+        show("rounds measured", number, rounds)
+        for name, decoder in decoders.items():
+            list(decoder.generate(1))  # not timed: the processor's caches still hold the previous arm's data
+            times[name].append(list(decoder.generate(tokens)))
     return [
-        Decoding(name, times[name], writer.cache_bytes, arms[name].train.batch_size, context, writer.compiled)
-        for name, writer in writers.items()
+        DecodingArm(
+            name=name,
+            rounds=times[name],
+            cache_bytes=decoder.cache_bytes,
+            batch_size=arms[name].train.batch_size,
+            context=context,
+            compiled=decoder.compiled,
+        )
+        for name, decoder in decoders.items()
     ]
 
 
-def summarise(arms: list[Decoding], against: str) -> list[dict[str, Any]]:
-    """One row per arm: the time of a token, the ratio to one arm with its 95 % interval, and the cache."""
+def summarise_decoding(arms: list[DecodingArm], against: str) -> list[DecodeBench]:
+    """Return one row per arm: the time of a token, its ratio to the arm named `against`, and the cache."""
     reference = next(arm for arm in arms if arm.name == against)
     rows = []
     for arm in arms:
-        ratio, spread = ratio_of_rounds(arm.rounds, reference.rounds)
+        ratio, half_interval = ratio_of_rounds(arm.rounds, reference.rounds)
         rows.append(
-            {
-                "arm": arm.name,
-                "token_ms": arm.token_seconds * 1000,
-                "tokens_per_second": arm.batch_size / arm.token_seconds,
-                "ratio": ratio,
-                "ratio_95": spread,
-                "cache_bytes_per_token": arm.cache_bytes,
-                "cache_ratio": arm.cache_bytes / reference.cache_bytes,
-                "context": arm.context,
-                "batch_size": arm.batch_size,
-                "compiled": arm.compiled,
-                "rounds": len(arm.rounds),
-            }
+            DecodeBench(
+                arm=arm.name,
+                token_ms=arm.token_seconds * 1000,
+                tokens_per_second=arm.batch_size / arm.token_seconds,
+                ratio=ratio,
+                ratio_95=half_interval,
+                cache_bytes_per_token=arm.cache_bytes,
+                cache_ratio=arm.cache_bytes / reference.cache_bytes,
+                context=arm.context,
+                batch_size=arm.batch_size,
+                compiled=arm.compiled,
+                rounds=len(arm.rounds),
+            )
         )
     return rows
 
 
-def _check(name: str, config: RunConfig) -> None:
+def _require_decodable(name: str, config: RunConfig) -> None:
+    """Raise for a model that is not a decoder, and for an arm with a batch size of its own."""
     if config.task.kind != "language":
-        raise ConfigError(f"model.name {config.model.name}: only a decoder writes token by token")
+        raise ConfigError(f"model.name {config.model.name}: only a decoder generates token by token")
     if "@" in name:
-        raise ConfigError(f"arm {name!r}: tokens are written for all arms in batches of one size")
+        raise ConfigError(f"arm {name!r}: --decode needs batches of one size in all arms; leave out the @")
 
 
-class _Writer:
-    """A model with a context in its cache, which writes on greedily.
+class _Decoder:
+    """A model with a context in its cache, which generates greedily.
 
-    Compiled, which has to be asked for, a GPU takes all kernels of a token at once: what launching them one by one
-    takes hides in small batches what the arms differ in.
+    Compiled, which is off unless asked for, a GPU launches all kernels of a token at once. Otherwise, with small
+    batches, the time of launching them one by one hides the differences between arms.
     """
 
     def __init__(self, config: RunConfig, context: int, seed: int) -> None:
@@ -132,22 +137,22 @@ class _Writer:
         self.model.to(device, dtype).eval()
         shape = (config.train.batch_size, context)
         ids = torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed)).to(device)
-        # One that has its memory from the start: to copy all of it for every token is what would be timed otherwise.
+        # A static cache is allocated once. A growing one is copied for every token, and that copy would be timed.
         self.cache = StaticCache(config=self.model.config, max_cache_len=length)
         out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.last: Tensor = out.logits[:, -1:].argmax(-1)
-        held = [part for layer in self.cache.layers for part in (layer.keys, layer.values)]
         self.compiled = config.train.compile is True
         self.step: Any = self.model
         if self.compiled:
-            self.step = torch.compile(self.model, dynamic=False, mode=_COMPILED.get(device.type))
-        self.cache_bytes = sum(part[0].numel() * part.element_size() / part.shape[-2] for part in held)
+            self.step = torch.compile(self.model, dynamic=False, mode=_COMPILE_MODE.get(device.type))
+        cached = [tensor for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
+        self.cache_bytes = sum(tensor[0].numel() * tensor.element_size() / tensor.shape[-2] for tensor in cached)
 
-    def write(self, tokens: int) -> Iterator[float]:
-        """Write tokens; the seconds of each. A token is there when the next could be asked for."""
+    def generate(self, tokens: int) -> Iterator[float]:
+        """Generate tokens and yield the seconds of each, until the device has computed it."""
         for _ in range(tokens):
             started = time.perf_counter()
-            # What the token before has left in a recorded graph may be written over.
+            # Allows the recorded graph to overwrite its outputs of the previous token.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             out = self.step(input_ids=self.last, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
             self.last = out.logits[:, -1:].argmax(-1)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import JsonOption
 from .terminal import errors, progress_bar, quiet_libraries
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..bench.arms import Kind
+    from ..runs.schema import BenchRows
 
 _DEFAULT_ARMS = ["baseline", "oelm-freeze", "identity-key"]
 
@@ -54,30 +60,43 @@ def bench(
 ) -> None:
     """Time whole optimiser steps of several methods side by side, on random tokens, as ratios to the first."""
     with errors():
-        from ..base.files import to_json
         from ..bench import decoding
-        from ..bench.steps import Kind, benchmark, plan_arms, summarise
-        from .tables import bench_table, decoding_table, render_bench
+        from ..bench.arms import BenchSetting, plan_arms
+        from ..bench.steps import benchmark, summarise
+        from .tables import bench_table, decoding_table
 
         quiet_libraries()
         names = [word for word in arms or [] if "=" not in word] or _DEFAULT_ARMS
-        overrides = [word for word in arms or [] if "=" in word]
         kind: Kind | None = None
         if task is not None:
             kind = "classification" if task is BenchTask.classification else "language"
+        setting = BenchSetting(
+            model=model,
+            batch_size=batch_size,
+            length=decoding.positions_needed(sequence_length, rounds, steps) if decode else sequence_length,
+            vocab_size=vocab_size,
+            kind=kind,
+            compile_model=compile_model,
+            overrides=[word for word in arms or [] if "=" in word],
+        )
+        planned = plan_arms(names, setting)
         if decode:
-            room = decoding.room_for(sequence_length, rounds, steps)
-            planned = plan_arms(names, model, batch_size, room, vocab_size, kind, compile_model, overrides)
             with progress_bar() as show:
-                written = decoding.measure(planned, sequence_length, rounds, steps, tell=show)
-            rows = decoding.summarise(written, names[0])
-            typer.echo(to_json(rows, indent=2) if as_json else render_bench(decoding_table(rows), names[0]))
+                decoded = decoding.benchmark_decoding(planned, sequence_length, rounds, steps, show=show)
+            decode_rows = decoding.summarise_decoding(decoded, names[0])
+            _print(decode_rows, decoding_table(decode_rows), as_json)
             return
-        planned = plan_arms(names, model, batch_size, sequence_length, vocab_size, kind, compile_model, overrides)
         with progress_bar() as show:
-            timed = benchmark(planned, rounds, steps, tell=show)
-        rows = summarise(timed, names[0])
-        typer.echo(to_json(rows, indent=2) if as_json else render_bench(bench_table(rows), names[0]))
-        for row in rows:
-            if row["warning"]:
-                typer.echo(f"warning: {row['warning']}", err=True)
+            timed = benchmark(planned, rounds, steps, show=show)
+        step_rows = summarise(timed, names[0])
+        _print(step_rows, bench_table(step_rows), as_json)
+        for row in step_rows:
+            if row.warning:
+                typer.echo(f"warning: {row.warning}", err=True)
+
+
+def _print(rows: BenchRows, table: Table, as_json: bool) -> None:
+    from ..base.files import to_json
+    from .tables import render_bench
+
+    typer.echo(to_json([row.model_dump() for row in rows], indent=2) if as_json else render_bench(table, rows[0].arm))
