@@ -80,11 +80,11 @@ def cjk_font() -> str | None:
     return next((name for name in CJK_FONTS if name in names), None)
 
 
-def draw(figures: Sequence[ChartFigure], language: str = "en", png: bool = False) -> dict[str, Drawing]:
+def draw(figures: Sequence[ChartFigure], png: bool = False) -> dict[str, Drawing]:
     """Draw the figures, and return the drawings by the figures' names. The same figures give the same bytes."""
-    # Names of methods and classes may be Chinese in a report of any language.
-    fonts = [name for name in ("DejaVu Sans", cjk_font()) if name is not None]
-    style = _STYLE | {"font.sans-serif": fonts if language == "en" else fonts[::-1]}
+    # Latin letters always come from DejaVu Sans. It is wider than most fonts, so that a label that fits in it also fits
+    # in the font of the reader of an SVG. Labels may be Chinese in a report of any language.
+    style = _STYLE | {"font.sans-serif": [name for name in ("DejaVu Sans", cjk_font()) if name is not None]}
     drawings = {}
     with warnings.catch_warnings():
         # A character that no font has is drawn as a box in the PNG; the SVG holds it as text.
@@ -193,8 +193,9 @@ def _legend(figure: ChartFigure) -> tuple[list[str], int, float]:
 
 def _wrapped(text: str, letters: int = _LETTERS) -> str:
     """Return a name in lines that fit beside a chart, shortened when there are too many of them."""
-    lines = textwrap.wrap(printable(text), letters, max_lines=_LINES, placeholder=" …", break_on_hyphens=False)
-    return "\n".join(lines)
+    name = printable(text)
+    too_long = any(len(word) > letters for word in name.split())
+    return "\n".join(textwrap.wrap(name, letters, max_lines=_LINES, placeholder=" …", break_on_hyphens=too_long))
 
 
 def _cut(text: str, letters: int = 24) -> str:

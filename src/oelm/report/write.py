@@ -99,10 +99,10 @@ def _draw(document: Document, formats: Sequence[str], say: Words) -> tuple[dict[
     Without a Chinese font a PNG would show boxes. SVG holds text, which is shown in the reader's fonts.
     """
     if not {"md", "pdf"} & set(formats):
-        return drawing.draw(document.figures, document.language), None
+        return drawing.draw(document.figures), None
     legible = document.language != "zh" or drawing.cjk_font() is not None
     reason = say("no_png") if document.figures and not legible else None
-    return drawing.draw(document.figures, document.language, png=legible), reason
+    return drawing.draw(document.figures, png=legible), reason
 
 
 def _data_files(analysis: Analysis, document: Document) -> dict[str, str]:
