@@ -1,4 +1,4 @@
-"""docs/results.md is what the records give today, and its words hold no measured number."""
+"""docs/results.md and the README's headlines: up to date with the records, and no measured number in their words."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from oelm.report.markdown import to_markdown
 from tests.support.records import language_run
 
 ROOT = Path(__file__).parents[2]
-ASKED = {"id": "cost", "question": "Why?", "setting": "Here.", "conclusion": "So.", "open": "All."}
-OF_STUDY = {**ASKED, "runs": ["study"]}
+QUESTION = {"id": "cost", "question": "Why?", "setting": "Here.", "conclusion": "So.", "open": "All."}
+OF_STUDY = {**QUESTION, "runs": ["study"]}
 
 
 def test_the_document_is_up_to_date():
     pytest.importorskip("scipy")
-    there = ROOT / "docs" / "results.md"
-    again = to_markdown(evidence_document(ROOT / "results/questions.yaml", there.parent))
-    assert again == there.read_text(encoding="utf-8"), "run `make results`"
+    committed = ROOT / "docs" / "results.md"
+    written = to_markdown(evidence_document(ROOT / "results/questions.yaml", committed.parent))
+    assert written == committed.read_text(encoding="utf-8"), "run `make results`"
 
 
 def test_the_headlines_of_the_readme_are_up_to_date(tmp_path):
     pytest.importorskip("scipy")
-    there = (ROOT / "README.md").read_text(encoding="utf-8")
-    again = tmp_path / "README.md"
-    again.write_text(there.replace("oelm-freeze` |", "oelm-freeze` | 1 %"), encoding="utf-8")
-    write_headlines(ROOT / "results/questions.yaml", again)
-    assert again.read_text(encoding="utf-8") == there, "run `make results`"
+    committed = (ROOT / "README.md").read_text(encoding="utf-8")
+    copy = tmp_path / "README.md"
+    copy.write_text(committed.replace("oelm-freeze` |", "oelm-freeze` | 1 %"), encoding="utf-8")
+    write_headlines(ROOT / "results/questions.yaml", copy)
+    assert copy.read_text(encoding="utf-8") == committed, "run `make results`"
 
 
-def test_a_headline_stands_between_its_marks_and_needs_one_comparison(tmp_path):
+def test_headlines_go_between_their_lines_and_each_needs_one_comparison(tmp_path):
     pytest.importorskip("scipy")
     for seed, noise in enumerate((0.0, 0.01)):
         language_run(tmp_path / "study", "baseline", seed, 3.0 + noise)
         language_run(tmp_path / "study", "oelm-freeze", seed, 3.2 + 2 * noise)
-    line = {"told": "both frozen", "arm": "oelm-freeze", "runs": ["study"], "question": "cost"}
+    line = {"text": "both frozen", "arm": "oelm-freeze", "runs": ["study"], "question": "cost"}
     file, readme = tmp_path / "questions.yaml", tmp_path / "README.md"
 
     def write(**changes):
@@ -47,7 +47,7 @@ def test_a_headline_stands_between_its_marks_and_needs_one_comparison(tmp_path):
         return write_headlines(file, readme).read_text()
 
     readme.write_text("# Nothing\n")
-    with pytest.raises(AnalysisError, match="no place for the results"):
+    with pytest.raises(AnalysisError, match=r"README\.md.*headlines: written by make results"):
         write()
     readme.write_text("# Head\n<!-- headlines: written by make results -->\nold\n<!-- /headlines -->\ntail\n")
     text = write()
@@ -63,14 +63,14 @@ def test_a_headline_stands_between_its_marks_and_needs_one_comparison(tmp_path):
     language_run(tmp_path / "other", "oelm-freeze", 0, 3.2)
     elsewhere = {**OF_STUDY, "id": "other", "runs": ["other"]}
     lines = [line, {**line, "runs": ["other"], "question": "other"}]
-    for wrong, says in ((lines, "against baseline, freeze-pretrained"), ([], "it has no headlines")):
+    for wrong, message in ((lines, "baseline, freeze-pretrained"), ([], "no headlines")):
         content = {"title": "T", "about": "A", "questions": [OF_STUDY, elsewhere], "headlines": wrong}
         file.write_text(yaml.safe_dump(content))
-        with pytest.raises(AnalysisError, match=says):
+        with pytest.raises(AnalysisError, match=message):
             write_headlines(file, readme)
 
 
-def test_its_figures_are_there():
+def test_every_linked_figure_exists_and_no_other():
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     linked = [part.partition(")")[0] for part in text.split("](figures/")[1:]]
     assert linked
@@ -78,7 +78,7 @@ def test_its_figures_are_there():
 
 
 def test_several_setups_share_a_table_and_a_figure(tmp_path):
-    """One setup shows its own; of several, all changes stand below each other, each with what sets it apart."""
+    """One setup has its own figure; of several, one figure has all changes, labelled with what differs."""
     pytest.importorskip("scipy")
     file = tmp_path / "questions.yaml"
     file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [OF_STUDY]}))
@@ -98,7 +98,7 @@ def test_several_setups_share_a_table_and_a_figure(tmp_path):
         "oelm-freeze: 400 steps",
         "oelm-freeze: 800 steps",
     ]
-    assert [row.hollow for row in chart.rows] == [False, True], "one seed has no interval"
+    assert [row.hollow for row in chart.rows] == [False, True], "one seed gives no interval"
     glance = to_markdown(evidence_document(file, tmp_path)).split("| data |")[1].split("\n\n")[0]
     assert [row.split("|")[1].strip() for row in glance.splitlines()[2:]] == [
         "[built-in stories, 400 steps](<#cost-1>)",
@@ -106,7 +106,7 @@ def test_several_setups_share_a_table_and_a_figure(tmp_path):
     ]
 
 
-def test_a_setup_is_named_once_and_so_is_what_holds_for_several_of_its_arms(tmp_path):
+def test_a_setup_and_a_note_on_several_arms_are_written_once(tmp_path):
     pytest.importorskip("scipy")
     for method in ("baseline", "oelm-freeze", "oelm-core", "oelm-global"):
         for seed in (0, 1):
@@ -128,8 +128,8 @@ def test_a_setup_is_named_once_and_so_is_what_holds_for_several_of_its_arms(tmp_
     assert f"- oelm-freeze: {one_rate}" in long
 
 
-def test_arms_are_compared_with_each_other_where_a_question_asks_for_it(tmp_path):
-    """Against a noisy baseline neither is told from it, or from the other; in pairs of the same seed they are."""
+def test_arms_are_compared_with_each_other_when_a_question_lists_the_pair(tmp_path):
+    """Against a noisy baseline no arm differs significantly, but compared by seed the arms differ from each other."""
     pytest.importorskip("scipy")
     for seed, noise in enumerate((0.0, 0.4, -0.3)):
         language_run(tmp_path / "study", "baseline", seed, 3.0 + noise)
@@ -146,11 +146,11 @@ def test_arms_are_compared_with_each_other_where_a_question_asks_for_it(tmp_path
     assert "| `oelm-freeze` | `oelm-global` | ✅ alike, within 5 % |" in direct
     pairs[0]["against"] = "oelm-frozen"
     file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**OF_STUDY, "pairs": pairs}]}))
-    with pytest.raises(AnalysisError, match="no setup has both 'oelm-core' and 'oelm-frozen'"):
+    with pytest.raises(AnalysisError, match="'oelm-core' and 'oelm-frozen'"):
         write_evidence(file, tmp_path / "results.md", draw=False)
 
 
-def test_details_are_points_below_the_answer(tmp_path):
+def test_details_are_bullet_points_below_the_conclusion(tmp_path):
     pytest.importorskip("scipy")
     language_run(tmp_path / "study", "baseline", 0, 3.0)
     file = tmp_path / "questions.yaml"
@@ -161,16 +161,16 @@ def test_details_are_points_below_the_answer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
-        ({"conclusion": "It loses 12.3 % there."}, "is a measured number"),
-        ({"details": ["It loses.", "By 3 points."]}, "is a measured number"),
-        ({"runs": ["nothing-*"]}, "no record below"),
-        ({"asks": "x"}, "unknown key"),
+        ({"conclusion": "It loses 12.3 % there."}, "conclusion.*12.3 %"),
+        ({"details": ["It loses.", "By 3 points."]}, "details.*3 points"),
+        ({"runs": ["nothing-*"]}, r"nothing-\*"),
+        ({"asks": "x"}, "asks"),
     ],
 )
-def test_bad_questions_are_refused(changes, says, tmp_path):
+def test_bad_questions_are_refused(changes, message, tmp_path):
     file = tmp_path / "questions.yaml"
-    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**ASKED, **changes}]}))
-    with pytest.raises(AnalysisError, match=says):
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**QUESTION, **changes}]}))
+    with pytest.raises(AnalysisError, match=message):
         write_evidence(file, tmp_path / "results.md", draw=False)

@@ -26,7 +26,7 @@ from oelm.report import drawing, summary, write_report
 from oelm.report import pdf as typesetting
 from oelm.report.compose import settings
 from oelm.report.document import Cell, Table
-from oelm.report.sentences import reading, setup_name
+from oelm.report.sentences import conclusion, setup_name
 from oelm.report.tables import latex, table_csv
 from oelm.report.watch import watch
 from oelm.report.words import words
@@ -92,7 +92,7 @@ def test_an_interval_that_holds_zero_is_not_said_to_leave_it_out(tmp_path):
         language_run(tmp_path, "oelm-freeze", seed, math.log(base + more))
     (one,) = analyse([tmp_path]).comparisons
     assert one.difference.p < 0.05 < one.ratio.p == one.p == one.adjusted
-    assert "show neither a difference nor equivalence" in reading(one, words("en"))
+    assert "show neither a difference nor equivalence" in conclusion(one, words("en"))
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -1,4 +1,4 @@
-"""Records into a report: Markdown, HTML, PDF, figures, tables, and a summary in plain words."""
+"""Write reports about the records of runs: Markdown, HTML, PDF, figures, tables and a summary."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from .sentences import summary
     from .write import Report, write_report
 
-# Loaded on first use: the command line imports this package for its commands, and its help needs no more.
-_HOME = {"summary": "sentences", "Report": "write", "write_report": "write"}
+# Imported on first use, because matplotlib and the analysis take a while: `oelm --help` must not wait for them.
+_MODULES = {"summary": "sentences", "Report": "write", "write_report": "write"}
 
 __all__ = ["Report", "summary", "write_report"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'oelm.report' has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value
     return value

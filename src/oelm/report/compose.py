@@ -29,13 +29,13 @@ from .sections import (
 )
 from .sentences import (
     by_verdict,
+    count_text,
     opening,
     scenario_lines,
     sentence,
     setup_name,
     shared_notes,
-    short_reading,
-    so_many,
+    short_conclusion,
     verdict_line,
 )
 from .words import Words, words
@@ -64,7 +64,7 @@ def compose(analysis: Analysis, out: Path, language: str = "en", title: str | No
     folders = (
         relative(Path(os.path.commonpath([str(run.path.resolve()) for run in analysis.runs])), out) if links else "–"
     )
-    runs = so_many("run", len(analysis.runs), say)
+    runs = count_text("run", len(analysis.runs), say)
     footer = say("made_by", version=__version__, runs=runs, folders=folders)
     return Document(title, language, blocks, footer, links)
 
@@ -75,7 +75,7 @@ def _summary(analysis: Analysis, say: Words) -> list[Block]:
     if analysis.comparisons:
         told = []
         for one in analysis.comparisons:
-            word, tone = short_reading(one, say)
+            word, tone = short_conclusion(one, say)
             told.append(Cell(sentence(one, analysis, say), handles(analysis, runs_of(one)), tone=tone, badge=word))
         blocks += [Heading(say("what_differs"), 3, "what-differs"), Bullets(told)]
     for key, verdicts in by_verdict(analysis):
@@ -242,7 +242,7 @@ def comparison_table(
 def _comparison_cells(one: Comparison, analysis: Analysis, say: Words) -> dict[str, Cell]:
     """Everything that a table can say of a comparison, by its column."""
     both = (one.rate,) if one.rate == one.reference_rate else (one.rate, one.reference_rate)
-    word, tone = short_reading(one, say)
+    word, tone = short_conclusion(one, say)
     return {
         "col_method": Cell(one.arm, code=True),
         "col_against": Cell(one.reference, code=True),

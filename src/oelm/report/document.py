@@ -1,4 +1,4 @@
-"""A report before it has a form: headings, paragraphs, tables and figures, which every form then writes its own way."""
+"""A report as a list of headings, paragraphs, tables and figures, from which Markdown, HTML and PDF are written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from .charts import ChartFigure
 
 @dataclass(frozen=True)
 class Cell:
-    """A piece of text with what belongs to it: runs it comes from, a folder it links to, a tone, a word before it."""
+    """A piece of text, in a table or alone, with what is shown along with it.
+
+    `runs` are the handles of the runs that it comes from, `folder` is what it links to, `anchor` what others link to.
+    `tone` is good, bad, open or empty and sets the colour; `badge` is a word in front, such as a verdict.
+    """
 
     text: str
     runs: tuple[str, ...] = ()
@@ -21,7 +25,7 @@ class Cell:
 
 
 def spans(handles: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Runs' handles in order, three neighbours or more together: (R3, R6) stands for R3 to R6."""
+    """Return handles in order, with three neighbours or more as their first and last: (R3, R6) stands for R3 to R6."""
     numbers = sorted({int(handle[1:]) for handle in handles})
     groups: list[list[int]] = []
     for number in numbers:
@@ -29,17 +33,19 @@ def spans(handles: tuple[str, ...]) -> list[tuple[str, ...]]:
             groups[-1].append(number)
         else:
             groups.append([number])
-    found: list[tuple[str, ...]] = []
+    merged: list[tuple[str, ...]] = []
     for group in groups:
         if len(group) > 2:
-            found.append((f"R{group[0]}", f"R{group[-1]}"))
+            merged.append((f"R{group[0]}", f"R{group[-1]}"))
         else:
-            found += [(f"R{number}",) for number in group]
-    return found
+            merged += [(f"R{number}",) for number in group]
+    return merged
 
 
 @dataclass(frozen=True)
 class Heading:
+    """A heading; `anchor` is what links lead to."""
+
     text: str
     level: int
     anchor: str
@@ -47,18 +53,22 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
+    """A paragraph; the tone "muted" is for remarks."""
+
     text: str
     tone: str = ""
 
 
 @dataclass(frozen=True)
 class Bullets:
+    """A list of points."""
+
     items: list[Cell]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a short name for its files. `numeric` are the columns that stand to the right."""
+    """A table; `name` is the name of its files, `numeric` are the indices of the columns that are aligned right."""
 
     name: str
     columns: list[str]
@@ -72,7 +82,7 @@ Block = Heading | Paragraph | Bullets | Table | ChartFigure
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report. `folders` are the run folders by handle, for links."""
+    """A whole report. `folders` maps the handles of runs to their folders, for links."""
 
     title: str
     language: str

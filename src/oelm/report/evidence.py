@@ -1,7 +1,7 @@
-"""The evidence of a set of studies as one document: questions, the runs that bear on them, and what follows.
+"""Write docs/results.md: questions, the runs that answer them, and the conclusions.
 
-The questions are data: which records each takes, what is concluded in words, what is open. Every number comes from the
-records, so the words have none.
+The questions come from a YAML file that names the records of each, its conclusion and what is open, in words. Every
+number comes from the records, so the file is refused when its words contain a measured number.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .drawing import draw as draw_figures
 from .markdown import block_text, to_markdown
 from .sections import bench_blocks, relative, runs_of
-from .sentences import setup_data, setup_name, setup_settings, short_reading
+from .sentences import setup_data, setup_name, setup_settings, short_conclusion
 from .words import Words, words
 
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*(%|points|x\b)")
-# Where a README's table of headlines stands.
+# The lines of a README between which the table of headlines is written.
 _BEGIN, _END = "<!-- headlines: written by make results -->", "<!-- /headlines -->"
-# How settings are called beside a figure's rows.
+# Short names of settings, for the rows of a figure.
 _SETTINGS = {
     "train.max_steps": "{} steps",
     "train.batch_size": "batch {}",
@@ -46,22 +46,23 @@ _SETTINGS = {
     "model.name": "{}",
     "optimizer.layer_decay": "layer decay {}",
 }
-# The figures of a setup that a question shows, if it has one setup, and if it has several, whose changes are in one
-# figure for all; a report has the others.
+# The figures of a setup that a question shows when it has one setup, and when it has several: their changes are then in
+# one figure for all. The other figures are in a report only.
 _SHOWN = (("-change", "-accuracy"), ("-accuracy",))
 
 
 class Pair(Strict, refusal=AnalysisError):
-    """Two arms to compare with each other, beside the comparison of each with the baseline."""
+    """Two arms that are compared with each other, in addition to the comparison of each with the baseline."""
 
     arm: str
     against: str
 
 
 class Question(Strict, refusal=AnalysisError):
-    """One question, the folders of the runs that bear on it (patterns below the file's folder), and what follows.
+    """One question, and its answer.
 
-    `conclusion` is the answer in a few sentences; `details` are what else the runs show, a point each.
+    `runs` are patterns of the folders with its runs, relative to the file. `conclusion` is the answer in a few
+    sentences; `details` are what else the runs show, a bullet point each.
     """
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
@@ -82,23 +83,23 @@ class Question(Strict, refusal=AnalysisError):
 
 
 def _without_number(text: str) -> str:
-    found = _NUMBER.search(text)
-    if found:
-        raise ValueError(f"{found.group()!r} is a measured number: the records say those, in the tables")
+    number = _NUMBER.search(text)
+    if number:
+        raise ValueError(f"{number.group()!r} is a measured number: leave it to the tables")
     return " ".join(text.split())
 
 
 class Headline(Strict, refusal=AnalysisError):
-    """One line of the README: an arm against its reference in the runs named, as the question has it."""
+    """One row of the README's table: an arm against its reference in these runs, as compared for the question."""
 
-    told: str
+    text: str
     arm: str
     runs: tuple[str, ...]
     question: str
 
 
 class Evidence(Strict, refusal=AnalysisError):
-    """The questions of a file, in their order, what stands above them, and what a README says of them."""
+    """The content of a file of questions: title, introduction, the questions in order, and the README's headlines."""
 
     title: str
     about: str
@@ -107,7 +108,7 @@ class Evidence(Strict, refusal=AnalysisError):
 
 
 def load_evidence(path: str | PathLike[str]) -> Evidence:
-    """The questions of a YAML file."""
+    """Load a YAML file of questions, or raise AnalysisError when it is not one."""
     try:
         return Evidence.model_validate(read_mapping(path))
     except ValidationError as error:
@@ -115,58 +116,59 @@ def load_evidence(path: str | PathLike[str]) -> Evidence:
 
 
 def write_evidence(source: str | PathLike[str], out: str | PathLike[str], draw: bool = True) -> Path:
-    """Write the document that answers the questions of `source`, with its figures in a folder beside it."""
-    place = Path(out)
-    document = evidence_document(source, place.parent)
+    """Write the document that answers the questions of `source`; its figures go into a folder beside it."""
+    path = Path(out)
+    document = evidence_document(source, path.parent)
     if draw:
-        folder = place.parent / "figures"
+        folder = path.parent / "figures"
         folder.mkdir(parents=True, exist_ok=True)
         drawings = {folder / f"{name}.svg": drawing for name, drawing in draw_figures(document.figures).items()}
-        for path, drawing in drawings.items():
-            write_text(path, drawing.svg)
-        ours = {path for one in load_evidence(source).questions for path in folder.glob(f"{one.id}-*.svg")}
-        for old in ours - set(drawings):
-            old.unlink()
-    write_text(place, to_markdown(document))
-    return place
+        for file, drawing in drawings.items():
+            write_text(file, drawing.svg)
+        ours = {file for one in load_evidence(source).questions for file in folder.glob(f"{one.id}-*.svg")}
+        for outdated in ours - set(drawings):
+            outdated.unlink()
+    write_text(path, to_markdown(document))
+    return path
 
 
 def write_headlines(source: str | PathLike[str], readme: str | PathLike[str], results: str = "docs/results.md") -> Path:
-    """Put the headlines' table between its marks in a README; the rest of the file stays as it is."""
-    place = Path(readme)
-    text = place.read_text(encoding="utf-8")
+    """Write the table of headlines between its two lines in a README; the rest of the file stays as it is."""
+    path = Path(readme)
+    text = path.read_text(encoding="utf-8")
     before, mark, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not mark or not end:
-        raise AnalysisError(f"{place}: has no place for the results: put the lines {_BEGIN} and {_END} there")
+        raise AnalysisError(f"{path}: does not say where the results go: add the lines {_BEGIN} and {_END}")
     table = block_text(headlines(source, results))
-    write_text(place, f"{before}{_BEGIN}\n{table}\n{_END}{after}")
-    return place
+    write_text(path, f"{before}{_BEGIN}\n{table}\n{_END}{after}")
+    return path
 
 
 def headlines(source: str | PathLike[str], results: str) -> Table:
-    """The headlines' figures, each with a link to its question in the document `results`."""
-    asked, say, root = load_evidence(source), words("en"), Path(source).parent
-    runs = {question.id: question.runs for question in asked.questions}
-    read = cache(lambda question: analyse(_folders(root, runs[question])))
+    """Return the table of headlines, each with a link to its question in the document `results`."""
+    evidence, say, root = load_evidence(source), words("en"), Path(source).parent
+    runs = {question.id: question.runs for question in evidence.questions}
+    analysis_of = cache(lambda question: analyse(_folders(root, runs[question])))
     rows, references = [], set()
-    for line in asked.headlines:
+    for line in evidence.headlines:
         if line.question not in runs:
-            raise AnalysisError(f"{source}: headline {line.told!r}: no question has the id {line.question!r}")
-        meant = _folders(root, line.runs)
-        found = [
+            raise AnalysisError(f"{source}: headline {line.text!r}: no question has the id {line.question!r}")
+        folders = _folders(root, line.runs)
+        matching = [
             one
-            for one in read(line.question).comparisons
-            if one.arm == line.arm and all(_within(run.path, meant) for run in runs_of(one))
+            for one in analysis_of(line.question).comparisons
+            if one.arm == line.arm and all(_is_within(run.path, folders) for run in runs_of(one))
         ]
-        if len(found) != 1:
-            raise AnalysisError(f"{source}: headline {line.told!r}: {len(found)} comparisons of {line.arm!r}, not one")
-        (one,) = found
+        if len(matching) != 1:
+            count = f"{len(matching)} comparisons of {line.arm!r} match"
+            raise AnalysisError(f"{source}: headline {line.text!r}: {count}; exactly one must")
+        (one,) = matching
         references.add(one.reference)
-        word, tone = short_reading(one, say)
+        word, tone = short_conclusion(one, say)
         rows.append(
             [
-                Cell(line.told, folder=f"{results}#{line.question}"),
+                Cell(line.text, folder=f"{results}#{line.question}"),
                 Cell(line.arm, code=True),
                 Cell(f"{say(f'm_{one.measure.name}')} {numbers.change(one, say)}"),
                 Cell(numbers.change_range(one, say)),
@@ -177,17 +179,17 @@ def headlines(source: str | PathLike[str], results: str) -> Table:
         )
     if len(references) != 1:
         compared = ", ".join(sorted(references)) or "nothing: it has no headlines"
-        raise AnalysisError(f"{source}: headlines share one column, so one reference; here they are against {compared}")
+        raise AnalysisError(f"{source}: headlines must share one reference, but these are against {compared}")
     columns = ["setting", "method", f"against {references.pop()}", say("col_interval"), say("col_reading")]
     return Table("headlines", [*columns, say("col_seeds"), "data"], rows, numeric=(2, 3, 5))
 
 
 def evidence_document(source: str | PathLike[str], out: Path) -> Document:
-    """The document, for a file that will lie in the folder `out`."""
-    asked, say = load_evidence(source), words("en")
-    blocks: list[Block] = [Paragraph(asked.about)]
+    """Return the document that answers the questions; its links are relative to the folder `out`."""
+    evidence, say = load_evidence(source), words("en")
+    blocks: list[Block] = [Paragraph(evidence.about)]
     links: dict[str, str] = {}
-    for number, question in enumerate(asked.questions, start=1):
+    for number, question in enumerate(evidence.questions, start=1):
         blocks.append(Heading(f"{number}. {question.question}", 2, question.id))
         folders = _folders(Path(source).parent, question.runs)
         if folders:
@@ -198,7 +200,7 @@ def evidence_document(source: str | PathLike[str], out: Path) -> Document:
     footer = (
         f"Written by oelm {__version__} from {len(set(links.values()))} records; regenerate it with `make results`."
     )
-    return Document(asked.title, "en", blocks, footer, links)
+    return Document(evidence.title, "en", blocks, footer, links)
 
 
 def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> list[Block]:
@@ -242,21 +244,21 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
 
 
 def _require_pairs(question: Question, setups: Sequence[Setup]) -> None:
-    """A pair that no setup has was renamed or not run, and would silently be missing."""
+    """Raise AnalysisError for a pair that no setup has: it was renamed or not run."""
     for pair in question.pairs:
         if not any(setup.arm(pair.arm) and setup.arm(pair.against) for setup in setups):
             raise AnalysisError(f"question {question.id!r}: no setup has both {pair.arm!r} and {pair.against!r}")
 
 
 def _at_a_glance(question: Question, analysis: Analysis, setups: Sequence[Setup], say: Words) -> Table:
-    """Every comparison of a question in one table: setup by setup, each named once, with a link to its section."""
+    """Return all comparisons of a question in one table; the first row of each setup links to its section."""
     rows = []
     for index, setup in enumerate(setups, start=1):
         where = Cell(_short_name(setup), folder=f"#{question.id}-{index}")
         for one in analysis.of(setup):
-            word, tone = short_reading(one, say)
-            told = [numbers.change(one, say), numbers.change_range(one, say), str(one.n)]
-            rows.append([where, Cell(one.arm, code=True), *map(Cell, told), Cell(word, tone=tone)])
+            word, tone = short_conclusion(one, say)
+            values = [numbers.change(one, say), numbers.change_range(one, say), str(one.n)]
+            rows.append([where, Cell(one.arm, code=True), *map(Cell, values), Cell(word, tone=tone)])
             where = Cell("")
     columns = ["data", say("col_method"), say("col_change"), say("col_interval"), say("col_seeds"), say("col_reading")]
     return Table(f"{question.id}-glance", columns, rows, numeric=(2, 3, 4))
@@ -267,37 +269,37 @@ def _short_name(setup: Setup) -> str:
 
 
 def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words) -> ChartFigure | None:
-    """Every change of a question in one picture, method by method, so that one sees what it depends on."""
+    """Return a figure with all changes of a question, sorted by method, to show what a change depends on."""
     if len({one.measure.name for one in analysis.comparisons}) != 1:
         return None
-    alone = len({one.setup.dataset for one in analysis.comparisons}) == 1
-    told = []
+    one_dataset = len({one.setup.dataset for one in analysis.comparisons}) == 1
+    labelled = []
     for one in sorted(analysis.comparisons, key=lambda one: one.arm):
-        where = [] if alone else [one.setup.dataset.split(",")[0].split(":")[0]]
+        where = [] if one_dataset else [one.setup.dataset.split(",")[0].split(":")[0]]
         apart = [_in_words(setting) for setting in setup_settings(one.setup)]
-        told.append((": ".join([one.arm, ", ".join([*where, *apart])]), one))
-    return change_figure(f"{question.id}-all", told, styles, say)
+        labelled.append((": ".join([one.arm, ", ".join([*where, *apart])]), one))
+    return change_figure(f"{question.id}-all", labelled, styles, say)
 
 
 def _in_words(setting: str) -> str:
-    """A setting as a picture or a table has room for it."""
+    """Return a setting in the short form for a figure or a table."""
     field, _, value = setting.partition(" ")
     return _SETTINGS.get(field, f"{field} {{}}").format(value)
 
 
-def _within(path: Path, folders: Sequence[Path]) -> bool:
+def _is_within(path: Path, folders: Sequence[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
 def _folders(root: Path, patterns: Sequence[str]) -> list[Path]:
-    """The folders that the patterns match, each of which must match something."""
-    found: list[Path] = []
+    """Return the folders that match the patterns, or raise AnalysisError when a pattern matches none."""
+    folders: list[Path] = []
     for pattern in patterns:
         matched = sorted(path for path in root.glob(pattern) if path.is_dir())
         if not matched:
-            raise AnalysisError(f"{pattern}: no record below {root} matches it")
-        found += matched
-    return found
+            raise AnalysisError(f"{pattern}: no folder below {root} matches this pattern")
+        folders += matched
+    return folders
 
 
 if __name__ == "__main__":

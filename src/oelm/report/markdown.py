@@ -1,4 +1,4 @@
-"""A document as Markdown that renders well on a forge: tables, pictures, and runs as links to their folders."""
+"""A document as Markdown for GitHub and similar sites, with links to the figures and to the folders of the runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def to_markdown(document: Document) -> str:
     parts.append(f"{say('contents')}: " + " · ".join(f"[{escape(one.text)}](#{one.anchor})" for one in sections))
     parts += [block_text(block) for block in document.blocks]
     parts.append(f"---\n\n{escape(document.footer)}")
-    # Where every R1, R2, ... above leads.
+    # The targets of the links [R1], [R2], ... above.
     parts.append("\n".join(f"[{handle}]: {_target(folder)}" for handle, folder in document.folders.items()))
     return "\n\n".join(parts) + "\n"
 
 
 def block_text(block: Block) -> str:
-    """One part of a document as Markdown."""
+    """Return one block of a document as Markdown."""
     if isinstance(block, Heading):
         return f'<a id="{block.anchor}"></a>\n\n{"#" * block.level} {escape(block.text)}'
     if isinstance(block, Paragraph):
@@ -63,11 +63,14 @@ def _cell(cell: Cell, in_table: bool) -> str:
 
 
 def _target(folder: str) -> str:
-    """Where a link leads. A folder's name may hold what would end it or a cell, and what follows would be HTML."""
-    return "<" + re.sub(r"[%\\<>|\r\n]", lambda found: quote(found[0]), folder) + ">"
+    """Return the target of a link, with the characters quoted that would end the link or the table's cell.
+
+    What follows such a character in a folder's name would be read as HTML.
+    """
+    return "<" + re.sub(r"[%\\<>|\r\n]", lambda match: quote(match[0]), folder) + ">"
 
 
 def escape(text: str) -> str:
-    """Text whose characters mean themselves: a run's name may hold anything."""
+    """Return text that Markdown shows as it is: the name of a run may contain anything."""
     flat = " ".join(text.split())
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", flat) if re.search(r"[\\`*_\[\]<>|#]", flat) else flat

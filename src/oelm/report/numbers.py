@@ -1,4 +1,4 @@
-"""Numbers as text: one way for every figure, interval and share, so that all forms of a report agree."""
+"""Format numbers: one way for each metric, interval and share, so that all forms of a report agree."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from ..analysis.stats import Estimate, too_noisy
 from .words import Words
 
 MINUS = "−"
-# Larger ones are written with an exponent: a run that nearly diverged may have a perplexity of a hundred digits.
+# Larger numbers get an exponent: a run that nearly diverged may have a perplexity of a hundred digits.
 _LONG = 1e9
 
 
 def signed(value: float, digits: int) -> str:
-    """A number with its sign, and a real minus."""
+    """Return a number with its sign, with a typographic minus; zero has none."""
     text = f"{abs(value):,.{digits}f}" if abs(value) < _LONG else f"{abs(value):.3g}"
     zero = float(text.replace(",", "")) == 0
     return text if zero else f"{'+' if value > 0 else MINUS}{text}"
 
 
 def percent(value: float, digits: int = 1) -> str:
+    """Return a share as signed percent."""
     return f"{signed(100 * value, digits)} %"
 
 
 def figure(name: str, value: float | None) -> str:
-    """A figure of a run in its usual form."""
+    """Return a metric of a run in its usual unit and precision, a dash for None."""
     if value is None:
         return "–"
     if name in ("accuracy", "best_accuracy", "macro_f1", "exact_match", "frozen_share"):
@@ -46,45 +47,46 @@ def figure(name: str, value: float | None) -> str:
     return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def bounds(name: str, found: Estimate | None, say: Words) -> str:
-    """The interval of a mean of a figure."""
-    if found is None or found.low is None or found.high is None:
-        return _without_interval(found, say)
-    return f"{figure(name, found.low)} – {figure(name, found.high)}"
+def bounds(name: str, estimate: Estimate | None, say: Words) -> str:
+    """Return the interval of a metric's mean, or why there is none."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return _without_interval(estimate, say)
+    return f"{figure(name, estimate.low)} – {figure(name, estimate.high)}"
 
 
 def change(comparison: Comparison, say: Words) -> str:
-    """How much an arm differs: points for shares, percent for what is analysed as a ratio, else the difference."""
-    found = comparison.difference
+    """Return how much an arm differs: points for shares, percent for ratios, else the difference."""
+    estimate = comparison.difference
     if comparison.measure.points:
-        return "–" if found is None else say("points", value=signed(100 * found.mean, 2))
+        return "–" if estimate is None else say("points", value=signed(100 * estimate.mean, 2))
     if not comparison.measure.log:
-        return "–" if found is None else signed(found.mean, 4)
+        return "–" if estimate is None else signed(estimate.mean, 4)
     relative = comparison.change
     return "–" if relative is None else percent(relative.mean)
 
 
 def change_bounds(comparison: Comparison) -> tuple[str, str] | None:
-    """The limits of that difference as text."""
+    """Return the limits of the difference that `change` gives, or None when it has no interval."""
     return _limits(comparison, bootstrap=False)
 
 
 def change_range(comparison: Comparison, say: Words) -> str:
-    """The same for a table's cell, or why there is no interval."""
+    """Return the interval of a change for a table's cell, or why there is none."""
     limits = change_bounds(comparison)
     return f"{limits[0]} – {limits[1]}" if limits else _no_interval(comparison, say)
 
 
 def bootstrap_bounds(comparison: Comparison) -> str:
+    """Return the bootstrap interval of a change, a dash when there is none."""
     limits = _limits(comparison, bootstrap=True)
     return f"{limits[0]} – {limits[1]}" if limits else "–"
 
 
 def _limits(comparison: Comparison, bootstrap: bool) -> tuple[str, str] | None:
-    found = comparison.change if comparison.measure.log else comparison.difference
-    if found is None or (comparison.measure.log and too_noisy(found)):
+    estimate = comparison.change if comparison.measure.log else comparison.difference
+    if estimate is None or (comparison.measure.log and too_noisy(estimate)):
         return None
-    low, high = (found.boot_low, found.boot_high) if bootstrap else (found.low, found.high)
+    low, high = (estimate.boot_low, estimate.boot_high) if bootstrap else (estimate.low, estimate.high)
     if low is None or high is None:
         return None
     if comparison.measure.points:
@@ -93,7 +95,7 @@ def _limits(comparison: Comparison, bootstrap: bool) -> tuple[str, str] | None:
 
 
 def interval(comparison: Comparison, say: Words) -> str:
-    """The interval in words, or why there is none."""
+    """Return the interval of a change as part of a sentence, or why there is none."""
     limits = change_bounds(comparison)
     if limits is None:
         return _no_interval(comparison, say)
@@ -108,25 +110,26 @@ def _no_interval(comparison: Comparison, say: Words) -> str:
     return _without_interval(comparison.change if comparison.measure.log else comparison.difference, say)
 
 
-def _without_interval(found: Estimate | None, say: Words) -> str:
-    """Why a mean has no interval: it is of one value, or of values that are all the same."""
-    return say("no_spread_short" if found is not None and found.n > 1 else "one_seed_short")
+def _without_interval(estimate: Estimate | None, say: Words) -> str:
+    """Return why a mean has no interval: it is of one value, or of values that are all the same."""
+    return say("no_spread_short" if estimate is not None and estimate.n > 1 else "one_seed_short")
 
 
 def margin(name: str) -> str:
-    """The margin within which a measure's arms count as alike."""
+    """Return the margin within which two arms count as alike by a measure."""
     value = MARGINS[name]
     return f"{100 * value:g} %" if value < 1 else f"{value:g} pp"
 
 
 def p_value(value: float | None) -> str:
+    """Return a p-value with three digits, a dash for None."""
     if value is None:
         return "–"
     return f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
-def found(verdict: Verdict, say: Words) -> str:
-    """What a hypothesis's runs gave, with the interval."""
+def verdict_value(verdict: Verdict, say: Words) -> str:
+    """Return the value that a verdict rests on, with its interval."""
     hypothesis, estimate = verdict.hypothesis, verdict.found
     if estimate is None:
         return "–"
@@ -145,7 +148,7 @@ def found(verdict: Verdict, say: Words) -> str:
 
 
 def amount(hypothesis: Hypothesis, value: float, say: Words) -> str:
-    """A bound or a result on a hypothesis's scale."""
+    """Return a bound or a result in the unit of a hypothesis."""
     if hypothesis.compare == "value":
         return figure(hypothesis.measure, value)
     if hypothesis.compare in ("change", "trend"):
@@ -156,7 +159,7 @@ def amount(hypothesis: Hypothesis, value: float, say: Words) -> str:
 
 
 def rule(hypothesis: Hypothesis, say: Words) -> str:
-    """A hypothesis's pass rule as a formula."""
+    """Return the rule by which a hypothesis is judged, as a formula."""
     kind = hypothesis.rule.kind
     bound = getattr(hypothesis.rule, kind)
     key = {"value": "rule_what_value", "trend": "rule_what_trend"}.get(hypothesis.compare, "rule_what")
@@ -168,7 +171,7 @@ def rule(hypothesis: Hypothesis, say: Words) -> str:
 
 
 def _bound(hypothesis: Hypothesis, bound: float, say: Words) -> str:
-    """A rule's number without trailing zeros: +5 %, 0 %."""
+    """Return the number of a rule without trailing zeros: +5 %, 0 %."""
     in_percent = hypothesis.compare in ("change", "trend")
     scaled = round(100 * bound, 6) if in_percent else bound
     text = f"{'+' if scaled > 0 else MINUS if scaled < 0 else ''}{abs(scaled):g}"
@@ -178,5 +181,5 @@ def _bound(hypothesis: Hypothesis, bound: float, say: Words) -> str:
 
 
 def rate(value: float) -> str:
-    """A learning rate: 0.002 or 2e-05, whichever reads better."""
+    """Return a learning rate in its shorter form: 0.002 or 2e-05."""
     return f"{value:g}"

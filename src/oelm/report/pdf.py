@@ -1,4 +1,4 @@
-"""A document as a typeset PDF, by typst from PyPI: no system packages, but for a font where the language needs one."""
+"""A document as a PDF, typeset by typst from PyPI. The only thing needed from the system is a font for Chinese."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ..base.files import write_bytes
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
 from .drawing import CJK_FONTS, FULL_WIDTH, height, width
 
-# A folder with fonts of one's own, where the system's cannot be changed.
+# Environment variable with a folder of fonts, for systems where none can be installed.
 FONTS_VARIABLE = "OELM_FONTS"
 _LATIN = "Libertinus Serif"
-# Inches of a figure, drawn at the width of a page, that go on one page with its caption.
+# The height in inches at which a figure still fits on a page together with its caption.
 _HIGHEST = 9.5
-# A column whose longest text is wider than this shares what is left of the page; any other is as wide as it needs.
+# Columns with longer texts than this share the rest of the page's width; the others are as wide as they need.
 _WIDE = 34
 
 
 def available() -> bool:
+    """Return True when typst is installed."""
     try:
         import_module("typst")
     except ImportError:
@@ -30,20 +31,20 @@ def available() -> bool:
 
 
 def cjk_font() -> str | None:
-    """A font with Chinese that typst finds: it prints boxes without a word where there is none."""
+    """Return the name of a font with Chinese characters that typst can use, or None: then it would print boxes."""
     families = import_module("typst").Fonts(font_paths=_font_folders()).families()
     known = {family.lower(): family for family in families}
     return next((known[name.lower()] for name in CJK_FONTS if name.lower() in known), None)
 
 
 def write_pdf(document: Document, path: Path) -> None:
-    """Write the PDF; the figures are the SVG files in `figures/` beside it."""
+    """Write the PDF. The SVG files of the figures must be in the folder `figures` beside it."""
     typst = import_module("typst")
     fonts = [_LATIN]
     if document.language == "zh":
-        found = cjk_font()
-        assert found is not None, "the caller looks first"
-        fonts.append(found)
+        chinese = cjk_font()
+        assert chinese is not None, "the caller checks this first"
+        fonts.append(chinese)
     source = to_typst(document, fonts)
     write_bytes(path, typst.compile(source.encode(), root=str(path.parent.resolve()), font_paths=_font_folders()))
 
@@ -56,7 +57,7 @@ def _font_folders() -> list[str]:
 
 
 def to_typst(document: Document, fonts: list[str]) -> str:
-    """The report in typst's own language. Whatever a record says goes in as a string, never as markup."""
+    """Return the report in typst's language. What comes from a record becomes a string literal, never markup."""
     head = resources.files(__package__).joinpath("page.typ").read_text(encoding="utf-8")
     families = "".join(f"{_string(font)}, " for font in fonts)
     parts = [f"heading(level: 1, {_string(document.title)})"]
@@ -79,7 +80,7 @@ def _block(block: Block) -> str:
         return "\n".join(f"point({_string(item.tone)}, {_cell(item)})" for item in block.items)
     if isinstance(block, Table):
         return _table(block)
-    share = width(block) / FULL_WIDTH * min(1.0, _HIGHEST / height(block))  # a whole page holds no more
+    share = width(block) / FULL_WIDTH * min(1.0, _HIGHEST / height(block))  # At most one page.
     file = _string(f"/figures/{block.name}.svg")
     return f"picture({file}, {round(100 * share)}%, {_string(block.title)}, {_string(block.caption)})"
 
@@ -87,7 +88,7 @@ def _block(block: Block) -> str:
 def _table(table: Table) -> str:
     widths = [max(len(row[index].text) for row in table.rows) for index in range(len(table.columns))]
     handles = [max(8 * len(spans(row[index].runs)) for row in table.rows) for index in range(len(table.columns))]
-    needed = [max(own, runs) for own, runs in zip(widths, handles, strict=True)]
+    needed = [max(text, runs) for text, runs in zip(widths, handles, strict=True)]
     total = sum(min(size, _WIDE) for size in needed)
     limit = _WIDE if total < 110 else 16
     columns = ", ".join(f"{min(4, size / 30):.2f}fr" if size > limit else "auto" for size in needed)
@@ -116,11 +117,11 @@ def _cell(cell: Cell, in_table: bool = False) -> str:
 
 
 def _breakable(text: str) -> str:
-    """Names and paths that may go on in the next line after a dash or a slash."""
+    """Return a name or path that may be broken after a dash or a slash, when it is long."""
     return text.replace("/", "/\u200b").replace("-", "-\u200b") if len(text) > 14 else text
 
 
 def _string(text: str) -> str:
-    """A string literal of typst's."""
+    """Return the text as a string literal of typst, in one line."""
     flat = " ".join(text.split(" ")).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + flat.replace("\n", " ").replace("\r", " ").replace("\t", " ") + '"'

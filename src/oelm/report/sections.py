@@ -16,7 +16,7 @@ from ..analysis.run import DECODED, Bench
 from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
 from . import numbers
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
-from .sentences import note_text, place, verdict_numbers, why_left_out
+from .sentences import note_text, setup_label, verdict_numbers, why_left_out
 from .words import Words
 
 _TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "bad"}
@@ -64,7 +64,7 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
         if one.comparison is not None:
             interval = numbers.interval(one.comparison, say)
             change = say("in_brackets", text=numbers.change(one.comparison, say), more=interval)
-        where = place(one.setup, analysis)
+        where = setup_label(one.setup, analysis)
         setup = "; ".join(f"{item.field} {item.one} → {item.other}" for item in one.differs)
         rows.append(
             [

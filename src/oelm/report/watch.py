@@ -1,4 +1,4 @@
-"""A report that is written again while runs go on, until none does."""
+"""Write a report again and again while runs are in progress."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ def watch(
     paths: Sequence[str | PathLike[str]],
     out: str | PathLike[str],
     seconds: float,
-    told: Callable[[Report | None], None],
+    on_report: Callable[[Report | None], None],
     **options: Any,
 ) -> Report:
-    """Write the report, and again whenever a record changed or a run died; ends with a last one when none is running.
+    """Write the report whenever a record changed or a run died, and return the last one when no run is in progress.
 
-    `told` hears of every report, and with none while there are no runs yet.
+    `on_report` is called with each report, and with None while there are no runs yet. `options` go to `write_report`.
     """
     before: object = None
     running: tuple[Run, ...] = ()
     while True:
         now = stamps(paths)
-        # A run that is killed writes nothing.
+        # A killed run changes no file, so its process is checked as well.
         if now != before or not all(is_alive(run.path, run.status) for run in running):
             before, running = now, ()
             try:
                 report = write_report(paths, out, refresh=max(2, round(seconds)), **options)
             except NoRunsError:
-                told(None)
+                on_report(None)
             else:
-                told(report)
+                on_report(report)
                 running = report.analysis.running
                 if not running:
-                    return write_report(paths, out, **options)  # whose page no longer loads itself again
+                    return write_report(paths, out, **options)  # This page does not reload itself.
         time.sleep(seconds)
 
 
 def stamps(paths: Sequence[str | PathLike[str]]) -> tuple[tuple[str, int, int], ...]:
-    """The records below some folders by name, size and time: equal as long as nothing was written."""
+    """Return name, size and time of the records below some folders: equal as long as nothing was written."""
     names = ("config.json", "metrics.jsonl", "result.json", "status.json")
-    found = []
+    files = []
     for path in paths:
         for name in names:
             for file in Path(path).rglob(name):
                 try:
-                    about = file.stat()
-                except FileNotFoundError:  # replaced just now
+                    status = file.stat()
+                except FileNotFoundError:  # It is being replaced right now.
                     continue
-                found.append((str(file), about.st_size, about.st_mtime_ns))
-    return tuple(sorted(found))
+                files.append((str(file), status.st_size, status.st_mtime_ns))
+    return tuple(sorted(files))
