@@ -1,4 +1,4 @@
-"""Prints which checks every family passes, from running them: `python -m tests.family_table [FAMILY ...]`."""
+"""Runs the checks of every family and prints a table: `python -m tests.method.family_table [FAMILY ...]`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.models import CHECKS
 
 
 def outcome(name: str, check: str) -> str:
-    """'yes', or what went wrong."""
+    """Return 'yes', or the error."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             CHECKS[check](name, Path(folder))
@@ -22,13 +22,13 @@ def outcome(name: str, check: str) -> str:
 
 
 def main(names: list[str]) -> int:
-    """Print a Markdown table, one line per family; 1 if anything failed."""
+    """Print a Markdown table, one line per family. Return 1 if any check failed, else 0."""
     failed = False
     print("| family |", " | ".join(CHECKS), "|")
     print("|---|" + "---|" * len(CHECKS))
     for name in names:
         outcomes = [outcome(name, check) for check in CHECKS]
-        failed |= any(said != "yes" for said in outcomes)
+        failed |= any(result != "yes" for result in outcomes)
         print(f"| {name} |", " | ".join(outcomes), "|", flush=True)
     return int(failed)
 

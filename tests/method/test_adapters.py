@@ -1,4 +1,4 @@
-"""The arms that people use instead: adapters, biases, last blocks, head. What trains, is proved and comes back."""
+"""Adapters, biases, last blocks and head: what trains beside a frozen body, is verified, saved, loaded and exported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ARMS: dict[str, Any] = {
 }
 for everywhere in ("lora everywhere", "oft everywhere"):
     ARMS[everywhere]["adapter"]["targets"] = EVERYWHERE
-# Biases or a head of its own are not in every model.
+# Not every model has biases, or a head that is not tied to its embedding.
 CASES = [
     ("bert", ["lora", "oft", "bitfit", "last-layers", "head-only", "lora everywhere"]),
     ("roberta", ["lora", "head-only"]),
@@ -70,7 +70,7 @@ CASES = [
 
 
 def model_of(name: str) -> PreTrainedModel:
-    """A lively small model: as `SMALL` has it, or with a classifier's head."""
+    """Return a lively small model: as in `SMALL`, or with a classifier's head."""
     if not name.endswith("-classifier"):
         return lively_model(name)
     config = small_model(name.removesuffix("-classifier")).config
@@ -81,21 +81,23 @@ def model_of(name: str) -> PreTrainedModel:
 
 
 def arm(name: str, method: Any, **options: Any) -> PreTrainedModel:
+    """Return a lively small model with a method applied."""
     model = model_of(name)
     oelm.apply(model, method, **options)
     return model
 
 
 def marked(cases: list[tuple[str, list[str]]]) -> list[Any]:
+    """Return one parameter set per model and arm; those with adapters are skipped where peft is not installed."""
     pairs = [(name, chosen) for name, arms in cases for chosen in arms]
     return [pytest.param(*pair, marks=needs_peft if re.match("lora|oft", pair[1]) else ()) for pair in pairs]
 
 
-# From applying to exporting, on every kind of model
+# The whole way from apply to export, on every kind of model
 
 
 def assert_trains_and_loads(model, folder):
-    """Training moves what trains and nothing that is frozen, and the model comes back from a folder as it is."""
+    """Assert that training changes every trainable and no frozen tensor; return the model saved and loaded again."""
     before, frozen, trained = logits(model), hashes(model, frozen=True), hashes(model, frozen=False)
     train_steps(model, 20, weight_decay=0.1)
     assert hashes(model, frozen=True) == frozen
@@ -110,25 +112,25 @@ def assert_trains_and_loads(model, folder):
 
 
 @pytest.mark.parametrize(("name", "chosen"), marked(CASES))
-def test_an_arm_from_its_first_step_to_its_export(name, chosen, tmp_path):
+def test_an_arm_trains_loads_and_exports(name, chosen, tmp_path):
     model = model_of(name)
     before = logits(model)
     report = oelm.apply(model, ARMS[chosen])
-    assert torch.equal(logits(model), before), "the function at step 0 is the model's own"
+    assert torch.equal(logits(model), before), "the outputs at step 0 must be those of the model"
     frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)
     assert report.trainable == sum(p.numel() for n, p in model.named_parameters() if n in trained)
     verification = oelm.verify(model)
-    assert verification.tensors == verification.exact == len(frozen), "everything frozen is sealed"
+    assert verification.tensors == verification.exact == len(frozen), "every frozen tensor must be sealed"
 
     loaded = assert_trains_and_loads(model, tmp_path / "saved")
-    if name != "oelm-gpt-classifier":  # only with its language-model head has it a plain counterpart
+    if name != "oelm-gpt-classifier":  # only the language model has a plain counterpart
         assert_exports(loaded, tmp_path / "plain")
 
 
 def assert_same_tensors(left: nn.Module, right: nn.Module) -> None:
-    """The same class, parameters and buffers to the bit, and gradients switched on in the same.
+    """Assert that class, parameters, buffers and requires_grad are the same, to the bit.
 
-    Outputs only nearly: a loaded tensor may lie at an odd address, and small products then round otherwise.
+    Outputs are compared with a tolerance: a loaded tensor may be aligned differently, and rounding then differs.
     """
     assert type(left) is type(right)
     for kind in ("named_parameters", "named_buffers"):
@@ -142,7 +144,7 @@ def assert_same_tensors(left: nn.Module, right: nn.Module) -> None:
 
 _PLAIN = """
 import sys
-sys.modules["oelm"] = sys.modules["peft"] = None  # any import of either now raises
+sys.modules["oelm"] = sys.modules["peft"] = None  # importing either raises from now on
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 torch.set_num_threads(1)
@@ -171,20 +173,21 @@ def test_exports_work_where_neither_oelm_nor_peft_is_installed(tmp_path):
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr
-    for folder, wanted in expected.items():
-        assert distance(torch.load(f"{folder}.out", weights_only=True), wanted) < 1e-4
+    for folder, output in expected.items():
+        assert distance(torch.load(f"{folder}.out", weights_only=True), output) < 1e-4
         assert "lora" not in (Path(folder) / "config.json").read_text()
 
 
-# Beside matrices that the method itself freezes, while the rest trains
+# Adapters beside matrices that the method itself freezes, while the rest trains
 
 
 def beside(preset: str, kind: str, targets: list[str], **changes: Any) -> dict[str, Any]:
+    """Return a preset with an adapter of rank 4 on the targets."""
     return {"preset": preset, "adapter": {"kind": kind, "rank": 4, "targets": targets}, **changes}
 
 
 def matrices(model: PreTrainedModel) -> dict[str, str]:
-    """The hash of every matrix that the method set, by its path and whichever way round it is stored."""
+    """Return the hash of every matrix that the method set, by path, as (rows out, width in)."""
     return {path: content_hash(weight_matrix(model.get_submodule(path))) for path in model.config.oelm["matrices"]}
 
 
@@ -194,7 +197,10 @@ BESIDE = [
     ("bert", beside("oelm-qk-ffn", "oft", QK_FFN, biases="trained", layers="last:2")),
     ("gpt2", beside("oelm-freeze", "lora", QK)),
     ("gpt2", beside("oelm-qk-ffn", "lora", QK_FFN)),
-    ("gpt2", beside("oelm-qk-ffn", "oft", QK_FFN)),  # its feed-forward matrices are Conv1D, and OFT's are copies
+    (
+        "gpt2",
+        beside("oelm-qk-ffn", "oft", QK_FFN),
+    ),  # OFT copies its feed-forward Conv1D into Linears
     ("gpt_neox", beside("oelm-random-orthogonal", "oft", ["k"])),
     ("t5", beside("oelm-random-matched", "lora", ["q"], attention=["decoder", "cross"])),
     ("oelm-gpt", beside("oelm-freeze", "lora", QK)),
@@ -204,11 +210,11 @@ BESIDE = [
 
 @needs_peft
 @pytest.mark.parametrize(("name", "method"), BESIDE, ids=lambda value: str(value)[:60])
-def test_an_adapter_beside_frozen_matrices_from_its_first_step_to_its_export(name, method, tmp_path):
+def test_an_adapter_beside_frozen_matrices_trains_loads_and_exports(name, method, tmp_path):
     alone = arm(name, {key: value for key, value in method.items() if key != "adapter"})
     model = model_of(name)
     report = oelm.apply(model, method)
-    assert torch.equal(logits(model), logits(alone)), "at step 0 it is the method without the adapter"
+    assert torch.equal(logits(model), logits(alone)), "at step 0 the adapter must change nothing"
     frozen = hashes(model, frozen=True)
     assert {n.replace(".base_layer", "") for n in frozen} == set(hashes(alone, frozen=True))
     assert matrices(model) == matrices(alone)
@@ -222,7 +228,7 @@ def test_an_adapter_beside_frozen_matrices_from_its_first_step_to_its_export(nam
 
 
 @needs_peft
-def test_what_trains_beside_frozen_matrices_by_hand():
+def test_counts_of_adapters_beside_frozen_matrices_equal_those_computed_by_hand():
     rank = 2
     method = {"preset": "oelm-freeze", "adapter": {"kind": "lora", "rank": rank, "targets": QK}, "layers": "last:1"}
     report = oelm.apply(model_of("bert"), method)
@@ -237,13 +243,13 @@ def test_what_trains_beside_frozen_matrices_by_hand():
     assert report.frozen == 2 * (WIDTH * WIDTH + WIDTH)
     assert report.adapter_trainable == 2 * rank * 2 * WIDTH
     elsewhere = report.trainable - report.adapter_trainable - HEAD
-    said = f"What trains: {report.adapter_trainable:,} in adapters (lora, rank 2, alpha 16, on q, k), "
-    assert f"{said}{HEAD:,} in the head, {elsewhere:,} elsewhere" in str(report)
+    adapters = f"{report.adapter_trainable:,} in adapters (lora, rank 2, alpha 16, on q, k)"
+    assert f"{adapters}, {HEAD:,} in the head, {elsewhere:,} elsewhere" in str(report)
 
 
 @needs_peft
 @pytest.mark.parametrize(("name", "kind"), [("bert", "lora"), ("gpt2", "oft")])
-def test_proof_of_a_frozen_matrix_with_an_adapter_beside_it(name, kind):
+def test_damage_to_a_frozen_matrix_with_an_adapter_is_detected(name, kind):
     model = arm(name, beside("oelm-freeze", kind, QK))
     path = {"bert": "bert.encoder.layer.1.attention.self.query", "gpt2": "transformer.h.1.attn.c_attn.q"}[name]
     weight = model.get_parameter(f"{path}.base_layer.weight")
@@ -267,7 +273,7 @@ def test_proof_of_a_frozen_matrix_with_an_adapter_beside_it(name, kind):
 
 
 @needs_peft
-def test_an_adapter_goes_where_it_is_wanted_and_the_other_frozen_matrix_stays_plain():
+def test_only_the_targets_of_the_adapter_get_one():
     model = arm("gpt2", beside("oelm-freeze", "lora", ["k"], layers="last:1"))
     first, last = model.transformer.h[0].attn.c_attn, model.transformer.h[2].attn.c_attn
     assert not isinstance(first, SplitProjection)
@@ -286,7 +292,7 @@ def test_a_matrix_has_the_same_role_for_the_optimiser_with_an_adapter_and_withou
 
 
 @needs_peft
-def test_a_narrower_dtype_proves_itself_beside_adapters_too(tmp_path):
+def test_a_model_with_adapters_verifies_after_a_cast(tmp_path):
     arm("oelm-gpt", beside("oelm-freeze", "lora", QK)).save_pretrained(tmp_path)
     verification = oelm.verify(oelm.load(tmp_path, dtype=torch.bfloat16))
     assert verification.casts == {"bfloat16": verification.tensors}
@@ -294,7 +300,7 @@ def test_a_narrower_dtype_proves_itself_beside_adapters_too(tmp_path):
 
 @needs_peft
 @pytest.mark.parametrize("kind", ["lora", "oft"])
-def test_compiled_code_is_one_graph_with_the_same_gradients(kind):
+def test_a_compiled_model_is_one_graph_with_the_same_gradients(kind):
     model = lively_model("oelm-gpt", num_hidden_layers=1).train()
     oelm.apply(model, beside("oelm-freeze", kind, QK))
     ids = sample_batch(model)["input_ids"]
@@ -343,7 +349,7 @@ BIASES = LAYERS * (4 * WIDTH + FFN + WIDTH + 2 * WIDTH) + WIDTH  # matrices and 
         ("llama", "head-only", 96 * WIDTH),
     ],
 )
-def test_trainable_parameters_by_hand(name, method, trainable):
+def test_trainable_counts_equal_those_computed_by_hand(name, method, trainable):
     report = oelm.apply(small_model(name), method)
     assert report.trainable == trainable
     assert report.frozen == report.total - trainable
@@ -376,7 +382,7 @@ def test_the_documented_counts_of_bert_base(preset):
         ("t5-classifier", "head-only", r"classification_head\."),
         ("vit", "head-only", r"classifier\."),
         ("distilbert", "bitfit", r".*\.bias$|pre_classifier\.|classifier\."),
-        # A language model's output layers came trained: they are its topmost layer, and no task's head.
+        # A language model's output layers were pretrained: they count as its last layer, not as a task's head.
         ("llama", "head-only", r"lm_head\."),
         ("llama", "last-layers", r"model\.layers\.[12]\.|lm_head\."),
         ("llama", "bitfit", r"model\.layers\.\d\.self_attn\.\w+\.bias"),
@@ -392,7 +398,7 @@ def test_which_parameters_train(name, method, pattern):
 
 
 @needs_peft
-def test_adapters_leave_a_language_models_output_layer_frozen():
+def test_beside_adapters_a_language_models_output_layer_is_frozen():
     trained = [n for n, p in arm("llama", "lora").named_parameters() if p.requires_grad]
     assert all(re.search(r"self_attn\.[qv]_proj\.lora_[AB]\.", name) for name in trained)
     assert len(trained) == LAYERS * 2 * 2
@@ -408,7 +414,7 @@ def test_a_base_model_without_a_head_trains_its_adapters_alone():
 
 
 @needs_peft
-def test_fused_projections_are_taken_apart_where_an_adapter_goes_and_only_there():
+def test_only_fused_projections_that_get_an_adapter_are_split():
     model = arm("gpt2", {"preset": "lora", "layers": "last:1", "adapter": {"targets": ["q"]}})
     first, last = model.transformer.h[0].attn.c_attn, model.transformer.h[2].attn.c_attn
     assert isinstance(last, SplitProjection)
@@ -420,7 +426,7 @@ def test_fused_projections_are_taken_apart_where_an_adapter_goes_and_only_there(
 
 @needs_peft
 @pytest.mark.parametrize("chosen", ["lora", "oft everywhere"])
-def test_diagnosis_finds_the_arm_healthy_and_its_report_says_what_trains(chosen):
+def test_diagnosis_is_healthy_and_its_report_counts_what_trains(chosen):
     model = model_of("bert")
     result = diagnose(model, ARMS[chosen])
     assert result.healthy, (result.frozen_but_moved, result.trainable_but_still)
@@ -428,15 +434,18 @@ def test_diagnosis_finds_the_arm_healthy_and_its_report_says_what_trains(chosen)
     assert report.head == report.head_trainable == HEAD
     assert report.adapter_trainable == report.trainable - HEAD
     assert sum(row.trainable for row in report.rows) == report.adapter_trainable
-    said = {"lora": "lora, rank 8, alpha 16, on q, v", "oft everywhere": "oft, blocks of 4, dropout 0.5, on q, k, v, o"}
-    assert f"What trains: {report.adapter_trainable:,} in adapters ({said[chosen]}" in str(report)
+    described = {
+        "lora": "lora, rank 8, alpha 16, on q, v",
+        "oft everywhere": "oft, blocks of 4, dropout 0.5, on q, k, v, o",
+    }[chosen]
+    assert f"{report.adapter_trainable:,} in adapters ({described}" in str(report)
     assert f"{HEAD:,} in the head, 0 elsewhere" in str(report)
-    kept = report.to_dict()
-    assert (kept["rest"], kept["head_trainable"]) == ("head", HEAD)
-    assert kept["adapter"].startswith(said[chosen])
+    record = report.to_dict()
+    assert (record["rest"], record["head_trainable"]) == ("head", HEAD)
+    assert record["adapter"].startswith(described)
 
 
-# Proof
+# Verification
 
 
 @needs_peft
@@ -450,7 +459,7 @@ def test_diagnosis_finds_the_arm_healthy_and_its_report_says_what_trains(chosen)
         "bert.encoder.layer.2.output.LayerNorm.bias",
     ],
 )
-def test_one_flipped_bit_in_the_body_is_caught_and_named(name):
+def test_one_flipped_bit_in_the_body_is_detected_and_named(name):
     model = arm("bert", "lora")
     flip_bit(model.get_parameter(name))
     assert f"{name}: its content changed" in freeze_error(model)
@@ -461,14 +470,14 @@ def test_one_flipped_bit_in_the_body_is_caught_and_named(name):
 
 
 @pytest.mark.parametrize("method", ["bitfit", "last-layers", "head-only"])
-def test_a_trainer_that_lets_everything_train_again_is_caught(method):
+def test_switching_all_gradients_on_again_is_detected(method):
     model = arm("bert", method)
     model.requires_grad_(True)
     assert "and is now trainable" in freeze_error(model)
 
 
 @needs_peft
-def test_merging_behind_the_records_back_is_caught():
+def test_merging_an_adapter_into_a_sealed_matrix_is_detected():
     model = arm("bert", "lora")
     train_steps(model, 2)
     model.bert.encoder.layer[0].attention.self.query.merge()
@@ -476,7 +485,7 @@ def test_merging_behind_the_records_back_is_caught():
 
 
 @needs_peft
-def test_the_same_arm_again_only_verifies_and_another_is_refused():
+def test_applying_the_same_arm_again_changes_nothing_and_another_is_refused():
     model = arm("gpt2", "lora", seed=3)
     train_steps(model, 2)
     before = {n: content_hash(p) for n, p in model.named_parameters()}
@@ -498,7 +507,7 @@ def test_a_record_of_hundreds_of_tensors_stays_small():
 
 
 @needs_peft
-def test_first_values_are_a_function_of_the_seed_and_the_name():
+def test_initial_values_of_adapters_depend_on_the_seed_and_the_name_alone():
     def down(model: nn.Module, layer: int) -> torch.Tensor:
         return model.get_parameter(f"bert.encoder.layer.{layer}.attention.self.value.lora_A.default.weight")
 
@@ -507,7 +516,7 @@ def test_first_values_are_a_function_of_the_seed_and_the_name():
     model = small_model("bert")
     stream = torch.get_rng_state()
     oelm.apply(model, "lora", seed=1)
-    assert torch.equal(torch.get_rng_state(), stream), "the global stream is left alone"
+    assert torch.equal(torch.get_rng_state(), stream), "the global generator must stay unchanged"
     torch.set_rng_state(state)
     again, other, last = small_model("bert"), small_model("bert"), small_model("bert")
     oelm.apply(again, "lora", seed=1)
@@ -516,7 +525,7 @@ def test_first_values_are_a_function_of_the_seed_and_the_name():
     for layer in range(LAYERS):
         assert torch.equal(down(model, layer), down(again, layer))
         assert not torch.equal(down(model, layer), down(other, layer))
-    assert torch.equal(down(model, 2), down(last, 2)), "whatever else an arm draws"
+    assert torch.equal(down(model, 2), down(last, 2)), "other draws of an arm must make no difference"
     assert not torch.equal(down(model, 0), down(model, 1))
 
 
@@ -525,7 +534,7 @@ def test_first_values_are_a_function_of_the_seed_and_the_name():
 
 @needs_peft
 @pytest.mark.parametrize("chosen", ["lora", "oft"])
-def test_other_dtypes(chosen, tmp_path):
+def test_adapters_work_in_other_dtypes(chosen, tmp_path):
     model = arm("gpt2", chosen)
     train_steps(model, 1)
     model.save_pretrained(tmp_path / "float32")
@@ -538,7 +547,7 @@ def test_other_dtypes(chosen, tmp_path):
 
     made = lively_model("llama").to(torch.bfloat16)
     oelm.apply(made, chosen)
-    assert {p.dtype for p in made.parameters()} == {torch.bfloat16}, "adapters have their matrix's dtype"
+    assert {p.dtype for p in made.parameters()} == {torch.bfloat16}, "adapters must have their matrix's dtype"
     made.save_pretrained(tmp_path / "bfloat16")
     loaded = oelm.load(tmp_path / "bfloat16")
     assert {n: content_hash(p) for n, p in loaded.named_parameters()} == {
@@ -552,7 +561,7 @@ def test_other_dtypes(chosen, tmp_path):
 
 @needs_peft
 @pytest.mark.parametrize("chosen", ["lora", "oft"])
-def test_a_pipeline_that_knows_nothing_of_oelm_reads_the_projects_own_gpt_whole(chosen, tmp_path):
+def test_plain_from_pretrained_loads_the_projects_own_gpt_with_its_adapters(chosen, tmp_path):
     model = arm("oelm-gpt", chosen)
     train_steps(model, 2)
     model.save_pretrained(tmp_path)
@@ -560,7 +569,7 @@ def test_a_pipeline_that_knows_nothing_of_oelm_reads_the_projects_own_gpt_whole(
 
 
 @needs_peft
-def test_lost_adapter_tensors_are_an_error_and_never_a_random_weight(tmp_path):
+def test_a_missing_adapter_tensor_is_an_error(tmp_path):
     from safetensors.torch import load_file, save_file
 
     arm("bert", "lora").save_pretrained(tmp_path)
@@ -574,7 +583,7 @@ def test_lost_adapter_tensors_are_an_error_and_never_a_random_weight(tmp_path):
 
 @needs_peft
 @pytest.mark.parametrize("chosen", ["lora", "oft", "bitfit"])
-def test_hugging_faces_trainer_needs_only_apply(chosen, tmp_path):
+def test_hugging_faces_trainer_works_after_apply_alone(chosen, tmp_path):
     model = arm("bert", chosen)
     model.gradient_checkpointing_enable()
     frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)
@@ -594,8 +603,8 @@ def test_hugging_faces_trainer_needs_only_apply(chosen, tmp_path):
     )
     Trainer(model=model, args=arguments, train_dataset=rows).train()
     assert hashes(model, frozen=True) == frozen
-    moved = hashes(model, frozen=False)
-    assert [n for n in trained if moved[n] == trained[n]] == []
+    after = hashes(model, frozen=False)
+    assert [n for n in trained if after[n] == trained[n]] == []
     assert_same_tensors(oelm.load(tmp_path / "checkpoint-3"), model)
 
 
@@ -609,17 +618,19 @@ def test_hugging_faces_trainer_needs_only_apply(chosen, tmp_path):
         ("oelm-qk-ffn", {"kind": "oft", "targets": ["q", "k", "ffn_in"]}),
     ],
 )
-def test_a_killed_run_goes_on_to_the_same_bits(preset, adapter, tmp_path):
-    """In real processes: killed in its midst, resumed, and compared with one that was never cut."""
+def test_a_killed_and_resumed_run_ends_with_the_same_bits(preset, adapter, tmp_path):
+    """Real processes: one run is killed halfway and resumed, the other runs without interruption."""
     method = {"preset": preset, "adapter": {"dropout": 0.3, "rank": 4, **adapter}}
-    cut = written(tmp_path / "cut.yaml", tiny(tmp_path / "cut", method=method, checkpoint={"every": 3}))
-    uncut = written(tmp_path / "uncut.yaml", tiny(tmp_path / "uncut", method=method, checkpoint={"every": 3}))
-    assert start("train", cut, sabotage=Death(45)).wait() < 0
-    (run,) = (tmp_path / "cut").glob("*/*/seed-0")
-    assert list((run / "checkpoints").glob("step-*")), "it was killed after a checkpoint"
-    finished("train", cut)
-    finished("train", uncut)
-    (other,) = (tmp_path / "uncut").glob("*/*/seed-0")
+    interrupted = written(
+        tmp_path / "interrupted.yaml", tiny(tmp_path / "interrupted", method=method, checkpoint={"every": 3})
+    )
+    whole = written(tmp_path / "whole.yaml", tiny(tmp_path / "whole", method=method, checkpoint={"every": 3}))
+    assert start("train", interrupted, sabotage=Death(45)).wait() < 0
+    (run,) = (tmp_path / "interrupted").glob("*/*/seed-0")
+    assert list((run / "checkpoints").glob("step-*")), "it must have been killed after a checkpoint"
+    finished("train", interrupted)
+    finished("train", whole)
+    (other,) = (tmp_path / "whole").glob("*/*/seed-0")
     assert_same_run(run, other)
     best = oelm.load(run / "best")
     assert oelm.audit(best).adapter.startswith(Method.load(method).adapter.kind)
@@ -713,7 +724,7 @@ def test_methods_that_contradict_themselves_are_refused(fields, message):
         ),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_and_leaves_it_as_it_was(name, fields, message):
+def test_a_method_that_does_not_fit_is_refused_and_leaves_the_model_unchanged(name, fields, message):
     model = model_of(name)
     before = {n: (content_hash(p), p.requires_grad) for n, p in model.named_parameters()}
     with pytest.raises(oelm.MethodError, match=message):
@@ -722,8 +733,8 @@ def test_what_does_not_fit_the_model_is_refused_and_leaves_it_as_it_was(name, fi
     assert not hasattr(model.config, "oelm")
 
 
-def test_without_peft_the_error_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "peft", None)  # as if it were not installed: importing it raises
+def test_without_peft_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)  # importing it raises, as if it were not installed
     model = model_of("bert")
     before = hashes(model, frozen=False)
     for kind in ("lora", "oft"):
@@ -731,12 +742,12 @@ def test_without_peft_the_error_says_how_to_get_it(monkeypatch):
             oelm.apply(model, kind)
         assert "pip install 'oelm[peft]'" in str(caught.value)
     assert hashes(model, frozen=False) == before
-    oelm.apply(model, "bitfit")  # what needs no adapter needs no peft
+    oelm.apply(model, "bitfit")  # methods without adapters do not need peft
 
 
 @pytest.mark.parametrize("preset", ["bitfit", "last-layers", "head-only", pytest.param("lora", marks=needs_peft)])
-def test_what_a_method_trains_must_not_be_frozen_already(preset):
-    """It would stay frozen: a classifier's head at its random start, beside adapters that learn."""
+def test_a_parameter_that_the_method_trains_must_not_be_frozen_before(preset):
+    """It would stay frozen: for instance a classifier's head at its random initial values."""
     model = model_of("bert").requires_grad_(False)
     with pytest.raises(oelm.MethodError, match=r"trains .*, but that and \d+ more.* had requires_grad off before"):
         oelm.apply(model, preset)
@@ -746,7 +757,7 @@ def test_what_a_method_trains_must_not_be_frozen_already(preset):
 
 
 @needs_peft
-def test_loading_without_peft_says_so_too(tmp_path, monkeypatch):
+def test_loading_an_adapter_without_peft_is_refused(tmp_path, monkeypatch):
     arm("bert", "lora").save_pretrained(tmp_path)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(oelm.MethodError, match="needs the package peft"):
@@ -754,7 +765,7 @@ def test_loading_without_peft_says_so_too(tmp_path, monkeypatch):
 
 
 @needs_peft
-def test_foreign_adapters_are_refused_as_before():
+def test_adapters_that_peft_added_before_are_refused():
     import peft
 
     model = model_of("bert")
@@ -763,7 +774,7 @@ def test_foreign_adapters_are_refused_as_before():
         oelm.apply(model, "bitfit")
 
 
-def test_adapters_are_data_like_the_rest_of_a_method():
+def test_a_method_with_an_adapter_is_restored_from_json():
     method = Method.load({"preset": "lora", "adapter": {"rank": 16, "targets": ["q", "k"]}})
     assert method.adapter == Adapter(kind="lora", rank=16, targets=("q", "k"))
     assert Method.load(json.loads(method.to_json())) == method
@@ -775,6 +786,6 @@ def test_adapters_are_data_like_the_rest_of_a_method():
 
 
 @needs_peft
-def test_every_site_of_an_adapted_model_is_still_found():
+def test_find_sites_returns_the_same_for_a_model_with_adapters():
     plain, adapted = find_sites(model_of("llama"))[1], find_sites(arm("llama", "oft"))[1]
     assert adapted == plain

@@ -1,4 +1,4 @@
-"""Bad input: every refusal is an error of oelm's own, says what is wrong and what is right, and leaves no trace."""
+"""Bad input raises an OelmError that says what is wrong and what would be right, and leaves the model unchanged."""
 
 import hashlib
 import math
@@ -21,7 +21,7 @@ FREEZE = "oelm-freeze"
 
 
 def digest(value: Any) -> Any:
-    """The content of whatever a state dict may hold."""
+    """Return a comparable summary of any value of a state dict."""
     if isinstance(value, tuple):
         return tuple(digest(part) for part in value)
     if not isinstance(value, Tensor):
@@ -35,7 +35,7 @@ def digest(value: Any) -> Any:
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
-    """All that a failed apply must leave as it was."""
+    """Return everything about a model that a failed apply must leave unchanged."""
     config = getattr(model, "config", None)
     return {
         "tensors": {name: digest(value) for name, value in model.state_dict().items()},
@@ -47,7 +47,7 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
 
 
 def refusal(model: nn.Module, method: Any = FREEZE, **options: Any) -> Exception:
-    """The error that apply raises, after a check that it left no trace on the model."""
+    """Return the error that apply raises, after checking that the model is unchanged."""
     before = snapshot(model)
     with pytest.raises(oelm.OelmError) as caught:
         oelm.apply(model, method, **options)
@@ -55,18 +55,19 @@ def refusal(model: nn.Module, method: Any = FREEZE, **options: Any) -> Exception
     return caught.value
 
 
-def assert_refused(model: nn.Module, method: Any, kind: type[Exception], *says: str, **options: Any) -> None:
+def assert_refused(model: nn.Module, method: Any, kind: type[Exception], *parts: str, **options: Any) -> None:
+    """Assert that apply raises an error of this class whose message contains the parts, and changes nothing."""
     error = refusal(model, method, **options)
     assert type(error) is kind, repr(error)
-    for said in says:
-        assert said in str(error), str(error)
+    for part in parts:
+        assert part in str(error), str(error)
 
 
-# Methods that are malformed: refused without a model
+# Methods that are malformed in themselves
 
 
 @pytest.mark.parametrize(
-    ("method", "says"),
+    ("method", "parts"),
     [
         ("oelm-frezee", ["'oelm-frezee'", "Did you mean 'oelm-freeze'?", "Presets: baseline, oelm-freeze"]),
         ("", ["unknown preset ''", "Presets: baseline"]),
@@ -109,11 +110,11 @@ def assert_refused(model: nn.Module, method: Any, kind: type[Exception], *says: 
         ({"preset": "identity-key", "schedule": {"kind": "unfreeze", "steps": [5]}}, ["identity has no matrix"]),
     ],
 )
-def test_a_malformed_method_is_refused(method, says):
-    assert_refused(small_model("bert"), method, MethodError, *says)
+def test_a_malformed_method_is_refused(method, parts):
+    assert_refused(small_model("bert"), method, MethodError, *parts)
 
 
-def test_the_constructor_refuses_with_oelms_error_too():
+def test_constructors_raise_method_errors_too():
     with pytest.raises(MethodError, match=r"Method: coer: unknown key\. Did you mean 'core'\?"):
         Method(coer="gain")
     with pytest.raises(MethodError, match=r"Method: q\.scale: .*greater than 0"):
@@ -123,10 +124,8 @@ def test_the_constructor_refuses_with_oelms_error_too():
 
 
 @pytest.mark.parametrize("seed", [-3, "0", 1.0, True, None, [1]])
-def test_a_seed_is_a_whole_number(seed):
-    assert_refused(
-        small_model("bert"), FREEZE, MethodError, f"seed must be a whole number from 0, not {seed!r}", seed=seed
-    )
+def test_a_seed_that_is_no_whole_number_from_0_is_refused(seed):
+    assert_refused(small_model("bert"), FREEZE, MethodError, "seed", f"not {seed!r}", seed=seed)
 
 
 # Methods that do not fit the model
@@ -136,7 +135,7 @@ HADAMARD = {"k": {"init": "hadamard", "frozen": True}}
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "says"),
+    ("name", "method", "parts"),
     [
         ("bert", {"preset": FREEZE, "layers": [1, 7]}, ["layers [7]", "0 to 2"]),
         ("bert", {"preset": FREEZE, "layers": "first:4"}, ["layers 'first:4'", "3 layers"]),
@@ -152,16 +151,16 @@ HADAMARD = {"k": {"init": "hadamard", "frozen": True}}
         ("bert", {"preset": "oelm-exact", "q": {"scope": "global"}}, ["query", "scope 'head'"]),
     ],
 )
-def test_a_method_that_does_not_fit_the_model_is_refused(name, method, says):
-    assert_refused(small_model(name), method, MethodError, *says)
+def test_a_method_that_does_not_fit_the_model_is_refused(name, method, parts):
+    assert_refused(small_model(name), method, MethodError, *parts)
 
 
-def test_a_hadamard_matrix_needs_a_width_that_has_one():
+def test_a_width_without_a_hadamard_matrix_is_refused():
     model = small_model("bert", hidden_size=56)
     assert_refused(model, HADAMARD, MethodError, "key (k)", "width 56", "2^m, 12*2^m or 20*2^m", "'orthogonal'")
 
 
-def test_heads_wider_than_the_hidden_state_cannot_be_orthonormal():
+def test_heads_wider_than_the_hidden_state_are_refused():
     model = small_model("gemma", head_dim=64)
     assert_refused(model, FREEZE, MethodError, "q_proj", "64 rows of width 48")
 
@@ -171,19 +170,19 @@ def test_a_scale_that_overflows_the_dtype_is_refused():
     assert_refused(small_model("bert").half(), method, MethodError, "key.weight", "1e+06 overflows torch.float16")
 
 
-# Models that cannot be operated on
+# Models that no method can be applied to
 
 
 @pytest.mark.parametrize("method", [FREEZE, {"q": {"init": "polar"}}, {"q": {"init": "pretrained", "scale": 2}}])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_that_are_not_finite_are_no_basis(method, value):
+def test_weights_that_are_not_finite_are_refused(method, value):
     model = small_model("bert")
-    with torch.no_grad():  # in the last layer: the others are computed by then, and must not have been set
+    with torch.no_grad():  # in the last layer: by then the others are computed, and must not have been changed
         model.bert.encoder.layer[2].attention.self.query.weight[0, 0] = value
     assert_refused(model, method, ModelError, "layer.2.attention.self.query.weight", "not finite")
 
 
-def test_heads_that_do_not_divide_are_refused():
+def test_heads_that_do_not_divide_the_rows_are_refused():
     model = small_model("bert")
     model.config.num_attention_heads = 5
     assert_refused(model, FREEZE, FamilyError, "layer.0.attention.self.query", "48 rows", "5 heads")
@@ -195,30 +194,30 @@ def test_heads_that_do_not_divide_are_refused():
     assert_refused(model, FREEZE, FamilyError, "4 query heads", "3 key-value heads")
 
 
-def test_a_config_that_calls_for_other_layers_than_there_are_is_refused():
+def test_a_config_with_another_number_of_layers_is_refused():
     model = small_model("bert")
     model.config.num_hidden_layers = 5
     assert_refused(model, FREEZE, FamilyError, "calls for 5 blocks", "bert.encoder.layer.*", "there are 3")
 
 
 @pytest.mark.parametrize("part", ["attention.self.key", "intermediate", "output.dense"])
-def test_a_block_that_lacks_a_part_is_refused(part):
+def test_a_block_without_one_of_its_modules_is_refused(part):
     model = small_model("bert")
     owner, _, name = f"bert.encoder.layer.1.{part}".rpartition(".")
     delattr(model.get_submodule(owner), name)
     assert_refused(model, "oelm-qk-ffn", FamilyError, f"layer.1.{part}", "register_family")
 
 
-def test_a_model_operated_on_already_is_refused():
+def test_a_model_with_another_method_is_refused():
     model = small_model("gpt2")
     report = oelm.apply(model, FREEZE)
-    assert oelm.apply(model, FREEZE) == report  # the same again changes nothing
+    assert oelm.apply(model, FREEZE) == report  # applying the same method again changes nothing
     assert_refused(model, "oelm-random", ModelError, "'oelm-freeze' (seed 0)", "'oelm-random' (seed 0)", "fresh model")
     assert_refused(model, FREEZE, ModelError, "'oelm-freeze' (seed 1)", seed=1)
     assert_refused(model, {"preset": FREEZE, "layers": [0]}, ModelError, "'custom'")
 
 
-def test_not_a_model():
+def test_what_is_no_hugging_face_model_is_refused():
     with pytest.raises(ModelError, match="not str"):
         oelm.apply("bert-base-uncased")
     assert_refused(nn.Linear(3, 3), FREEZE, FamilyError, "Linear has no config.model_type", "Hugging Face")
@@ -265,7 +264,7 @@ def test_a_quantised_model_is_refused():
 
 
 class Adapted(nn.Linear):
-    """Stands for the many layers that subclass Linear and compute something else."""
+    """An example of the many layers that subclass Linear and compute something else."""
 
 
 @pytest.mark.parametrize("role", ["query", "key"])
@@ -281,7 +280,7 @@ def test_a_subclass_of_a_fused_projection_is_refused():
     assert_refused(model, FREEZE, ModelError, "h.2.attn.c_attn is a", "Quantised")
 
 
-def test_other_layers_may_be_what_they_like():
+def test_layers_that_the_method_does_not_touch_may_be_of_any_class():
     model = small_model("bert")
     model.classifier = Adapted(48, 2)
     model.bert.encoder.layer[0].output.dense = Adapted(96, 48)
@@ -292,7 +291,7 @@ def test_other_layers_may_be_what_they_like():
         assert layer.weight.requires_grad
 
 
-# A model type of the user's own: refused, with the way to teach it
+# A model type that oelm does not know, and registering it
 
 
 class OwnConfig(PreTrainedConfig):
@@ -359,23 +358,23 @@ def register_own(**changes):
     return oelm.register_family(OwnConfig.model_type, **{**paths, **ffn, **changes})
 
 
-def test_an_unknown_model_type_is_refused_with_the_way_to_teach_it(own_type):
+def test_the_error_for_an_unknown_model_type_shows_how_to_register_it(own_type):
     model = OwnModel(OwnConfig())
     error = str(refusal(model))
     assert "unknown model_type 'own-type'" in error
     assert "oelm.register_family('own-type', block='encoder.layer.*', q='attention.self.query'" in error
     example = error[error.index("oelm.register_family") :]
-    eval(example, {"oelm": oelm})  # what it shows is a call that works
+    eval(example, {"oelm": oelm})  # the call in the message works
     assert_refused(model, FREEZE, FamilyError, "found no attention of family 'own-type'", "encoder.layer.*")
     bert = small_model("bert")
     bert.config.model_type = "brt"
     assert_refused(bert, FREEZE, FamilyError, "unknown model_type 'brt'", "Did you mean 'bert'?")
-    bert.config.model_type = "mamba"  # no attention, and no llama
+    bert.config.model_type = "mamba"  # it has no attention, and 'llama' must not be suggested
     assert_refused(bert, FREEZE, FamilyError, "unknown model_type 'mamba'. Known: ", "if it has attention, say where")
 
 
 @pytest.mark.parametrize("method", [FREEZE, "oelm-exact", "identity-query", "oelm-qk-ffn"])
-def test_a_registered_family_has_everything(own_type, method, tmp_path):
+def test_a_registered_family_can_be_trained_saved_loaded_and_exported(own_type, method, tmp_path):
     from oelm.method.diagnose import diagnose
 
     register_own()
@@ -388,7 +387,7 @@ def test_a_registered_family_has_everything(own_type, method, tmp_path):
         expected = model.eval()(ids).logits
         model.save_pretrained(tmp_path / "operated")
         with pytest.raises(oelm.CheckpointError):
-            oelm.load(tmp_path / "operated")  # nobody told transformers of this class
+            oelm.load(tmp_path / "operated")  # transformers does not know the class
         loaded = oelm.load(tmp_path / "operated", model_class=OwnModel).eval()
         assert type(loaded) is OwnModel
         assert torch.equal(loaded(ids).logits, expected)
@@ -398,29 +397,29 @@ def test_a_registered_family_has_everything(own_type, method, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"block": ""}, "name the block's path"),
         ({"k": ""}, "no path for k"),
         ({"q": "", "v": ""}, "no path for q, v"),
     ],
 )
-def test_a_family_without_its_paths_is_refused(own_type, changes, says):
-    with pytest.raises(FamilyError, match=says):
+def test_a_family_with_a_missing_path_is_refused(own_type, changes, message):
+    with pytest.raises(FamilyError, match=message):
         register_own(**changes)
 
 
-def test_a_path_that_leads_nowhere_is_refused(own_type):
+def test_a_path_without_a_module_is_refused(own_type):
     register_own(k="attn.key")
     assert_refused(OwnModel(OwnConfig()), FREEZE, FamilyError, "no module 'blocks.0.attn.key'", "replace_existing=True")
 
 
-def test_a_field_that_the_config_lacks_is_refused(own_type):
+def test_a_field_that_the_config_does_not_have_is_refused(own_type):
     register_own(heads="n_heads")
     assert_refused(OwnModel(OwnConfig()), FREEZE, FamilyError, "'own-type' has no field 'n_heads'")
 
 
-def test_a_known_family_is_not_replaced_by_accident(own_type):
+def test_replacing_a_known_family_must_be_explicit(own_type):
     register_own()
     with pytest.raises(FamilyError, match="has a family already; pass replace_existing=True"):
         register_own()

@@ -1,4 +1,4 @@
-"""The method on every family: what it does to each, that it holds through training, and which presets do not fit."""
+"""Methods on every model family: what they change, that frozen tensors stay frozen, and which presets do not fit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.models import (
 
 families = pytest.mark.parametrize("name", SMALL)
 
-# Presets that a small model refuses, and why: a part of the message.
+# (small model, preset) -> part of the message with which the preset is refused for the model.
 REFUSED = {
     ("qwen3", "oelm-global"): "64 rows of width 48 cannot be orthonormal over all heads",
     ("qwen3", "identity-query"): "the norm after the projection cancels it",
@@ -43,25 +43,25 @@ REFUSED = {
     ("gemma", "identity-wide"): "4 x 16 is not 48",
     ("albert", "last-layers"): "this model has one block for all its layers",
 }
-# A head of its own has a model whose output layer is not its embedding; the others have no head to train alone.
+# Models whose output layer is tied to the embedding have no separate head that could train alone.
 TIED = ("gpt2", "gpt2-cross", "oelm-gpt", "oelm-gpt-rotary", "opt", "gemma", "t5", "bart")
 TIED += ("falcon-rw", "falcon-7b", "falcon-40b")
 REFUSED |= {(name, "head-only"): "its output layer is its embedding" for name in TIED}
 REFUSED |= {(name, "bitfit"): "has no biases" for name in ("mistral", "qwen3", "gemma", "phi3", "t5")}
-# Beside oelm-freeze: the presets that put modules of another structure into the model.
+# The presets, besides oelm-freeze, that put other modules into the model.
 STRUCTURES = ("oelm-exact", "identity-query", "identity-key", "identity-wide")
 
 
 @families
 @pytest.mark.parametrize("check", CHECKS)
-def test_family(name, check, tmp_path):
+def test_every_family_passes_every_check(name, check, tmp_path):
     CHECKS[check](name, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "preset"), [pair for pair in itertools.product(SMALL, STRUCTURES) if pair not in REFUSED]
 )
-def test_every_structure_is_saved_loaded_and_exported(name, preset, tmp_path):
+def test_every_kind_of_module_is_saved_loaded_and_exported(name, preset, tmp_path):
     model = operated(name, preset, steps=1)
     assert_loads_back(model, tmp_path / "saved")
     assert_exports(model, tmp_path / "plain")
@@ -69,7 +69,7 @@ def test_every_structure_is_saved_loaded_and_exported(name, preset, tmp_path):
 
 @families
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_works_or_says_why_not(name, preset):
+def test_every_preset_works_or_is_refused_with_a_reason(name, preset):
     if PRESETS[preset].adapter.kind != "none":
         pytest.importorskip("peft")
     model = lively_model(name)
@@ -78,7 +78,7 @@ def test_every_preset_works_or_says_why_not(name, preset):
         untouched = hashes(model, frozen=False)
         with pytest.raises(oelm.MethodError, match=re.escape(REFUSED[name, preset])):
             oelm.apply(model, preset)
-        assert hashes(model, frozen=False) == untouched, "a refusal leaves the model as it was"
+        assert hashes(model, frozen=False) == untouched, "a refused method must not change the model"
         assert oelm.audit(model).method == "baseline"
         return
     report = oelm.apply(model, preset)
@@ -94,20 +94,20 @@ def test_every_preset_works_or_says_why_not(name, preset):
 
 
 @families
-def test_hundred_steps_with_weight_decay_leave_every_frozen_tensor_as_it_was(name):
+def test_a_hundred_steps_with_weight_decay_change_no_frozen_tensor(name):
     model = operated(name)
     frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)
     train_steps(model, 100, weight_decay=0.1)
     assert hashes(model, frozen=True) == frozen
-    moved = hashes(model, frozen=False)
-    assert [n for n in trained if moved[n] == trained[n]] == []
+    after = hashes(model, frozen=False)
+    assert [n for n in trained if after[n] == trained[n]] == []
     oelm.verify(model)
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
     [(name, {}) for name in SMALL]
-    # One core between grouped queries and keys: Falcon's layouts with nothing but each other to meet.
+    # With alibi nothing acts on Falcon's grouped queries and keys, so there is one core between them.
     + [("falcon-7b", {"alibi": True}), ("falcon-40b", {"alibi": True})],
     ids=[*SMALL, "falcon-7b-alibi", "falcon-40b-alibi"],
 )
@@ -123,22 +123,22 @@ def test_function_is_unchanged_at_step_zero(name, changes, preset, dtype, tolera
 
 
 @families
-def test_tests_would_see_a_lost_bias_or_a_padded_token(name):
-    """The premise of the tests above: on these models and batches a lost bias or a changed mask shows."""
+def test_a_lost_bias_or_a_changed_mask_shows_in_the_outputs(name):
+    """The tests above rely on this: with these models and batches they would notice either mistake."""
     model = lively_model(name)
     before = logits(model)
     family, sites = find_sites(model)
     oelm.apply(model, "freeze-pretrained")
-    # A key's bias alone adds one number to a whole row of scores; it shows only where K meets more than Q.
+    # A key's bias adds one number to a whole row of scores, which shows only where something acts on K besides Q.
     visible = ("q", "k") if family.meets(model.config) else ("q",)
     for role in visible:
         module = model.get_submodule(sites[0].roles[role])
         if module.bias is None:
             continue
-        kept = module.bias.detach().clone()
+        original = module.bias.detach().clone()
         module.bias.data.zero_()
         assert distance(logits(model), before) > 1e-3
-        module.bias.data.copy_(kept)
+        module.bias.data.copy_(original)
     batch = sample_batch(model)
     if "attention_mask" in batch:
         batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
@@ -148,9 +148,9 @@ def test_tests_would_see_a_lost_bias_or_a_padded_token(name):
 
 @families
 def test_roles_and_heads_are_where_the_model_uses_them(name):
-    """A head's queries decide its attention alone, a key head's keys its group's, and values no attention at all.
+    """A query head changes its own attention map, a key head those of its group, and a value head none.
 
-    Asked of the model's own attention maps, so a family's table that swaps roles or cuts heads wrongly cannot pass.
+    This is read off the model's own attention maps, so a table entry with swapped roles or wrong heads fails.
     """
     model = lively_model(name, attn_implementation="eager")
     oelm.apply(model, "freeze-pretrained")
@@ -167,12 +167,12 @@ def test_roles_and_heads_are_where_the_model_uses_them(name):
                 rows.neg_()
                 change = (_first_maps(model)[kind] - before[kind]).abs().amax(dim=(0, 2, 3))
                 rows.neg_()
-                reached = {"q": [head], "k": list(range(head * group, (head + 1) * group)), "v": []}[role]
-                assert (change > 1e-3).nonzero().flatten().tolist() == reached, (kind, role, head)
+                expected = {"q": [head], "k": list(range(head * group, (head + 1) * group)), "v": []}[role]
+                assert (change > 1e-3).nonzero().flatten().tolist() == expected, (kind, role, head)
 
 
 def _first_maps(model: Any) -> dict[str, torch.Tensor]:
-    """The attention maps (batch, heads, queries, keys) of the first layer of each kind of attention."""
+    """Return the attention maps (batch, heads, queries, keys) of the first layer of each kind of attention."""
     with torch.no_grad():
         output = model(**sample_batch(model), output_attentions=True)
     kinds = {f"{kind}_attentions": kind for kind in ("encoder", "decoder", "cross")}
@@ -182,7 +182,7 @@ def _first_maps(model: Any) -> dict[str, torch.Tensor]:
 
 @families
 def test_every_matrix_of_a_block_has_a_role(name):
-    """Nothing is overlooked: what no role names is a table of relative positions or their projections."""
+    """Only tables of relative positions and their projections have no role."""
     model = small_model(name)
     _, sites = find_sites(model)
     named = {path for site in sites for path in (*site.roles.values(), *(p for _, p in site.feed_forward()))}
@@ -194,7 +194,7 @@ def test_every_matrix_of_a_block_has_a_role(name):
             assert module in named or re.search(r"relative_attention_bias|pos_(key|query)_proj", module), path
 
 
-# Where each kind of attention of a model lives, told apart from oelm's own table.
+# The parameters of each kind of attention, written down independently of oelm's table.
 KINDS = {
     "t5": {
         "encoder": r"encoder\.block\.\d\.layer\.0\.SelfAttention\.[qk]\.",
@@ -232,8 +232,8 @@ def test_each_kind_of_attention_can_be_chosen(name, kind):
     assert set().union(*others) == everything
 
 
-def test_a_kind_of_attention_that_is_not_there_is_refused():
-    with pytest.raises(oelm.MethodError, match="this model has only encoder attention"):
+def test_a_kind_of_attention_that_the_model_lacks_is_refused():
+    with pytest.raises(oelm.MethodError, match=r"attention cross.* only encoder"):
         operated("bert", {"preset": "oelm-freeze", "attention": ["cross"]})
 
 
@@ -251,13 +251,13 @@ def test_albert_has_no_layers_to_choose(layers):
         operated("albert", {"preset": "oelm-freeze", "layers": layers})
 
 
-def test_identity_on_normalised_queries_is_refused_without_a_scale_too():
+def test_an_identity_query_without_a_scale_is_refused_where_heads_are_not_slices():
     with pytest.raises(oelm.MethodError, match="4 x 16 is not 48"):
         operated("qwen3", {"q": {"init": "identity", "frozen": True}})
 
 
 def test_t5_scores_keep_their_size():
-    """T5 does not divide its scores by sqrt(d_head): orthonormal Q and K would make them 8 times too large."""
+    """T5 does not divide its scores by sqrt(d_head): without that factor in Q they would be 8 times too large."""
     config = T5Config(d_model=256, d_kv=64, num_heads=4, num_layers=1, d_ff=64, vocab_size=96, decoder_start_token_id=0)
     torch.manual_seed(0)
     model = T5ForConditionalGeneration(config)
@@ -290,7 +290,7 @@ def test_methods_beyond_the_presets_are_saved_loaded_and_exported(name, method, 
     assert_exports(model, tmp_path / "plain")
 
 
-def test_lively_is_a_function_of_its_seed():
+def test_a_lively_model_depends_on_its_seed_alone():
     one, same, other = (lively(small_model("bert"), seed) for seed in (0, 0, 1))
     assert torch.equal(logits(one), logits(same))
     assert not torch.equal(logits(one), logits(other))

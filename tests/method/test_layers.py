@@ -1,4 +1,4 @@
-"""The plain modules for one's own networks: orthonormal, frozen under an optimiser with decay, attention as it is."""
+"""The modules for networks of one's own: orthonormal, frozen under weight decay, and equal to torch's attention."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.support.models import distance
     ("width", "rows", "heads"), [(8, 8, 1), (16, 8, 1), (8, 24, 1), (24, 24, 4), (32, 8, 2), (5, 7, 1)]
 )
 @pytest.mark.parametrize("freeze", [True, False])
-def test_an_orthogonal_linear(width, rows, heads, freeze):
+def test_an_orthogonal_linear_is_orthonormal_and_frozen_or_not(width, rows, heads, freeze):
     torch.manual_seed(0)
     layer = OrthogonalLinear(width, rows, freeze=freeze, heads=heads)
     assert layer.weight.shape == (rows, width)
@@ -29,7 +29,7 @@ def test_an_orthogonal_linear(width, rows, heads, freeze):
     assert f"heads={heads}, freeze={freeze}" in repr(layer)
 
 
-def test_it_is_drawn_from_torchs_generator():
+def test_the_weight_is_drawn_from_torchs_global_generator():
     torch.manual_seed(1)
     one = OrthogonalLinear(8, 8)
     torch.manual_seed(1)
@@ -39,26 +39,26 @@ def test_it_is_drawn_from_torchs_generator():
 
 @pytest.mark.parametrize(("rows", "heads"), [(8, 3), (8, 0), (8, -1)])
 def test_heads_that_do_not_divide_are_refused(rows, heads):
-    with pytest.raises(MethodError, match=f"8 rows cannot be cut into {heads} heads"):
+    with pytest.raises(MethodError, match=f"8 rows .* {heads} heads"):
         OrthogonalLinear(8, rows, heads=heads)
 
 
 @pytest.mark.parametrize(("width", "rows"), [(-1, 4), (4, -1), (0, 4), (4, 0)])
-def test_sizes_that_cannot_be_are_refused(width, rows):
-    with pytest.raises(MethodError, match=f"in_features {width} and out_features {rows} must both be above 0"):
+def test_sizes_below_one_are_refused(width, rows):
+    with pytest.raises(MethodError, match=f"in_features {width} and out_features {rows}"):
         OrthogonalLinear(width, rows)
 
 
 @pytest.mark.parametrize("heads", [3, 0])
 def test_attention_heads_that_do_not_divide_are_refused(heads):
-    with pytest.raises(MethodError, match=f"d_model 16 is not a multiple of {heads} heads"):
+    with pytest.raises(MethodError, match=f"d_model 16 .* {heads} heads"):
         OrthogonalMultiHeadAttention(16, heads)
-    with pytest.raises(MethodError, match="in_features -16 and out_features -16 must both be above 0"):
+    with pytest.raises(MethodError, match="in_features -16 and out_features -16"):
         OrthogonalMultiHeadAttention(-16, 2)
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-def test_frozen_under_adamw_with_decay(freeze):
+def test_query_and_key_stay_frozen_under_adamw_with_weight_decay(freeze):
     torch.manual_seed(0)
     layer = OrthogonalMultiHeadAttention(16, 4, freeze_qk=freeze, bias=True)
     before = {name: p.detach().clone() for name, p in layer.named_parameters()}
@@ -67,18 +67,18 @@ def test_frozen_under_adamw_with_decay(freeze):
         optimizer.zero_grad()
         layer(torch.randn(2, 6, 16)).square().sum().backward()
         optimizer.step()
-    moved = {name for name, p in layer.named_parameters() if not torch.equal(p, before[name])}
-    stay = {"q_proj.weight", "k_proj.weight"} if freeze else set()
-    # A key's bias shifts all scores of a row alike: the softmax takes it out, so nothing but rounding moves it.
-    assert moved | {"k_proj.bias"} == (set(before) - stay) | {"k_proj.bias"}
+    changed = {name for name, p in layer.named_parameters() if not torch.equal(p, before[name])}
+    frozen = {"q_proj.weight", "k_proj.weight"} if freeze else set()
+    # A key's bias shifts all scores of a row equally, which the softmax cancels: only rounding may change it.
+    assert changed | {"k_proj.bias"} == (set(before) - frozen) | {"k_proj.bias"}
     if freeze:
         for projection in (layer.q_proj, layer.k_proj):
             for block in projection.weight.view(4, 4, 16):
                 assert orthogonality_error(block, 1) < 1e-5
 
 
-def test_it_is_the_attention_of_torch():
-    """With the same matrices, torch's own multi-head attention says the same, causal or not."""
+def test_outputs_equal_those_of_torchs_multi_head_attention():
+    """The matrices are the same, with a causal mask and without."""
     torch.manual_seed(0)
     layer = OrthogonalMultiHeadAttention(16, 4).eval()
     peer = nn.MultiheadAttention(16, 4, bias=False, batch_first=True).eval()
@@ -94,7 +94,7 @@ def test_it_is_the_attention_of_torch():
         assert distance(layer(hidden), expected) > 1e-3
 
 
-def test_dropout_only_in_training():
+def test_dropout_acts_only_in_training():
     torch.manual_seed(0)
     layer, hidden = OrthogonalMultiHeadAttention(16, 4, dropout=0.5), torch.randn(2, 6, 16)
     assert distance(layer(hidden), layer(hidden)) > 1e-3
@@ -102,17 +102,16 @@ def test_dropout_only_in_training():
     assert torch.equal(layer(hidden), layer(hidden))
 
 
-def test_in_a_network_of_ones_own():
-    """It learns, and it survives a state dict."""
+def test_attention_learns_within_a_network_and_its_state_dict_can_be_loaded():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 16), OrthogonalMultiHeadAttention(16, 2), nn.Linear(16, 1))
     inputs = torch.randn(32, 5, 4)
-    wanted = inputs[:, :, :1].cumsum(1)
+    targets = inputs[:, :, :1].cumsum(1)
     optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=0.01)
     losses = []
     for _ in range(60):
         optimizer.zero_grad()
-        loss = (network(inputs) - wanted).square().mean()
+        loss = (network(inputs) - targets).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))

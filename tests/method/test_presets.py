@@ -1,4 +1,4 @@
-"""Methods: presets, JSON, layers and shares, and what each field does to a real model's tensors."""
+"""Methods: presets, JSON, layers, schedules and shares, and what each field does to a model's tensors."""
 
 import copy
 import itertools
@@ -36,7 +36,7 @@ def frozen_paths(report):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_survives_json(name):
+def test_every_preset_is_restored_from_json(name):
     preset = PRESETS[name]
     again = Method.load(json.loads(preset.to_json()))
     assert again == preset
@@ -70,7 +70,7 @@ projections = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(projections, projections, st.booleans(), st.permutations(["q", "k", "ffn", "biases", "layers", "attention"]))
-def test_json_is_canonical_whatever_the_order_of_the_keys(q, k, ffn_frozen, order):
+def test_json_does_not_depend_on_the_order_of_the_keys(q, k, ffn_frozen, order):
     fields = {"q": q, "k": k, "ffn": {"init": "qr", "frozen": ffn_frozen}, "biases": "trained"}
     fields |= {"layers": [2, 0], "attention": ["encoder"]}
     method = Method.load(fields)
@@ -79,7 +79,7 @@ def test_json_is_canonical_whatever_the_order_of_the_keys(q, k, ffn_frozen, orde
     assert Method.load(json.loads(method.to_json())) == method
 
 
-def test_a_dict_changes_the_fields_of_a_preset_and_leaves_the_rest():
+def test_a_dict_changes_only_the_named_fields_of_a_preset():
     method = Method.load({"preset": "oelm-freeze", "k": {"scale": 4}, "layers": "last:2"})
     assert method.k == Projection(init="qr", frozen=True, scale=4)
     assert method.q == PRESETS["oelm-freeze"].q
@@ -88,11 +88,11 @@ def test_a_dict_changes_the_fields_of_a_preset_and_leaves_the_rest():
     assert Method.load({"preset": "oelm-freeze"}).name == "oelm-freeze"
 
 
-def test_methods_do_not_change():
+def test_methods_and_presets_are_immutable():
     with pytest.raises(ValueError, match="frozen"):
         PRESETS["baseline"].core = "gain"
     with pytest.raises(TypeError):
-        PRESETS["mine"] = Method()
+        PRESETS["new"] = Method()
 
 
 # Layers
@@ -110,7 +110,7 @@ def test_methods_do_not_change():
         ([3, 1], (1, 3)),
     ],
 )
-def test_layers_are_chosen(layers, chosen):
+def test_each_form_of_layers_chooses_the_expected_indices(layers, chosen):
     assert Method.load({"preset": "oelm-freeze", "layers": layers}).choose_layers(5) == chosen
 
 
@@ -126,7 +126,7 @@ def test_malformed_layers_are_refused(layers):
         Method.load({"preset": "oelm-freeze", "layers": layers})
 
 
-def test_layers_outside_the_choice_stay_as_they_were():
+def test_layers_that_are_not_chosen_stay_unchanged():
     model, plain = small_model("bert"), small_model("bert")
     report = oelm.apply(model, {"preset": "oelm-freeze", "layers": "except-first:1"})
     assert {row.layer for row in report.rows if row.frozen} == {"1", "2"}
@@ -137,9 +137,9 @@ def test_layers_outside_the_choice_stay_as_they_were():
 # What each preset does, on a model with biases and separate projections
 
 
-# Those that train another part of the model as it is are in test_adapters.py.
+# The presets that freeze the body are tested in test_adapters.py.
 @pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.rest == "trained"])
-def test_a_preset_does_what_it_says(name):
+def test_a_preset_sets_and_freezes_the_matrices_that_its_fields_name(name):
     method, model, plain = PRESETS[name], small_model("bert"), small_model("bert")
     report = oelm.apply(model, name)
     assert report.method == name
@@ -165,7 +165,7 @@ def test_a_preset_does_what_it_says(name):
     oelm.verify(model)
 
 
-def test_the_reference_preset_freezes_query_and_key_with_their_biases_and_nothing_else():
+def test_oelm_freeze_freezes_query_and_key_with_their_biases_and_nothing_else():
     report = oelm.apply(small_model("bert"), "oelm-freeze")
     assert report.frozen == 3 * 2 * (WIDTH * WIDTH + WIDTH)
     assert report.trainable == report.total - report.frozen
@@ -180,22 +180,22 @@ def test_qr_keeps_each_heads_subspace():
         attention(plain, 0).key.weight.view(HEADS, D_HEAD, WIDTH),
         strict=True,
     ):
-        # What lies in the old rows' span is kept by projecting onto the new, orthonormal ones.
+        # Projecting the old rows onto the new, orthonormal ones changes nothing: both span the same subspace.
         torch.testing.assert_close(before @ after.T @ after, before, atol=1e-6, rtol=0)
 
 
 def test_polar_gives_the_nearest_orthonormal_rows():
-    """Nearer to the loaded rows than QR's, which keep the first row's direction and bend the others to it."""
-    apart = {}
+    """They are nearer to the loaded rows than those of QR, which keeps only the first row's direction."""
+    distances = {}
     for name in ("oelm-polar", "oelm-freeze"):
         model, plain = small_model("bert"), small_model("bert")
         report = oelm.apply(model, name)
         assert report.frozen == 3 * 2 * (WIDTH * WIDTH + WIDTH)
-        apart[name] = float((attention(model, 0).query.weight - attention(plain, 0).query.weight).detach().norm())
-    assert apart["oelm-polar"] < apart["oelm-freeze"]
+        distances[name] = float((attention(model, 0).query.weight - attention(plain, 0).query.weight).detach().norm())
+    assert distances["oelm-polar"] < distances["oelm-freeze"]
 
 
-def test_random_presets_have_the_row_lengths_they_promise():
+def test_random_presets_have_the_documented_row_lengths():
     lengths = {}
     for name in ("oelm-random", "oelm-random-matched", "oelm-random-orthogonal"):
         model = small_model("bert", hidden_size=480)
@@ -206,7 +206,7 @@ def test_random_presets_have_the_row_lengths_they_promise():
     assert lengths["oelm-random-orthogonal"] == pytest.approx(1, rel=1e-5)
 
 
-def test_a_fresh_matrix_starts_with_a_zero_bias_and_a_derived_one_keeps_it():
+def test_the_bias_is_zero_beside_a_fresh_matrix_and_kept_beside_a_derived_one():
     for name, kept in (("oelm-random-orthogonal", False), ("oelm-random", False), ("oelm-freeze", True)):
         model = small_model("bert")
         with torch.no_grad():
@@ -258,10 +258,10 @@ def test_biases_can_train_next_to_frozen_matrices():
         ("bert", "gain", {"q": (4,)}),
         ("bert", "matrix", {"q": (4, 12, 12)}),
         ("llama", "gain", {"q": (4,)}),
-        ("llama", "matrix", {"q": (4, 12, 12), "k": (2, 12, 12)}),  # rotary positions come between them
+        ("llama", "matrix", {"q": (4, 12, 12), "k": (2, 12, 12)}),  # rotary positions act between Q and K
     ],
 )
-def test_a_core_is_trained_on_the_side_or_sides_where_it_belongs(name, core, shapes):
+def test_a_core_is_on_query_alone_or_on_both_sides_of_rotary_positions(name, core, shapes):
     model = small_model(name)
     report = oelm.apply(model, {"preset": "oelm-core", "core": core})
     _, sites = find_sites(model)
@@ -282,7 +282,7 @@ def test_a_core_is_trained_on_the_side_or_sides_where_it_belongs(name, core, sha
     ("reach", "sizes"),
     [(2, (24, 24, 24)), ([4, 1, 2], (48, 12, 24)), ("first:2", (48, 48, 12)), ("first:3", (48, 48, 48))],
 )
-def test_heads_within_reach_share_a_core(preset, reach, sizes):
+def test_reach_is_the_number_of_heads_that_share_a_core(preset, reach, sizes):
     model, plain = small_model("bert"), small_model("bert")
     oelm.apply(model, {"preset": preset, "reach": reach})
     assert [tuple(attention(model, layer).query.core.shape) for layer in range(3)] == [
@@ -293,22 +293,22 @@ def test_heads_within_reach_share_a_core(preset, reach, sizes):
         torch.testing.assert_close(model.eval()(ids).logits, plain.eval()(ids).logits, atol=1e-5, rtol=0)
 
 
-def test_a_core_that_reaches_all_heads_mixes_them_and_one_of_reach_1_does_not():
+def test_a_core_with_reach_over_all_heads_mixes_them_and_reach_1_does_not():
     for reach, mixes in ((4, True), (1, False)):
-        query = _queried(small_model("bert"), reach)
+        query = _first_query(small_model("bert"), reach)
         hidden = torch.randn(1, 1, WIDTH, generator=torch.Generator().manual_seed(0))
         moved = hidden.clone()
         moved[..., -1] += 1.0  # a coordinate of the last head
         assert torch.equal(query(hidden)[..., :D_HEAD], query(moved)[..., :D_HEAD]) != mixes
 
 
-def _queried(model, reach):
+def _first_query(model, reach):
     oelm.apply(model, {"preset": "identity-core", "reach": reach})
     return attention(model, 0).query
 
 
-def test_a_core_between_identities_starts_orthogonal_and_not_as_one():
-    """One would have each token attend to itself, since query and key are the same slice."""
+def test_a_core_between_identities_starts_as_a_random_orthogonal_matrix():
+    """The identity would make each token attend to itself, since query and key are the same slice."""
     first, again, other = (small_model("bert") for _ in range(3))
     for model, seed in ((first, 0), (again, 0), (other, 1)):
         oelm.apply(model, "identity-core", seed=seed)
@@ -320,7 +320,7 @@ def test_a_core_between_identities_starts_orthogonal_and_not_as_one():
 
 
 @pytest.mark.parametrize("biases", ["frozen", "trained"])
-def test_a_schedule_leaves_a_bias_frozen_that_does_nothing(biases):
+def test_a_schedule_never_unfreezes_a_key_bias_without_effect(biases):
     model = small_model("bert")
     schedule = {"kind": "unfreeze", "steps": [5], "layers_each": 3}
     oelm.apply(model, {"preset": "oelm-exact", "biases": biases, "schedule": schedule})
@@ -337,7 +337,7 @@ UNFREEZE = {"preset": "oelm-freeze", "schedule": {"kind": "unfreeze", "steps": [
 
 
 @pytest.mark.parametrize("wrap", [torch.compile, torch.nn.DataParallel])
-def test_a_schedule_goes_on_within_a_wrapper(wrap):
+def test_a_schedule_advances_a_wrapped_model(wrap):
     model = small_model("bert")
     oelm.apply(model, UNFREEZE)
     assert len(advance(wrap(model), 5)) == 1
@@ -345,12 +345,12 @@ def test_a_schedule_goes_on_within_a_wrapper(wrap):
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_schedule_does_not_change_what_trains_behind_a_wrapper_that_would_not_see_it():
+def test_a_schedule_refuses_to_advance_a_distributed_wrapper():
     model = small_model("bert")
     oelm.apply(model, UNFREEZE)
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
     assert advance(wrapped, 4) == []
-    with pytest.raises(oelm.ModelError, match="advance the unwrapped model, then wrap it again"):
+    with pytest.raises(oelm.ModelError, match=r"DistributedDataParallel.*advance the unwrapped model"):
         advance(wrapped, 5)
     assert not attention(model, 0).query.weight.requires_grad
     advance(model, 5)
@@ -358,7 +358,7 @@ def test_a_schedule_does_not_change_what_trains_behind_a_wrapper_that_would_not_
 
 
 @pytest.mark.parametrize(
-    ("reach", "said"),
+    ("reach", "message"),
     [
         (3, "does not divide its 4 heads"),
         ([1, 2], "names 2 layers, and the method covers 3"),
@@ -367,8 +367,8 @@ def test_a_schedule_does_not_change_what_trains_behind_a_wrapper_that_would_not_
         ([], "reach"),
     ],
 )
-def test_a_reach_that_does_not_fit_is_refused(reach, said):
-    with pytest.raises(MethodError, match=said):
+def test_a_reach_that_does_not_fit_is_refused(reach, message):
+    with pytest.raises(MethodError, match=message):
         oelm.apply(small_model("bert"), {"preset": "identity-core", "reach": reach})
 
 
@@ -377,7 +377,7 @@ def test_reach_belongs_to_a_matrix_core():
         Method.load({"preset": "oelm-freeze", "reach": 2})
 
 
-def test_the_cores_of_exact_leave_the_models_function_unchanged():
+def test_oelm_exact_leaves_the_outputs_unchanged():
     model = small_model("bert").eval()
     with torch.no_grad():
         for layer in range(3):
@@ -389,17 +389,17 @@ def test_the_cores_of_exact_leave_the_models_function_unchanged():
         torch.testing.assert_close(model(ids).logits, before, atol=1e-5, rtol=1e-4)
     key = attention(model, 0).key
     assert not key.bias.requires_grad
-    assert (key.bias == 0).all()  # next to a one-sided core it does nothing
+    assert (key.bias == 0).all()  # beside a core on Q alone it has no effect
 
 
-def test_attention_kinds_are_chosen():
+def test_only_the_chosen_kinds_of_attention_are_frozen():
     model = small_model("t5")
     report = oelm.apply(model, {"preset": "oelm-freeze", "attention": ["cross", "encoder"]})
     assert {row.kind for row in report.rows if row.frozen} == {"cross", "encoder"}
     assert {row.kind for row in report.rows} == {"cross", "encoder", "decoder"}
 
 
-def test_t5_queries_carry_the_factor_that_its_attention_leaves_out():
+def test_t5_queries_carry_the_scaling_that_its_attention_does_not_do():
     model = small_model("t5")
     oelm.apply(model, {"preset": "oelm-freeze", "q": {"scale": 3}})
     block = model.encoder.block[0].layer[0].SelfAttention
@@ -410,8 +410,8 @@ def test_t5_queries_carry_the_factor_that_its_attention_leaves_out():
 # Seeds
 
 
-def test_arms_share_the_matrix_of_every_tensor_they_both_draw():
-    """The K of one arm is the K of another, whatever else each of them draws."""
+def test_methods_with_one_seed_share_the_matrix_of_every_tensor_that_both_draw():
+    """A tensor's matrix does not depend on what else a method draws."""
     both, only_k, last = small_model("bert"), small_model("bert"), small_model("bert")
     spec = Projection(init="orthogonal", frozen=True)
     oelm.apply(both, "oelm-random-orthogonal", seed=3)
@@ -425,7 +425,7 @@ def test_arms_share_the_matrix_of_every_tensor_they_both_draw():
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))
 
 
-def test_the_seed_decides_and_the_global_stream_is_left_alone():
+def test_apply_depends_on_its_seed_and_leaves_the_global_generator_unchanged():
     weights = {}
     for seed in (0, 0, 1):
         model = small_model("gpt2")
@@ -437,8 +437,8 @@ def test_the_seed_decides_and_the_global_stream_is_left_alone():
     assert not torch.equal(weights[0][0], weights[1][0])
 
 
-def test_saving_loading_and_exporting_leave_the_global_stream_alone(tmp_path):
-    """A run that writes an export in its midst goes on as one that does not."""
+def test_saving_loading_and_exporting_leave_the_global_generator_unchanged(tmp_path):
+    """So a run that exports its model halfway goes on exactly as one that does not."""
     for name, method in itertools.product(("bert", "gpt2"), ("oelm-exact", "identity-key")):
         model = small_model(name)
         oelm.apply(model, method)
@@ -460,7 +460,7 @@ def test_methods_built_on_the_weights_do_not_depend_on_the_seed():
 
 @pytest.fixture(scope="module")
 def medium():
-    """A GPT-2 of the studied size, with a small vocabulary."""
+    """Return a GPT-2 of the studied size, with a small vocabulary."""
     torch.manual_seed(0)
     return GPT2LMHeadModel(GPT2Config(n_layer=6, n_embd=512, n_head=8, vocab_size=8192, n_positions=512))
 
@@ -503,14 +503,14 @@ def test_a_share_is_taken_in_whole_tensors_from_the_last_layer_to_the_first(medi
     assert torch.equal(model.get_submodule(untaken.path).weight, medium.get_submodule(untaken.path).weight)
 
 
-def test_the_studied_shares(medium):
-    """Q/K and all of FFN-in miss one half by little, since norms and some biases train: that counts as half."""
+def test_the_frozen_shares_of_the_study(medium):
+    """Q/K and all of FFN-in count as one half: they miss it by little, since norms and some biases train."""
     shares = {ratio: by_share(medium, ratio)[1].frozen_share_of_blocks for ratio in ("qk", 0.25, 0.50)}
     assert {ratio: round(share, 3) for ratio, share in shares.items()} == {"qk": 0.167, 0.25: 0.278, 0.50: 0.499}
 
 
 def test_the_reference_counts_of_the_gpt():
-    """medium-512 with GPT-2's vocabulary: the exact numbers that the studies should have had."""
+    """medium-512 with GPT-2's vocabulary has exactly the parameter counts that the documents state."""
     model = OelmGPTForCausalLM(gpt_config("medium-512"))
     report = oelm.apply(model, "oelm-freeze")
     assert (report.total, report.frozen, report.trainable) == (44_896_768, 3_145_728, 41_751_040)
@@ -529,12 +529,12 @@ def test_a_share_that_reaches_into_ffn_out(medium):
     ]
 
 
-def test_a_share_that_cannot_be_reached_names_the_one_that_can(medium):
+def test_the_error_for_a_share_that_is_too_large_names_the_largest_possible(medium):
     with pytest.raises(MethodError, match=r"freeze_ratio 0\.9: .* only 83\.2% of the blocks"):
         by_share(medium, 0.9)
 
 
-def test_qk_needs_no_feed_forward_method():
+def test_the_share_qk_needs_no_frozen_feed_forward_matrices():
     report = oelm.apply(small_model("bert"), {"preset": "oelm-freeze", "freeze_ratio": "qk"})
     assert report.frozen == oelm.apply(small_model("bert"), "oelm-freeze").frozen
 
@@ -551,7 +551,7 @@ def test_qk_needs_no_feed_forward_method():
         ({"freeze_ratio": 1}, "freeze_ratio: .*less than 1"),
     ],
 )
-def test_what_does_not_go_with_a_share_is_refused(changes, message):
+def test_fields_that_contradict_freeze_ratio_are_refused(changes, message):
     with pytest.raises(MethodError, match=message):
         Method.load({"preset": "oelm-qk-ffn", "freeze_ratio": 0.5, **changes})
 

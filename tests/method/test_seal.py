@@ -1,8 +1,9 @@
-"""The proof: reports that count what is there, and a verification that no change gets past."""
+"""The freeze report counts what is in the model, and verify detects every change of a frozen tensor."""
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 import oelm
+from oelm.method import plan, seal
 from oelm.method.diagnose import sample_batch
 from oelm.method.seal import DTYPES, fingerprint
 from oelm.method.sites import find_sites
@@ -70,7 +72,7 @@ def test_buffers_are_reported_apart():
     assert (after.buffers, after.total) == (before.buffers + 21, before.total)
 
 
-def test_report_says_what_every_matrix_is():
+def test_report_describes_every_matrix():
     report = oelm.audit(operated("gpt2", {"preset": "oelm-exact", "layers": "last:1"}))
     rows = {(row.layer, row.role): row for row in report.rows}
     assert rows["0", "q+k+v"].state == "trainable"
@@ -84,7 +86,7 @@ def test_report_says_what_every_matrix_is():
     assert oelm.audit(operated("gpt2", "identity-query")).rows[0].state == "no parameters"
 
 
-def test_audit_sees_the_model_as_it_is_now():
+def test_audit_reads_the_model_anew_at_every_call():
     model = operated("bert")
     before = oelm.audit(model)
     _weight(model).requires_grad_(True)
@@ -95,7 +97,29 @@ def test_audit_sees_the_model_as_it_is_now():
     assert changed == [QUERY]
 
 
-# Every way to lose what was frozen. Each is caught, and the message names the tensor.
+def test_apply_finds_sites_and_measures_each_tensor_once(monkeypatch):
+    """Sealing, the check after it and the report share one measurement; a later audit or verify takes its own."""
+    calls: Counter[str] = Counter()
+
+    def counted(function):
+        def call(*args):
+            calls[function.__name__] += 1
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(plan, "find_sites", counted(plan.find_sites))
+    for name in ("content_hash", "orthogonality_error"):
+        monkeypatch.setattr(seal, name, counted(getattr(seal, name)))
+    model = operated("bert")
+    # 12 frozen weights and biases in three dtypes; of the 12 trained matrices the report names one hash each.
+    assert calls == {"find_sites": 1, "content_hash": 12 * 3 + 12, "orthogonality_error": 6}
+    calls.clear()
+    oelm.verify(model)
+    assert calls == {"content_hash": 12, "orthogonality_error": 6}
+
+
+# Every kind of damage to a frozen tensor is detected, and the message names the tensor.
 
 
 def _switch_gradient_on(model):
@@ -111,7 +135,7 @@ def _load_another_checkpoint(model):
 
 
 def _seal_again_over_another_matrix(model):
-    """A record whose hashes agree with the matrix, which is not the orthonormal one that it is said to be."""
+    """Change the matrix and its hash in the record, so that only the check of orthonormality can notice."""
     with torch.no_grad():
         _weight(model)[0] *= 1.001
     model.config.oelm["frozen"][NAME] = fingerprint(_weight(model))
@@ -146,7 +170,7 @@ def _not_a_number(model):
     ],
     ids=lambda damage: damage.__name__.strip("_"),
 )
-def test_damage_is_caught_and_named(damage):
+def test_damage_is_detected_and_named(damage):
     model = operated("bert")
     oelm.verify(model)
     expected = damage(model)
@@ -155,7 +179,7 @@ def test_damage_is_caught_and_named(damage):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "phi3"])
-def test_fused_projection_put_back_is_caught(name):
+def test_putting_a_fused_projection_back_is_detected(name):
     model = operated(name)
     site = find_sites(model)[1][0]
     plain = lively_model(name).get_submodule(site.fused_path)
@@ -163,7 +187,7 @@ def test_fused_projection_put_back_is_caught(name):
     assert f"{site.roles['q']}.weight is gone" in freeze_error(model)
 
 
-def test_changed_identity_is_caught():
+def test_a_changed_identity_is_detected():
     model = operated("bert", "identity-query")
     oelm.verify(model)
     model.get_submodule(QUERY).factor = 1.0
@@ -186,7 +210,7 @@ def test_a_model_without_a_record_cannot_be_verified():
         oelm.verify(small_model("bert"))
 
 
-# What a model was wrapped in since is no damage either.
+# A wrapper around the model is no damage.
 
 
 def _peft(model: nn.Module, *targets: str) -> nn.Module:
@@ -206,24 +230,24 @@ WRAPPERS = {
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-def test_a_model_is_proved_within_its_wrapper(wrap):
+def test_a_wrapped_model_is_verified_inside_its_wrapper(wrap):
     model = operated("bert")
     wrapped = wrap(model)
-    for one in (model, wrapped):
-        assert oelm.verify(one).exact == 12
-        assert oelm.audit(one) == oelm.audit(model)
-    held = dict(model.named_parameters())
-    flip_bit(held.get(NAME, held.get(f"{QUERY}.base_layer.weight")))
-    for one in (model, wrapped):
-        assert f"{NAME}: its content changed" in freeze_error(one)
+    for either in (model, wrapped):
+        assert oelm.verify(either).exact == 12
+        assert oelm.audit(either) == oelm.audit(model)
+    parameters = dict(model.named_parameters())
+    flip_bit(parameters.get(NAME, parameters.get(f"{QUERY}.base_layer.weight")))
+    for either in (model, wrapped):
+        assert f"{NAME}: its content changed" in freeze_error(either)
 
 
-# Casting is no damage; a bit changed since is.
+# A cast is no damage; a bit flipped after it is.
 
 
 @pytest.mark.parametrize("sealed", DTYPES)
 @pytest.mark.parametrize("cast", DTYPES)
-def test_cast_models_verify_and_say_so(sealed, cast):
+def test_cast_models_verify_and_the_result_names_the_cast(sealed, cast):
     # Wide enough that some entries are so small that float16 cannot hold them as bfloat16 does.
     model = lively_model("bert", hidden_size=192, num_hidden_layers=2).to(DTYPES[sealed])
     oelm.apply(model, "oelm-freeze")
@@ -233,9 +257,9 @@ def test_cast_models_verify_and_say_so(sealed, cast):
     if sealed == cast:
         assert str(oelm.verify(model)) == "8 of 8 frozen tensors are bit-identical to the sealed ones"
         return
-    said = oelm.verify(model.to(DTYPES[cast]))
-    assert (said.exact, said.casts) == (0, {cast: 8})
-    assert f"8 are exactly what casting to {cast} makes of them" in str(said)
+    verification = oelm.verify(model.to(DTYPES[cast]))
+    assert (verification.exact, verification.casts) == (0, {cast: 8})
+    assert f"8 are exactly what casting to {cast} makes of them" in str(verification)
     for dtype in (cast, sealed):  # after the cast, and after casting back
         model.to(DTYPES[dtype])
         oelm.verify(model)
@@ -244,15 +268,15 @@ def test_cast_models_verify_and_say_so(sealed, cast):
         flip_bit(_weight(model))
 
 
-def test_cast_down_and_up_says_through_what():
+def test_a_cast_down_and_up_again_is_verified_and_named():
     model = operated("bert").to(torch.bfloat16).float()
     verification = oelm.verify(model)
     assert verification.casts["bfloat16"] + verification.exact == verification.tensors
-    assert verification.casts["bfloat16"] >= 6  # every weight; a bias may have been a bfloat16 all along
+    assert verification.casts["bfloat16"] >= 6  # every weight; a bias may hold values of bfloat16 anyway
     assert "casting to bfloat16" in str(verification)
 
 
-# Whose record it is, and what applying twice does.
+# Models that share a config, and applying twice.
 
 
 def test_models_of_one_config_object_do_not_share_the_record():
@@ -285,7 +309,7 @@ def test_applying_another_method_or_seed_is_refused(preset, seed):
     oelm.verify(model)
 
 
-def test_training_moves_a_core_and_leaves_its_basis():
+def test_training_changes_a_core_and_not_its_basis():
     model = operated("deberta-v2", "oelm-exact")
     before = hashes(model, frozen=False)
     model.train()

@@ -1,6 +1,6 @@
-"""What the tests share: models in which nothing is at its blind default, and the checks that every family must pass.
+"""Small models with informative weights, and the checks that every model family must pass.
 
-The checks are plain functions of a family's name, so that `tests/family_table.py` runs the very ones that the tests do.
+The checks are plain functions of a family's name, so that `tests/method/family_table.py` can run the same ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from oelm.models.small import small_model
 
 
 def lively(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
-    """The model with nothing left at a value that hides mistakes, ready for evaluation.
+    """Return the model with random values in every parameter, in evaluation mode.
 
     A fresh model has biases of zero, norms of one and matrices so small that attention is uniform: dropping a bias or
     mixing up two heads would not show in its outputs.
@@ -38,12 +38,12 @@ def lively(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
 
 
 def lively_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A small model of a family, by its name in SMALL, lively; `changes` go into its config."""
+    """Return a lively small model of a family, by its name in SMALL; `changes` go into its config."""
     return lively(small_model(name, seed, **changes), seed)
 
 
 def operated(name: str, method: Any = "oelm-freeze", steps: int = 0, **changes: Any) -> PreTrainedModel:
-    """A lively model with a method applied, trained for some steps since."""
+    """Return a lively model with a method applied, and trained for some steps after that."""
     model = lively_model(name, **changes)
     oelm.apply(model, method)
     if steps:
@@ -52,23 +52,23 @@ def operated(name: str, method: Any = "oelm-freeze", steps: int = 0, **changes: 
 
 
 def logits(model: nn.Module, **more: Any) -> Tensor:
-    """The model's logits on the built-in batch (padded, where it is text), in evaluation mode."""
+    """Return the model's logits on the built-in batch (padded, where it is text), in evaluation mode."""
     with torch.no_grad():
         return model.eval()(**sample_batch(model), **more).logits
 
 
 def distance(left: Tensor, right: Tensor) -> float:
-    """The largest difference between two tensors; not a number if either holds any."""
+    """Return the largest absolute difference between two tensors; NaN if either holds a NaN."""
     return float((left.detach().double() - right.detach().double()).abs().max())
 
 
 def hashes(model: nn.Module, *, frozen: bool) -> dict[str, str]:
-    """The content hash of every parameter that is frozen, or of every one that is not."""
+    """Return the content hash of every parameter that is frozen, or of every one that is not."""
     return {name: content_hash(p) for name, p in model.named_parameters() if p.requires_grad is not frozen}
 
 
 def keys_on_disk(folder: Path) -> set[str]:
-    """The names of all tensors in a folder's safetensors files."""
+    """Return the names of all tensors in a folder's safetensors files."""
     keys: set[str] = set()
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
@@ -77,7 +77,7 @@ def keys_on_disk(folder: Path) -> set[str]:
 
 
 def assert_same_model(left: nn.Module, right: nn.Module) -> None:
-    """Same class, parameters, buffers (those not saved too) and gradients switched on; the same outputs to the bit."""
+    """Assert that class, parameters, all buffers, requires_grad and outputs are the same to the bit."""
     assert type(left) is type(right)
     for kind in ("named_parameters", "named_buffers"):
         one, other = dict(getattr(left, kind)()), dict(getattr(right, kind)())
@@ -89,7 +89,7 @@ def assert_same_model(left: nn.Module, right: nn.Module) -> None:
 
 
 def assert_loads_back(model: PreTrainedModel, folder: Path) -> None:
-    """What save_pretrained writes of the model, oelm.load gives back, the same in every respect."""
+    """Assert that oelm.load restores from save_pretrained's folder a model that is the same in every respect."""
     model.save_pretrained(folder)
     loaded = oelm.load(folder)
     assert_same_model(loaded, model)
@@ -98,10 +98,10 @@ def assert_loads_back(model: PreTrainedModel, folder: Path) -> None:
 
 
 def assert_exports(model: PreTrainedModel, folder: Path) -> None:
-    """The export is what the family itself would save of a plain model, with the operated model's outputs."""
+    """Assert that the export has the keys that the family saves of a plain model, and the model's outputs."""
     before = logits(model)
     oelm.export(model, folder)
-    # The project's own GPT leaves as a model that plain transformers knows; every other family stays what it is.
+    # The project's own GPT is exported as a class of transformers; every other family keeps its class.
     cls = AutoModelForCausalLM if model.config.model_type == "oelm_gpt" else type(model)
     plain, info = cls.from_pretrained(folder, output_loading_info=True)
     assert type(plain).__module__.startswith("transformers.")
@@ -109,23 +109,23 @@ def assert_exports(model: PreTrainedModel, folder: Path) -> None:
     assert distance(logits(plain), before) < 1e-4
     assert (keys_on_disk(folder), list(plain.state_dict())) == _own_keys(plain)
     assert "oelm" not in json.loads((folder / "config.json").read_text())
-    assert torch.equal(logits(model), before), "exporting leaves the model as it is"
+    assert torch.equal(logits(model), before), "exporting must not change the model"
     oelm.verify(model)
 
 
 def _own_keys(plain: PreTrainedModel) -> tuple[set[str], list[str]]:
-    """The keys that a family's own save_pretrained writes of an untouched model, and those of its state dict."""
+    """Return the keys that save_pretrained writes of an untouched model of the class, and those of its state dict."""
     untouched = type(plain)(plain.config)
     with tempfile.TemporaryDirectory() as folder:
         untouched.save_pretrained(folder)
         return keys_on_disk(Path(folder)), list(untouched.state_dict())
 
 
-# The checks that every family must pass, each on a model of its own.
+# The checks that every family must pass. Each builds its own model.
 
 
 def check_apply(name: str, folder: Path) -> None:
-    """oelm-freeze freezes Q and K with their biases and nothing else, and every head's rows are orthonormal."""
+    """Check that oelm-freeze freezes Q and K with their biases alone, and that every head's rows are orthonormal."""
     model = lively_model(name)
     before, total = logits(model), sum(p.numel() for p in model.parameters())
     report = oelm.apply(model, "oelm-freeze")
@@ -135,18 +135,18 @@ def check_apply(name: str, folder: Path) -> None:
         for role in ("q", "k"):
             module = model.get_submodule(site.roles[role])
             expected |= {id(parameter) for parameter in module.parameters()}
-            # Independent of the record: T5 leaves the scores unscaled, so its Q is shorter by sqrt(d_head).
+            # Computed without the record: T5 does not scale its scores, so its Q is shorter by sqrt(d_head).
             length = site.d_head**-0.5 if role == "q" and not family.scales(model.config) else 1.0
             by_head = weight_matrix(module).detach().reshape(site.heads_of(role), site.d_head, site.width) / length
             assert distance(by_head @ by_head.mT, torch.eye(site.d_head)) < 1e-5
     assert {id(p) for p in model.parameters() if not p.requires_grad} == expected
     assert report.frozen == sum(p.numel() for p in model.parameters() if id(p) in expected) > 0
     assert report.total == total
-    assert distance(logits(model), before) > 0.05, "new Q and K change what a lively model says"
+    assert distance(logits(model), before) > 0.05, "new Q and K must change a lively model's outputs"
 
 
 def check_verify(name: str, folder: Path) -> None:
-    """A fresh operation verifies to the bit, and one flipped bit in each frozen tensor in turn does not."""
+    """Check that a model verifies right after apply, and fails with one flipped bit in any frozen tensor."""
     model = operated(name)
     verification = oelm.verify(model)
     frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
@@ -159,19 +159,19 @@ def check_verify(name: str, folder: Path) -> None:
 
 
 def check_step(name: str, folder: Path) -> None:
-    """One AdamW step with weight decay moves every trainable tensor and no frozen one."""
+    """Check that one AdamW step with weight decay changes every trainable tensor and no frozen one."""
     model = operated(name)
     result = diagnose(model, steps=1)
     assert result.healthy, (result.frozen_but_moved, result.trainable_but_still)
 
 
 def check_save_load(name: str, folder: Path) -> None:
-    """A trained model comes back from its folder the same in every respect."""
+    """Check that a trained model is loaded from its folder the same in every respect."""
     assert_loads_back(operated(name, steps=1), folder)
 
 
 def check_export(name: str, folder: Path) -> None:
-    """A trained model's export is a plain checkpoint of the family, with the same outputs."""
+    """Check that a trained model's export is a plain checkpoint of the family with the same outputs."""
     assert_exports(operated(name, steps=1), folder)
 
 
@@ -186,13 +186,13 @@ CHECKS: dict[str, Callable[[str, Path], None]] = {
 
 def flip_bit(tensor: Tensor) -> None:
     """Flip the lowest bit of a tensor's middle element, in place."""
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     with torch.no_grad():
-        tensor.detach().view(whole).view(-1)[tensor.numel() // 2] ^= 1
+        tensor.detach().view(integer).view(-1)[tensor.numel() // 2] ^= 1
 
 
 def freeze_error(model: nn.Module) -> str:
-    """The message of the FreezeError that verify raises."""
+    """Return the message of the FreezeError that verify raises, or fail where it raises none."""
     try:
         oelm.verify(model)
     except oelm.FreezeError as error:

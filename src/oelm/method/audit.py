@@ -60,6 +60,7 @@ class _Rows:
         self._model, self._matrices, self._measurements = model, matrices, measurements
 
     def of_site(self, site: Site) -> list[MatrixRow]:
+        """Return the rows of one site, each parameter counted in one of them."""
         rows = []
         counted: set[int] = set()
         for role, path in (*site.roles.items(), *site.feed_forward()):

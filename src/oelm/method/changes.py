@@ -71,6 +71,7 @@ class _NewProjection:
 
     @property
     def bias(self) -> Tensor | None:
+        """Return the projection's bias as it is, or None."""
         return cast("Tensor | None", self.module.bias)
 
 
@@ -88,6 +89,7 @@ class _Computation:
         self.splits = {site.fused_path: _split(model, site) for site in fused}
 
     def changes(self) -> list[Change]:
+        """Return every change, in the order to make them."""
         # Adapters come first: OFT replaces a Conv1D by a Linear that is a copy, and the new values must go into that.
         changes = self._adapters()
         for site in self.operation.sites:

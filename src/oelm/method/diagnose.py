@@ -21,10 +21,7 @@ _BATCH, _LENGTH = 4, 12
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The report before the optimiser steps, and which tensors they changed.
-
-    `healthy` is True when every trainable tensor changed and no frozen one did.
-    """
+    """The report before the optimiser steps, and which tensors they changed."""
 
     report: FreezeReport
     losses: tuple[float, ...]
@@ -35,6 +32,7 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
+        """Return True when every trainable tensor changed and no frozen one did."""
         return not self.frozen_but_moved and not self.trainable_but_still
 
     def to_dict(self) -> dict[str, Any]:
