@@ -1,7 +1,7 @@
-"""What the distributed tests share: groups of real processes, what each of them saw, and ways to break one of them.
+"""Shared by the distributed tests: groups of real processes, what each of them did, and ways to break one of them.
 
-A group is started as a scheduler starts it, by its environment alone, from a process that has imported everything. The
-real torchrun takes several seconds, so only what depends on it is tested with it.
+A group is started as a scheduler starts it, by environment variables alone, from a process that has imported
+everything. The real torchrun takes several seconds, so only what depends on it is tested with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -30,9 +29,9 @@ from transformers import PreTrainedModel
 from oelm.base.strict import merge
 from oelm.method.seal import content_hash
 from oelm.training.checkpoint import list_checkpoints
-from tests.support.training import PRELOADED, SERVERS, Process, die, read, start, tiny, written
+from tests.support.training import LIMIT, PRELOADED, SERVERS, Held, Process, read, start, tiny, written
 
-# What a process of a group imports when it joins, in the server that all of them are forked from.
+# Imported in the server that all processes are forked from: what a process imports when it joins a group.
 SERVERS.set_forkserver_preload(
     [
         *PRELOADED,
@@ -44,14 +43,11 @@ SERVERS.set_forkserver_preload(
     ]
 )
 
-# Whatever happens to one process, the others must have ended by then. Far more than it takes, on a busy machine too.
-BOUND = 60.0
-
 Sabotage = Callable[[], None]
 
 
 def fields(output: Path, parallel: str = "ddp", **changes: Any) -> dict[str, Any]:
-    """A tiny run whose numbers do not depend on how many processes train it: no dropout. It validates on all text."""
+    """Return a tiny run without dropout, so that its numbers do not depend on the number of processes."""
     plain = {
         "model": {"fields": {"dropout": 0.0}},
         "method": "oelm-freeze",
@@ -65,8 +61,8 @@ def folder_of(output: Path, method: str = "oelm-freeze") -> Path:
     return output / "run" / method / "seed-0"
 
 
-class Place:
-    """Makes its process one of a group, and its sabotage happen there: on all of them, or on one."""
+class Member:
+    """Makes its process a member of a group and calls its sabotage there."""
 
     def __init__(self, rank: int, size: int, port: int, sabotage: Sabotage | None) -> None:
         self.rank, self.size, self.port, self.sabotage = rank, size, port, sabotage
@@ -84,7 +80,7 @@ class Place:
 
 
 class Group:
-    """`oelm train CONFIG` on several processes. A sabotage may be one for all, or by rank."""
+    """`oelm train CONFIG` on several processes, with one sabotage for all of them or one by rank."""
 
     def __init__(
         self, config: Path, size: int, sabotage: Sabotage | dict[int, Sabotage] | None, arguments: tuple[str, ...]
@@ -92,12 +88,12 @@ class Group:
         port = free_port()
         self.processes: list[Process] = []
         for rank in range(size):
-            mine = sabotage.get(rank) if isinstance(sabotage, dict) else sabotage
-            place = Place(rank, size, port, mine)
-            self.processes.append(start("train", config, *arguments, sabotage=place))
+            own = sabotage.get(rank) if isinstance(sabotage, dict) else sabotage
+            member = Member(rank, size, port, own)
+            self.processes.append(start("train", config, *arguments, sabotage=member))
 
-    def wait(self, seconds: float = BOUND) -> list[int]:
-        """The exit code of each process."""
+    def wait(self, seconds: float = LIMIT) -> list[int]:
+        """Wait for all processes and return their exit codes."""
         until = time.monotonic() + seconds
         return [process.wait(max(0.1, until - time.monotonic())) for process in self.processes]
 
@@ -122,7 +118,7 @@ def launch(
 
 
 def finish(config: dict[str, Any], *arguments: str, size: int = 2, sabotage: Any = None) -> Path:
-    """Train a run on `size` processes to its good end; its folder."""
+    """Train a run on `size` processes, require that all succeed, and return its folder."""
     group = launch(config, *arguments, size=size, sabotage=sabotage)
     codes = group.wait()
     assert codes == [0] * size, (codes, group.outputs)
@@ -132,7 +128,7 @@ def finish(config: dict[str, Any], *arguments: str, size: int = 2, sabotage: Any
 class Torchrun:
     """`torchrun --standalone --nproc-per-node 2 -m oelm train CONFIG`, started as a user starts it.
 
-    A sabotage is one of those that running this file as a program does.
+    A sabotage is one of those at the end of this file.
     """
 
     def __init__(self, config: dict[str, Any], *options: str, sabotage: str | None = None) -> None:
@@ -149,15 +145,15 @@ class Torchrun:
             cwd=Path(__file__).parents[2],
         )
 
-    def wait(self, seconds: float = 2 * BOUND) -> tuple[int, str]:
-        """Its exit code, and all that it and its processes said."""
+    def wait(self, seconds: float = LIMIT) -> tuple[int, str]:
+        """Wait for the end and return the exit code and everything that it and its processes printed."""
         try:
-            said, _ = self._process.communicate(timeout=seconds)
+            output, _ = self._process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            said, _ = self._process.communicate()
-            raise AssertionError(f"still running after {seconds} s; it said:\n{said}") from None
-        return self._process.returncode, said
+            output, _ = self._process.communicate()
+            raise AssertionError(f"still running after {seconds} s; its output:\n{output}") from None
+        return self._process.returncode, output
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -168,7 +164,7 @@ class Torchrun:
 
 
 def free_port() -> int:
-    """A port below those that the system gives out: a process that knocks before the other listens gets no echo."""
+    """Return a free port below the range from which the system gives out ports to connecting processes."""
     while True:
         port = random.SystemRandom().randrange(20000, 32000)
         with socket.socket() as probe, suppress(OSError):
@@ -176,24 +172,25 @@ def free_port() -> int:
             return port
 
 
-def wait_until(happened: Callable[[], bool], seconds: float = BOUND) -> None:
+def wait_until(happened: Callable[[], bool], seconds: float = LIMIT) -> None:
+    """Wait until something has happened."""
     until = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < until, f"did not happen in {seconds} s"
         time.sleep(0.01)
 
 
-# What a run left behind, whichever way its checkpoint was written
+# The tensors of a run, whether its checkpoint is sharded or not
 
 
 def tensors(run: Path) -> dict[str, Tensor]:
-    """Every tensor of the last checkpoint: of one file, or put together from shards."""
-    place = list_checkpoints(run / "checkpoints")[-1]
-    shards = sorted((place / "shards").glob("*.safetensors"))
+    """Return every tensor of the last checkpoint: from one file, or put together from shards."""
+    checkpoint = list_checkpoints(run / "checkpoints")[-1]
+    shards = sorted((checkpoint / "shards").glob("*.safetensors"))
     if not shards:
-        return load_file(place / "tensors.safetensors")
+        return load_file(checkpoint / "tensors.safetensors")
     parts: dict[str, list[Tensor]] = {}
-    for shard in shards:  # in the order of their rank, and each tensor is cut along its first dimension
+    for shard in shards:  # in the order of their rank; each tensor is sharded along its first dimension
         for name, value in load_file(shard).items():
             parts.setdefault(name, []).append(value)
     return {name: torch.cat(values) for name, values in parts.items()}
@@ -203,11 +200,11 @@ def hashes(run: Path) -> dict[str, str]:
     return {name: content_hash(value) for name, value in tensors(run).items()}
 
 
-# What every process of a run saw
+# What every process of a run did
 
 
 class Watch:
-    """Notes what its process does, in `folder/rank-N.json`: samples by step, final weights, what outlived the run."""
+    """Notes in `folder/rank-N.json` what its process does: samples by step, final weights, what outlived the run."""
 
     def __init__(self, folder: Path, then: Sabotage | None = None) -> None:
         self.folder, self.then = folder, then
@@ -222,7 +219,7 @@ class Watch:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.now: list[int] = []
         self.seen: dict[str, Any] = {"samples": {}, "without_sync": 0, "weights": {}, "left": None, "verified": 0}
-        step, batch, train = Stepper._step, Stepper._batch, engine._train
+        step, batch, loop = Stepper._step, Stepper._batch, engine._loop
         no_sync, leave = DistributedDataParallel.no_sync, dist.destroy_process_group
         verify = state.verify
 
@@ -234,8 +231,8 @@ class Watch:
             self.now += range(first, first + count)
             return batch(stepper, first, count)
 
-        def watched_train(run: Any) -> bool:
-            ended = train(run)
+        def watched_loop(run: Any) -> bool:
+            ended = loop(run)
             self.seen["weights"] = {name: content_hash(value) for name, value in run.model.state_dict().items()}
             self._write()
             return ended
@@ -245,7 +242,7 @@ class Watch:
             return no_sync(module)
 
         def watched_leave(*arguments: Any) -> None:
-            self.seen["left"] = [type(thing).__name__ for thing in gc.get_objects() if holds_the_group(thing)]
+            self.seen["left"] = [type(one).__name__ for one in gc.get_objects() if holds_the_group(one)]
             leave(*arguments)
             self.seen["left"] += [name for name in thread_names() if "gloo" in name]
             self._write()
@@ -255,7 +252,7 @@ class Watch:
             return verify(model)
 
         Stepper._step, Stepper._batch = watched_step, watched_batch  # type: ignore[method-assign]
-        engine._train, dist.destroy_process_group = watched_train, watched_leave
+        engine._loop, dist.destroy_process_group = watched_loop, watched_leave
         DistributedDataParallel.no_sync = watched_no_sync  # type: ignore[method-assign]
         state.verify = watched_verify
         if self.then is not None:
@@ -265,18 +262,18 @@ class Watch:
         (self.folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(self.seen))
 
 
-def holds_the_group(thing: Any) -> bool:
-    """A model, a wrapper or an optimiser: with any of them alive, gloo may abort when the process ends."""
-    return isinstance(thing, PreTrainedModel | DistributedDataParallel | FSDPModule | torch.optim.Optimizer)
+def holds_the_group(one: Any) -> bool:
+    """Return whether this is a model, a wrapper or an optimiser: while one is alive, gloo may abort at exit."""
+    return isinstance(one, PreTrainedModel | DistributedDataParallel | FSDPModule | torch.optim.Optimizer)
 
 
 def thread_names() -> list[str]:
-    """The native threads of this process, where the system tells them."""
+    """Return the names of this process's native threads, where /proc lists them."""
     return [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
 
 
 def seen(folder: Path, size: int = 2) -> list[dict[str, Any]]:
-    """What the processes noted, by rank."""
+    """Return what `Watch` noted, by rank."""
     return [read(folder / f"rank-{rank}.json") for rank in range(size)]
 
 
@@ -284,10 +281,10 @@ def seen(folder: Path, size: int = 2) -> list[dict[str, Any]]:
 
 
 class At:
-    """Does something at the start of a step, in the process that it is given to."""
+    """Does something at the start of a step."""
 
-    def __init__(self, step: int, what: Callable[[], None], slowly: float = 0.0) -> None:
-        self.step, self.what, self.slowly = step, what, slowly
+    def __init__(self, step: int, action: Callable[[], None]) -> None:
+        self.step, self.action = step, action
 
     def __call__(self) -> None:
         from oelm.training.step import Stepper
@@ -296,8 +293,7 @@ class At:
 
         def sabotaged(stepper: Stepper, state: Any) -> None:
             if state.step == self.step:
-                self.what()
-            time.sleep(self.slowly)
+                self.action()
             take(stepper, state)
 
         Stepper.step = sabotaged  # type: ignore[method-assign]
@@ -320,12 +316,8 @@ def fail() -> None:
     raise ValueError("this window cannot be read")
 
 
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def poison() -> None:
-    """From now on the loss of this process is not a number."""
+    """Make the loss of this process NaN from now on."""
     from oelm.training.tasks.language import SummedLoss
 
     forward = SummedLoss.forward
@@ -333,30 +325,45 @@ def poison() -> None:
 
 
 def never_wrap_anew() -> None:
-    """Go on with the first wrapper when the schedule changes what trains."""
-    from oelm.training import engine
+    """Keep the first wrapper when the schedule changes what trains."""
+    from oelm.training import build
 
-    wrap, made = engine.wrap, []
+    wrap, made = build.wrap, []
 
     def once(*arguments: Any) -> Any:
         made.append(made[0] if made else wrap(*arguments))
         return made[0]
 
-    engine.wrap = once
+    build.wrap = once
 
 
-def blind() -> None:
-    """See no checkpoint."""
+def same_signal_for_long() -> None:
+    """Treat every further signal as the first one passed on again, however late it comes."""
+    from oelm.training import engine
+
+    engine._SAME_SIGNAL = 10 * LIMIT
+
+
+class HeldInGroup(Held):
+    """Holds its process until a signal arrives, and treats further signals as the same one."""
+
+    def __call__(self) -> None:
+        same_signal_for_long()
+        super().__call__()
+
+
+def hide_checkpoints() -> None:
+    """Let this process see no checkpoint."""
     from oelm.training import resume
 
     resume.list_checkpoints = lambda folder: []
 
 
 if __name__ == "__main__":
-    what = sys.argv.pop(1)
-    if what == "slow":
-        At(99, die, slowly=0.1)()
-    elif what == "fail" and os.environ["RANK"] == "1":
+    sabotage = sys.argv.pop(1)
+    if sabotage == "hold":
+        HeldInGroup(3)()
+    elif sabotage == "fail" and os.environ["RANK"] == "1":
         At(7, fail)()
     from oelm.cli.app import main
 

@@ -1,7 +1,10 @@
-"""What the tests of training share: a tiny run, real processes that start at once, and ways to sabotage them.
+"""Shared by the tests of training: a tiny run, real processes that start at once, and ways to sabotage them.
 
 A process that imports torch and transformers takes seconds to start. `start` forks from one that has imported them
-already: what it forks is a process like any other, which can be stopped, killed and resumed.
+already. The forked process is like any other: it can be stopped, killed and resumed.
+
+No test depends on how fast the machine is. Processes are held at a step until something has happened, and the limits
+below only end a test that hangs.
 """
 
 from __future__ import annotations
@@ -36,21 +39,23 @@ SERVERS = multiprocessing.get_context("forkserver")
 PRELOADED = ["oelm.cli.app", "oelm.evaluation.evaluate", "oelm.training.engine", "oelm.data", "yaml"]
 SERVERS.set_forkserver_preload(PRELOADED)
 _made: list[tempfile.TemporaryDirectory[str]] = []
+# Seconds after which a process hangs. Far more than any takes on a busy machine, and below the time limit of a test.
+LIMIT = 150.0
 
 
 @cache
 def token_folder() -> Path:
-    """A small prepared folder of the built-in stories: 400 entries in its vocabulary, made once per test session."""
+    """Prepare a small token folder of built-in stories with a vocabulary of 400, once per test session."""
     _made.append(tempfile.TemporaryDirectory(prefix="oelm-tokens-"))
-    place = Path(_made[-1].name)
-    text = place / "stories.txt"
+    folder = Path(_made[-1].name)
+    text = folder / "stories.txt"
     text.write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories(0, 150)), encoding="utf-8")
-    prepare(text, place / "tokens", train_bpe=400, val_fraction=0.1, workers=1, synthetic=True)
-    return place / "tokens"
+    prepare(text, folder / "tokens", train_bpe=400, val_fraction=0.1, workers=1, synthetic=True)
+    return folder / "tokens"
 
 
 def tiny(output: Path, **changes: Any) -> dict[str, Any]:
-    """The fields of a run that takes a fraction of a second: a GPT of 2 layers and width 32, with dropout."""
+    """Return the fields of a run that takes a fraction of a second: a GPT of 2 layers and width 32, with dropout."""
     fields: dict[str, Any] = {
         "model": {
             "name": "gpt:tiny",
@@ -72,35 +77,35 @@ def config(output: Path, **changes: Any) -> RunConfig:
 
 
 def run_here(output: Path, **changes: Any) -> dict[str, Any]:
-    """Train a tiny run in this process; its result."""
+    """Train a tiny run in this process and return its result."""
     return train(config(output, **changes), quiet=True)
 
 
-def written(place: Path, fields: dict[str, Any]) -> Path:
-    """The fields as a YAML file."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(yaml.safe_dump(fields), encoding="utf-8")
-    return place
+def written(path: Path, fields: dict[str, Any]) -> Path:
+    """Write the fields to a YAML file and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    return path
 
 
 # Processes
 
 
 class Process:
-    """`oelm ARGUMENTS` in a process of its own. `output` is all that it printed."""
+    """`oelm ARGUMENTS` in a process of its own. `output` is everything it printed."""
 
     def __init__(self, arguments: list[str], sabotage: Callable[[], None] | None, threads: int) -> None:
         self._log = tempfile.NamedTemporaryFile(mode="r", suffix=".log")
         self._process = SERVERS.Process(target=_main, args=(arguments, sabotage, threads, self._log.name))
         self._process.start()
 
-    def wait(self, seconds: float = 60) -> int:
-        """Its exit code, which is minus the signal that killed it."""
+    def wait(self, seconds: float = LIMIT) -> int:
+        """Wait for the end and return the exit code, or minus the signal that killed the process."""
         self._process.join(seconds)
         code = self._process.exitcode
         if code is None:
             self.signal(signal.SIGKILL)
-            raise AssertionError(f"still running after {seconds} s; it said:\n{self.output}")
+            raise AssertionError(f"still running after {seconds} s; its output:\n{self.output}")
         return code
 
     @property
@@ -119,12 +124,12 @@ class Process:
     def output(self) -> str:
         return Path(self._log.name).read_text(encoding="utf-8")
 
-    def wait_for(self, happened: Callable[[], bool], seconds: float = 30) -> None:
-        """Wait until something happened while the process lives."""
+    def wait_for(self, happened: Callable[[], bool], seconds: float = LIMIT) -> None:
+        """Wait until something has happened; fail when the process ends before that."""
         until = time.monotonic() + seconds
         while not happened():
-            assert self.alive, f"ended with {self._process.exitcode} before it happened; it said:\n{self.output}"
-            assert time.monotonic() < until, f"did not happen in {seconds} s; it said:\n{self.output}"
+            assert self.alive, f"ended with {self._process.exitcode} before it happened; its output:\n{self.output}"
+            assert time.monotonic() < until, f"did not happen in {seconds} s; its output:\n{self.output}"
             time.sleep(0.005)
 
 
@@ -142,51 +147,52 @@ def _main(arguments: list[str], sabotage: Callable[[], None] | None, threads: in
 
 
 def start(*arguments: object, sabotage: Callable[[], None] | None = None, threads: int = 1) -> Process:
-    """Start `oelm ARGUMENTS`, after `sabotage`, a picklable function, was called in its process."""
+    """Start `oelm ARGUMENTS` in a process that calls `sabotage`, a picklable function, first."""
     return Process([str(argument) for argument in arguments], sabotage, threads)
 
 
 def finished(*arguments: object, sabotage: Callable[[], None] | None = None, threads: int = 1) -> Process:
-    """Run `oelm ARGUMENTS` to its end, which must be a good one."""
+    """Run `oelm ARGUMENTS` to its end and require exit code 0."""
     process = start(*arguments, sabotage=sabotage, threads=threads)
     code = process.wait()
-    assert code == 0, f"exit code {code}; it said:\n{process.output}"
+    assert code == 0, f"exit code {code}; its output:\n{process.output}"
     return process
 
 
 def oelm(*arguments: object) -> subprocess.Popen[str]:
-    """`python -m oelm ARGUMENTS`, started as a user starts it."""
+    """Start `python -m oelm ARGUMENTS` as a user does."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "oelm", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-# What a run left behind
+# The records and tensors of a run
 
 
 def final_tensors(run: Path) -> dict[str, str]:
-    """The hash of every tensor of a run's last checkpoint: weights and the optimiser's state."""
+    """Return the hash of every tensor in a run's last checkpoint: weights and optimiser state."""
     return {name: content_hash(value) for name, value in checkpoint_tensors(run).items()}
 
 
 def checkpoint_tensors(run: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors in a run's last checkpoint."""
     return load_file(list_checkpoints(run / "checkpoints")[-1] / "tensors.safetensors")
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    """The model's tensors in a run's last checkpoint."""
+    """Return the model's tensors in a run's last checkpoint."""
     return {k.removeprefix("model/"): v for k, v in checkpoint_tensors(run).items() if k.startswith("model/")}
 
 
 def timeless(run: Path) -> list[dict[str, Any]]:
-    """The metrics of a run without what a clock said."""
+    """Return the metrics of a run without its times."""
     return [{key: value for key, value in line.items() if key != "time"} for line in read_metrics(run)]
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """The result of a run without what a clock said."""
-    clocked = ("step_seconds", "tokens_per_second", "seconds", "gpu_hours")
-    result = {key: value for key, value in read(run / "result.json").items() if key not in clocked}
+    """Return the result of a run without its times."""
+    timed = ("step_seconds", "tokens_per_second", "seconds", "gpu_hours")
+    result = {key: value for key, value in read(run / "result.json").items() if key not in timed}
     result["reached"] = {key: {**value, "seconds": None} for key, value in result["reached"].items()}
     return result
 
@@ -196,17 +202,17 @@ def read(path: Path) -> Any:
 
 
 def assert_same_run(run: Path, other: Path) -> None:
-    """The same weights, optimiser state, metrics and result, to the bit."""
+    """Require the same weights, optimiser state, metrics and result, to the bit."""
     assert final_tensors(run) == final_tensors(other)
     assert timeless(run) == timeless(other)
     assert outcome(run) == outcome(other)
 
 
-# Sabotage, to be called in the process that trains
+# Sabotage, called in the process that trains
 
 
 class Death:
-    """Kills its process at the count-th of the things that a run does one after the other: steps, writes, renames."""
+    """Kills its process at the count-th of the steps, writes, renames and removals that a run does."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -245,7 +251,7 @@ def die() -> None:
 
 
 class Slow:
-    """Steps that take a while, so that a signal meets one."""
+    """Makes every step take a while."""
 
     def __init__(self, seconds: float = 0.03) -> None:
         self.seconds = seconds
@@ -262,8 +268,33 @@ class Slow:
         Stepper.step = slow  # type: ignore[method-assign]
 
 
+class Held:
+    """Holds its process at the start of a step: until a file appears, or without a file until a signal arrives."""
+
+    def __init__(self, step: int, until: Path | None = None) -> None:
+        self.step, self.until, self.signalled = step, until, False
+
+    def __call__(self) -> None:
+        from oelm.training.signals import StopRequest
+        from oelm.training.step import Stepper
+
+        handle, step = StopRequest.handle, Stepper.step
+
+        def noting_handle(request: StopRequest, number: int, frame: Any) -> None:
+            handle(request, number, frame)
+            self.signalled = True
+
+        def held_step(stepper: Stepper, state: Any) -> None:
+            while state.step == self.step and not (self.signalled if self.until is None else self.until.exists()):
+                time.sleep(0.005)
+            step(stepper, state)
+
+        StopRequest.handle = noting_handle  # type: ignore[method-assign]
+        Stepper.step = held_step  # type: ignore[method-assign]
+
+
 class Noted:
-    """Writes the number of every step that is taken, and of its samples, to a file."""
+    """Writes the number of every step, and the numbers of its samples, to a file."""
 
     def __init__(self, file: Path, then: Callable[[], None] | None = None) -> None:
         self.file, self.then = file, then
@@ -292,7 +323,7 @@ class Noted:
 
 @contextlib.contextmanager
 def mounted(place: Path, options: str) -> Any:
-    """A small file system of its own at `place`, where this is allowed; skips the test where it is not."""
+    """Mount a small file system at `place`; skip the test where that is not allowed."""
     import pytest
 
     place.mkdir(parents=True, exist_ok=True)

@@ -21,8 +21,8 @@ from oelm.method import schedule
 from oelm.models.language import build_for_run
 from oelm.models.small import small_model
 from oelm.runs.folder import read_metrics
-from oelm.training.checkpoint import list_checkpoints, read_state
-from oelm.training.length import Pace
+from oelm.training.checkpoint import TrainState, list_checkpoints, read_checkpoint
+from oelm.training.length import RunLength
 from oelm.training.optim import (
     Placement,
     build_optimizer,
@@ -61,6 +61,10 @@ def tiny_model(output: Path, method: object = "baseline", **changes: object):
 
 def names(run: Path) -> list[str]:
     return [path.name for path in list_checkpoints(run / "checkpoints")]
+
+
+def last_state(run: Path) -> TrainState:
+    return read_checkpoint(list_checkpoints(run / "checkpoints")[-1]).state
 
 
 def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], tolerance: float) -> None:
@@ -343,7 +347,7 @@ def test_an_unknown_role_is_refused():
 
 def shape(tmp_path: Path, steps: int, **options: object) -> list[float]:
     run = config(tmp_path, optimizer={"learning_rate": 1.0, **options}, train={"max_steps": steps})
-    pace = Pace.of(run, samples_per_epoch=1000)
+    pace = RunLength.of(run, samples_per_epoch=1000)
     return [learning_rate(run.optimizer, pace, step) for step in range(steps)]
 
 
@@ -368,7 +372,7 @@ def test_learning_rates_at_exact_steps(tmp_path):
 )
 def test_a_share_of_an_epoch_is_no_step_too_many(epochs, samples, steps, tmp_path):
     run = config(tmp_path, train={"max_steps": None, "epochs": epochs, "batch_size": 8})
-    assert Pace.of(run, samples).steps == steps
+    assert RunLength.of(run, samples).steps == steps
 
 
 def test_a_warm_up_that_the_run_does_not_outlast_is_told(tmp_path):
@@ -384,7 +388,7 @@ def test_the_logged_rate_is_the_one_that_was_used(tmp_path):
     run_here(tmp_path)
     run = config(tmp_path)
     logged = {line["step"]: line["learning_rate"] for line in read_metrics(run.folder) if line["kind"] == "train"}
-    pace = Pace.of(run, samples_per_epoch=1000)
+    pace = RunLength.of(run, samples_per_epoch=1000)
     rates = {step: learning_rate(run.optimizer, pace, step - 1) for step in (3, 6, 9, 12)}
     assert logged == pytest.approx(rates)
 
@@ -426,7 +430,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_move(tmp
     assert "step 7 (samples 56 to 63 of the run)" in message
     assert "transformer.h.1.mlp.fc_in.bias" in message
     assert "skip_nonfinite" in message
-    assert "This step did not touch the weights, and the last checkpoint is step-00000005" in message
+    assert "The step did not change the weights, and the last checkpoint is step-00000005" in message
     assert len(stepped) == 7
     run = config(tmp_path).folder
     assert read(run / "status.json")["state"] == "failed"
@@ -466,8 +470,7 @@ def test_some_may_be_skipped_and_are_noted(every, tmp_path, monkeypatch):
             assert line["gradient_norm"] is None
         else:
             assert 4.5 < line["loss"] < 6.2, "a skipped step counts in no mean"
-    state, _, _ = read_state(list_checkpoints(run / "checkpoints")[-1])
-    assert state.skipped == 2
+    assert last_state(run).skipped == 2
 
 
 def test_a_run_that_diverged_does_not_read_as_a_success(tmp_path):
@@ -502,7 +505,7 @@ def test_a_loss_beyond_all_perplexities_is_no_crash(loss, tmp_path, monkeypatch)
 
     def first_beyond(module, task, *arguments):
         seen.append(validate(module, task, *arguments))
-        return task.figures([loss, 1.0]) if len(seen) == 1 else seen[-1]
+        return task.metrics([loss, 1.0]) if len(seen) == 1 else seen[-1]
 
     monkeypatch.setattr(engine, "validate", first_beyond)
     result = run_here(tmp_path / "first")
@@ -512,7 +515,7 @@ def test_a_loss_beyond_all_perplexities_is_no_crash(loss, tmp_path, monkeypatch)
     assert validations[0]["loss"] == (1000.0 if loss == 1000.0 else None)
     assert result["best_step"] in (8, 12)
 
-    monkeypatch.setattr(engine, "validate", lambda module, task, *arguments: task.figures([loss, 1.0]))
+    monkeypatch.setattr(engine, "validate", lambda module, task, *arguments: task.metrics([loss, 1.0]))
     result = run_here(tmp_path / "always")
     run = config(tmp_path / "always").folder
     assert result == read(run / "result.json")
@@ -552,7 +555,7 @@ def test_out_of_memory_halves_the_micro_batch(tmp_path, monkeypatch):
     run = config(tmp_path / "halved").folder
     assert read(run / "timing.json")["notes"] == result["notes"]
     assert result["notes"][0] == analysis.load_run(run).times_doubt, "its times are of two kinds of steps"
-    assert read_state(list_checkpoints(run / "checkpoints")[-1])[0].micro_batch_size == 2
+    assert last_state(run).micro_batch_size == 2
     assert result["tokens"] == 12 * 8 * 32
     small = run_here(tmp_path / "small", train={"micro_batch_size": 2}, eval={"batch_size": 2})
     assert final_tensors(run) == final_tensors(config(tmp_path / "small").folder)
@@ -571,7 +574,7 @@ def test_a_batch_that_does_not_halve_evenly_stays_whole(tmp_path, monkeypatch):
     result = run_here(tmp_path, train={"batch_size": 15, "max_steps": 2})
     assert result["tokens"] == 2 * 15 * 32
     run = config(tmp_path, train={"batch_size": 15, "max_steps": 2}).folder
-    assert read_state(list_checkpoints(run / "checkpoints")[-1])[0].micro_batch_size == 1, "15, 5, and half of that"
+    assert last_state(run).micro_batch_size == 1, "15, 5, and half of that"
 
 
 # Validation, timing, results

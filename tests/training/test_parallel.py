@@ -1,4 +1,4 @@
-"""Training on many processes: the same numbers as one, the same weights on all, and an end that all of them share."""
+"""Training on many processes: the same numbers as on one, the same weights in all, and a common end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from tests.support import finetuning as judge
 from tests.support.distributed import (
     At,
     Before,
+    HeldInGroup,
     Torchrun,
     Watch,
-    blind,
     fail,
     fields,
     finish,
     folder_of,
     hashes,
+    hide_checkpoints,
     launch,
     never_wrap_anew,
     poison,
@@ -39,7 +40,7 @@ from tests.support.distributed import (
     tensors,
     wait_until,
 )
-from tests.support.training import die, outcome, read, timeless
+from tests.support.training import Held, die, outcome, read, timeless
 
 pytestmark = [
     pytest.mark.xdist_group("distributed"),  # the runs below are shared by the tests
@@ -52,10 +53,10 @@ FREEZE = {"preset": "oelm-freeze", "schedule": {"kind": "freeze", "steps": [6]}}
 
 
 def alone(config: dict[str, Any]) -> Path:
-    """Train in this process; the run's folder."""
-    wanted = RunConfig.load(config)
-    train(wanted, quiet=True)
-    return wanted.folder
+    """Train in this process and return the run's folder."""
+    run = RunConfig.load(config)
+    train(run, quiet=True)
+    return run.folder
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one(runs: Path) -> Path:
-    """The run on one process, which all others are compared with."""
+    """The run on one process, with which all others are compared."""
     return alone(fields(runs / "one"))
 
 
@@ -88,30 +89,30 @@ def parallel(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def two(request: pytest.FixtureRequest, parallel: str) -> Path:
-    """The same run on two processes, by both in turn."""
+    """The same run on two processes, once by DDP and once by FSDP."""
     return Path(request.getfixturevalue(f"two_{parallel}"))
 
 
 def assert_close(run: Path, other: Path) -> None:
-    """The same losses at every step and the same weights, but for the order in which floats were added."""
+    """Require the same losses at every step and the same weights, up to the order in which floats are added."""
     assert [(line["kind"], line["step"]) for line in read_metrics(run)] == [
         (line["kind"], line["step"]) for line in read_metrics(other)
     ]
-    for line, wanted in zip(timeless(run), timeless(other), strict=True):
-        for layer, expected in zip(line.pop("layers", ()), wanted.pop("layers", ()), strict=True):
-            assert layer.pop("label") == expected.pop("label")
-            assert layer == pytest.approx(expected, rel=1e-4)
-        for key, value in wanted.items():
+    for line, expected in zip(timeless(run), timeless(other), strict=True):
+        for layer, expected_layer in zip(line.pop("layers", ()), expected.pop("layers", ()), strict=True):
+            assert layer.pop("label") == expected_layer.pop("label")
+            assert layer == pytest.approx(expected_layer, rel=1e-4)
+        for key, value in expected.items():
             assert line[key] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
-    found, wanted_tensors = tensors(run), tensors(other)
-    assert found.keys() == wanted_tensors.keys()
-    for name, tensor in found.items():
+    left, right = tensors(run), tensors(other)
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
         if name.startswith("model/"):
-            torch.testing.assert_close(tensor, wanted_tensors[name], rtol=1e-3, atol=2e-5)
+            torch.testing.assert_close(tensor, right[name], rtol=1e-3, atol=2e-5)
 
 
 def assert_identical(run: Path, other: Path) -> None:
-    """The same weights, optimiser state, metrics and result, to the bit."""
+    """Require the same weights, optimiser state, metrics and result, to the bit."""
     assert hashes(run) == hashes(other)
     assert timeless(run) == timeless(other)
     assert outcome(run) == outcome(other)
@@ -120,11 +121,11 @@ def assert_identical(run: Path, other: Path) -> None:
 # The same numbers
 
 
-def test_two_processes_train_as_one_does(one: Path, two: Path) -> None:
+def test_two_processes_give_the_numbers_of_one(one: Path, two: Path) -> None:
     assert_close(two, one)
 
 
-def test_frozen_weights_stay_as_they_were(one: Path, two: Path, runs: Path, parallel: str) -> None:
+def test_frozen_weights_do_not_change(one: Path, two: Path, runs: Path, parallel: str) -> None:
     config = RunConfig.load(fields(runs / "start"))
     model = build_for_run(config.model, open_dataset(config.data.path).vocab_size, 32, config.seed)
     oelm.apply(model, config.method, config.seed)
@@ -142,19 +143,19 @@ def test_every_process_has_the_same_weights(two: Path, runs: Path, parallel: str
     assert first["weights"] == second["weights"] != {}
 
 
-def test_nothing_holds_the_group_when_it_is_left(two: Path, runs: Path, parallel: str) -> None:
+def test_nothing_holds_the_process_group_when_it_is_destroyed(two: Path, runs: Path, parallel: str) -> None:
     assert [process["left"] for process in seen(runs / f"{parallel}-seen")] == [[], []]
 
 
-def test_one_process_writes_the_records(one: Path, two: Path, parallel: str) -> None:
+def test_only_one_process_writes_the_records(one: Path, two: Path, parallel: str) -> None:
     lines = [(line["kind"], line["step"]) for line in read_metrics(two)]
     assert lines == sorted(set(lines), key=lines.index)
     assert read(two / "environment.json")["world_size"] == 2
     assert read(two / "status.json")["state"] == "finished"
     report, expected = read(two / "audit.json"), read(one / "audit.json")
-    for row, wanted in zip(report["rows"], expected["rows"], strict=True):
-        same = row.pop("sha256") == wanted.pop("sha256")
-        assert same is (row["role"] in ("q", "k")), "what is frozen is equal to the bit, and nothing else"
+    for row, expected_row in zip(report["rows"], expected["rows"], strict=True):
+        same = row.pop("sha256") == expected_row.pop("sha256")
+        assert same is (row["role"] in ("q", "k")), "frozen matrices are equal to the bit, trained ones are not"
     assert report == expected
     assert outcome(two).keys() == outcome(one).keys()
     assert {file.suffix for file in (two / "checkpoints").rglob("*") if file.is_file()} == {".json", ".safetensors"}
@@ -171,7 +172,7 @@ def test_the_best_model_loads_on_one_process(two: Path) -> None:
     assert evaluate_run(two, last=True)["val_loss"] == pytest.approx(read(two / "result.json")["val_loss"], rel=1e-6)
 
 
-def test_processes_can_train_one_run_after_the_other(two_ddp: Path, two_fsdp: Path, tmp_path: Path) -> None:
+def test_processes_can_train_several_runs_in_turn(two_ddp: Path, two_fsdp: Path, tmp_path: Path) -> None:
     first, second = (fields(tmp_path / parallel, parallel) for parallel in BOTH)
     finish(second, sabotage=Before(first))
     assert_identical(folder_of(tmp_path / "ddp"), two_ddp)
@@ -187,7 +188,7 @@ def test_the_global_batch_is_the_same_for_any_number_of_processes(size: int, tmp
         assert {len(share) for share in shares} == {8 // size}
 
 
-def test_accumulated_gradients_are_exchanged_once_and_change_nothing(parallel: str, one: Path, tmp_path: Path) -> None:
+def test_accumulated_gradients_are_exchanged_once_per_step(parallel: str, one: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, parallel, train={"micro_batch_size": 1})
     run = finish(config, sabotage=Watch(tmp_path / "seen"))
     assert_close(run, one)
@@ -196,7 +197,7 @@ def test_accumulated_gradients_are_exchanged_once_and_change_nothing(parallel: s
         assert all(len(samples) == 4 for samples in process["samples"].values())
 
 
-def test_schedules_keep_the_processes_together(tmp_path: Path) -> None:
+def test_processes_stay_identical_under_a_freezing_schedule(tmp_path: Path) -> None:
     for name, method in (("unfreeze", UNFREEZE), ("freeze", FREEZE)):
         run = finish(fields(tmp_path / name, method=method), sabotage=Watch(tmp_path / f"{name}-seen"))
         first, second = seen(tmp_path / f"{name}-seen")
@@ -204,53 +205,53 @@ def test_schedules_keep_the_processes_together(tmp_path: Path) -> None:
         assert_close(run, alone(fields(tmp_path / f"{name}-alone", method=method)))
 
 
-def test_without_a_new_wrapper_the_processes_would_part_ways(tmp_path: Path) -> None:
+def test_without_a_new_wrapper_a_schedule_makes_the_processes_diverge(tmp_path: Path) -> None:
     config = fields(tmp_path, method=UNFREEZE, train={"max_steps": 8})
     finish(config, sabotage=Watch(tmp_path / "seen", never_wrap_anew))
     first, second = seen(tmp_path / "seen")
     assert {name for name in first["weights"] if first["weights"][name] != second["weights"][name]}
 
 
-# Going on
+# Resuming
 
 
 def cut(config: dict[str, Any], step: int, size: int) -> None:
-    """Start a run and kill all of its processes at the start of a step."""
+    """Start a run and kill all its processes at the start of a step."""
     group = launch(config, size=size, sabotage=At(step, die))
     assert group.wait() == [-signal.SIGKILL] * size
 
 
-def test_a_killed_run_goes_on_exactly(two: Path, parallel: str, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_exactly(two: Path, parallel: str, tmp_path: Path) -> None:
     config = fields(tmp_path, parallel)
     cut(config, 7, 2)
     assert_identical(finish(config), two)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_a_run_goes_on_with_another_number_of_processes(
+def test_a_run_resumes_with_another_number_of_processes_only_if_allowed(
     before: int, after: int, parallel: str, one: Path, tmp_path: Path
 ) -> None:
     config = fields(tmp_path, parallel)
     cut(config, 7, before)
     refused = launch(config, size=after)
     assert refused.wait() == [2] * after
-    assert all("world_size" in said and "inexact" in said for said in refused.outputs)
+    assert all("world_size" in output and "inexact" in output for output in refused.outputs)
     run = finish(config, "checkpoint.resume=inexact", size=after)
     assert_close(run, one)
-    note = f"step 5: went on inexactly: world_size {before} then, {after} now; step times are not comparable"
+    note = f"step 5: resumed inexactly: world_size {before} then, {after} now; step times are not comparable"
     assert read(run / "result.json")["notes"] == [note]
     assert read(run / "environment.json")["world_size"] == after
 
 
-def test_three_processes_go_on_exactly(tmp_path: Path) -> None:
-    """With more than two it matters in which order a sum is taken."""
+def test_three_processes_resume_exactly(tmp_path: Path) -> None:
+    """With three or more, the result of a sum depends on its order."""
     batch = {"train": {"batch_size": 12}}
     whole = finish(fields(tmp_path / "whole", **batch), size=3)
     cut(fields(tmp_path / "cut", **batch), 7, 3)
     assert_identical(finish(fields(tmp_path / "cut", **batch), size=3), whole)
 
 
-def test_a_schedule_goes_on_exactly(tmp_path: Path) -> None:
+def test_a_schedule_resumes_exactly(tmp_path: Path) -> None:
     config = fields(tmp_path / "cut", method=UNFREEZE, checkpoint={"every": 4})
     cut(config, 6, 2)
     whole = finish(fields(tmp_path / "whole", method=UNFREEZE, checkpoint={"every": 4}))
@@ -259,42 +260,44 @@ def test_a_schedule_goes_on_exactly(tmp_path: Path) -> None:
     assert first["weights"] == second["weights"]
 
 
-def test_a_lost_shard_is_noticed(tmp_path: Path) -> None:
+def test_a_missing_shard_is_an_error_that_names_it(tmp_path: Path) -> None:
     config = fields(tmp_path, "fsdp")
     cut(config, 7, 2)
     shards = sorted(tmp_path.rglob("shards/*.safetensors"))
     shutil.move(shards[0], tmp_path / "elsewhere")
     group = launch(config)
     assert group.wait() == [2, 2]
-    assert all(shards[0].name in said for said in group.outputs)
+    assert all(shards[0].name in output for output in group.outputs)
 
 
-# Being asked to stop
+# Signals to stop
 
 
 @pytest.mark.parametrize(
     ("parallel", "number"), [("ddp", signal.SIGTERM), ("fsdp", signal.SIGUSR2)], indirect=["parallel"]
 )
 def test_a_signal_to_one_process_stops_all_at_one_step(number: int, parallel: str, two: Path, tmp_path: Path) -> None:
+    """The signalled process is held at step 3 until the signal arrives, and the other one waits for it there."""
     config = fields(tmp_path, parallel, log={"every": 12})
-    group = launch(config, sabotage=Watch(tmp_path / "seen", At(99, die, slowly=0.05)))
+    watched = tmp_path / "seen"
+    group = launch(config, sabotage={0: Watch(watched), 1: Watch(watched, HeldInGroup(3))})
     run = folder_of(tmp_path)
     wait_until(lambda: (run / "metrics.jsonl").is_file())
     group.signal(number, 1)
     assert group.wait() == [75, 75]
     status = read(run / "status.json")
     assert status["state"] == "stopped"
-    assert status["step"] < 12
-    assert [len(process["samples"]) for process in seen(tmp_path / "seen")] == [status["step"]] * 2
-    assert [process["left"] for process in seen(tmp_path / "seen")] == [[], []]
+    assert 0 < status["step"] <= 4
+    assert [len(process["samples"]) for process in seen(watched)] == [status["step"]] * 2
+    assert [process["left"] for process in seen(watched)] == [[], []]
     finish(config, "log.every=3")
     assert hashes(run) == hashes(two)
     assert outcome(run) == outcome(two)
 
 
-def test_a_signal_that_comes_twice_at_once_is_one(two_ddp: Path, tmp_path: Path) -> None:
-    """A launcher passes on what a scheduler may have sent to every process already."""
-    group = launch(fields(tmp_path), sabotage={0: At(99, die, slowly=0.05)})
+def test_a_repeated_signal_counts_once_in_a_group(two_ddp: Path, tmp_path: Path) -> None:
+    """A launcher passes on a signal that the scheduler may have sent to every process already."""
+    group = launch(fields(tmp_path), sabotage=HeldInGroup(3))
     wait_until(lambda: (folder_of(tmp_path) / "metrics.jsonl").is_file())
     group.signal(signal.SIGTERM)
     group.signal(signal.SIGTERM)
@@ -302,19 +305,20 @@ def test_a_signal_that_comes_twice_at_once_is_one(two_ddp: Path, tmp_path: Path)
     assert_identical(finish(fields(tmp_path)), two_ddp)
 
 
-# Failing
+# Failures
 
 
-def assert_goes_on(config: dict[str, Any], run: Path) -> None:
-    """The folder is free again, and the run ends as if nothing had happened."""
+def assert_resumes(config: dict[str, Any], run: Path) -> None:
+    """Require that the folder is free again and that the run ends like one that never failed."""
     assert_identical(finish(config), run)
 
 
-def test_a_batch_that_does_not_divide_is_refused_by_all(tmp_path: Path) -> None:
+def test_a_batch_that_the_processes_cannot_share_is_refused_by_all(tmp_path: Path) -> None:
     group = launch(fields(tmp_path), size=3)
     assert group.wait() == [2, 2, 2]
-    for said in group.outputs:
-        assert "train.batch_size 8 cannot be shared equally by 3 processes" in said
+    for output in group.outputs:
+        assert "train.batch_size 8" in output
+        assert "3 processes" in output
 
 
 @pytest.mark.parametrize(("parallel", "rank"), [("ddp", 0), ("ddp", 1), ("fsdp", 1)], indirect=["parallel"])
@@ -329,60 +333,61 @@ def test_a_failure_of_one_process_ends_all(rank: int, parallel: str, two: Path, 
     assert "ValueError: this window cannot be read" in group.outputs[rank]
     status = read(folder_of(tmp_path) / "status.json")
     assert status["state"] == "failed"
-    if rank == 1:  # the first process keeps the records, and learned why from the second
+    if rank == 1:  # the first process writes the records, and got the reason from the second
         assert f"process 1 failed: {ValueError('this window cannot be read')!r}" in group.outputs[0]
         assert "this window cannot be read" in status["message"]
-    assert_goes_on(config, two)
+    assert_resumes(config, two)
 
 
-def test_a_gradient_that_is_not_finite_ends_all(parallel: str, tmp_path: Path) -> None:
+def test_a_non_finite_gradient_in_one_process_ends_all(parallel: str, tmp_path: Path) -> None:
     group = launch(fields(tmp_path, parallel), sabotage={1: At(3, poison)})
     assert group.wait() == [2, 2]
-    for said in group.outputs:
-        assert "step 3 (samples 24 to 31 of the run): non-finite gradient in" in said
+    for output in group.outputs:
+        assert "step 3 (samples 24 to 31 of the run): non-finite gradient in" in output
     assert "non-finite gradient" in read(folder_of(tmp_path) / "status.json")["message"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_is_killed_ends_all(rank: int, two_ddp: Path, tmp_path: Path) -> None:
+def test_a_killed_process_ends_all(rank: int, two_ddp: Path, tmp_path: Path) -> None:
     config = fields(tmp_path)
     group = launch(config, sabotage={rank: At(7, die)})
     codes = group.wait()
     assert codes[rank] == -signal.SIGKILL
     assert codes[1 - rank] == 2
     assert "lost contact with another process" in group.outputs[1 - rank]
-    assert_goes_on(config, two_ddp)
+    assert_resumes(config, two_ddp)
 
 
-def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     config = fields(tmp_path)
-    first = launch(config, sabotage=At(99, die, slowly=0.1))
+    first = launch(config, sabotage=Held(3, until=tmp_path / "second has ended"))
     wait_until(lambda: (folder_of(tmp_path) / "metrics.jsonl").is_file())
     second = launch(config)
     assert second.wait() == [2, 2]
     assert "in use by process" in second.outputs[0]
+    (tmp_path / "second has ended").touch()
     assert first.wait() == [0, 0]
     assert read(folder_of(tmp_path) / "status.json")["state"] == "finished"
 
 
-def test_processes_that_do_not_agree_are_refused(tmp_path: Path) -> None:
-    """As on machines that do not share their files."""
+def test_processes_that_see_different_checkpoints_are_refused(tmp_path: Path) -> None:
+    """As on machines that do not share their file system."""
     config = fields(tmp_path)
     cut(config, 7, 2)
-    group = launch(config, sabotage={1: blind})
+    group = launch(config, sabotage={1: hide_checkpoints})
     assert group.wait() == [2, 2]
-    for said, found in zip(group.outputs, ("step-00000005", "none"), strict=True):
-        assert f"the processes do not have the same checkpoint; here it is {found}" in said.replace("\n", " ")
+    for rank, (output, name) in enumerate(zip(group.outputs, ("step-00000005", "none"), strict=True)):
+        assert f"the processes do not have the same checkpoint; process {rank} has {name}" in output.replace("\n", " ")
 
 
-# Fine-tuning, whose batches are padded and whose last batch is short
+# Fine-tuning, with padded batches and a short last batch
 
 
 @pytest.mark.parametrize("parallel", BOTH)
 @pytest.mark.parametrize("form", ["labels", "text"])
-def test_two_processes_fine_tune_as_one_does(form: str, parallel: str, tmp_path: Path) -> None:
-    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = {"labels": ("random:bert", still), "text": ("random:bart", {"dropout": 0.0})}[form]
+def test_two_processes_fine_tune_with_the_numbers_of_one(form: str, parallel: str, tmp_path: Path) -> None:
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = {"labels": ("random:bert", no_dropout), "text": ("random:bart", {"dropout": 0.0})}[form]
 
     def config(place: str) -> dict[str, Any]:
         return judge.fields(
@@ -398,7 +403,7 @@ def test_two_processes_fine_tune_as_one_does(form: str, parallel: str, tmp_path:
     assert_close(finish(config("two")), alone(config("one")))
 
 
-def test_that_a_sharded_run_writes_no_answers_is_noted_once(tmp_path: Path) -> None:
+def test_a_sharded_run_notes_once_that_it_writes_no_answers(tmp_path: Path) -> None:
     config = judge.fields(
         tmp_path,
         experiment="run",
@@ -414,31 +419,31 @@ def test_that_a_sharded_run_writes_no_answers_is_noted_once(tmp_path: Path) -> N
     assert note.startswith("a sharded model writes no answers during training")
 
 
-# By torchrun, whose own exit code is 1 whatever those of its processes were
+# Under torchrun, whose exit code is 1 whatever the exit codes of its processes are
 
 
-def test_torchrun_that_is_told_to_stop_stops_all(two_ddp: Path, tmp_path: Path) -> None:
+def test_a_signal_to_torchrun_stops_all(two_ddp: Path, tmp_path: Path) -> None:
     config = fields(tmp_path)
-    first = Torchrun(config, sabotage="slow")
+    first = Torchrun(config, sabotage="hold")
     wait_until(lambda: (folder_of(tmp_path) / "metrics.jsonl").is_file())
     first.signal(signal.SIGTERM)
-    code, said = first.wait()
+    code, output = first.wait()
     assert code == 1
     status = read(folder_of(tmp_path) / "status.json")
-    assert (status["state"], status["signal"]) == ("stopped", "SIGTERM"), said
-    assert f"stopped by SIGTERM at step {status['step']}: saved" in said
-    code, said = Torchrun(config).wait()
-    assert code == 0, said
-    assert f"resumed from step {status['step']}" in said
+    assert (status["state"], status["signal"]) == ("stopped", "SIGTERM"), output
+    assert f"stopped by SIGTERM at step {status['step']}: saved" in output
+    code, output = Torchrun(config).wait()
+    assert code == 0, output
+    assert f"resumed from step {status['step']}" in output
     assert_identical(folder_of(tmp_path), two_ddp)
 
 
-def test_torchrun_that_starts_a_failed_run_again_ends_when_it_fails_again(two_fsdp: Path, tmp_path: Path) -> None:
+def test_torchrun_ends_when_a_restarted_run_fails_again(two_fsdp: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, "fsdp")
-    code, said = Torchrun(config, "--max-restarts", "1", sabotage="fail").wait()
+    code, output = Torchrun(config, "--max-restarts", "1", sabotage="fail").wait()
     assert code == 1
-    assert said.count("ValueError: this window cannot be read") == 2, said
-    assert said.count("resumed from step 5") == 1
+    assert output.count("ValueError: this window cannot be read") == 2, output
+    assert output.count("resumed from step 5") == 1
     status = read(folder_of(tmp_path) / "status.json")
     assert (status["state"], status["step"]) == ("failed", 6)
-    assert_goes_on(config, two_fsdp)
+    assert_resumes(config, two_fsdp)

@@ -1,4 +1,4 @@
-"""A run that was cut at any moment and resumed ends as one that was never cut: the same bits, in real processes."""
+"""A run that is interrupted at any moment and resumed ends with the same bits as one that is not: real processes."""
 
 import json
 import os
@@ -13,12 +13,12 @@ import pytest
 
 from oelm.base.files import read_json
 from oelm.evaluation.load import load_run
-from oelm.runs.folder import read_metrics
 from oelm.training.checkpoint import list_checkpoints
 from tests.support.training import (
+    LIMIT,
     Death,
+    Held,
     Noted,
-    Slow,
     assert_same_run,
     die,
     final_tensors,
@@ -47,29 +47,29 @@ def arm(name: str, output: Path) -> dict:
 
 
 def folder_of(output: Path) -> Path:
-    """The one run below an output folder."""
+    """Return the only run below an output folder."""
     (run,) = output.glob("*/*/seed-0")
     return run
 
 
 @pytest.fixture(scope="module")
 def uncut(tmp_path_factory):
-    """The runs that nothing interrupted, by the name of their arm: each made once, in a process of its own."""
-    place = tmp_path_factory.mktemp("uncut")
-    made = {}
+    """Uninterrupted runs by the name of their arm: each trained once, in a process of its own."""
+    folder = tmp_path_factory.mktemp("uncut")
+    runs = {}
 
     def get(name: str) -> Path:
-        if name not in made:
-            file = written(place / f"{name}.yaml", arm(name, place / name))
-            finished("train", file, sabotage=Noted(place / f"{name}.steps"))
-            made[name] = folder_of(place / name)
-        return made[name]
+        if name not in runs:
+            file = written(folder / f"{name}.yaml", arm(name, folder / name))
+            finished("train", file, sabotage=Noted(folder / f"{name}.steps"))
+            runs[name] = folder_of(folder / name)
+        return runs[name]
 
     return get
 
 
-def assert_only_whole_checkpoints(run: Path) -> None:
-    """Everything that is listed as a checkpoint can be loaded, and verifies."""
+def assert_checkpoints_are_complete(run: Path) -> None:
+    """Require that everything listed as a checkpoint can be loaded and verifies."""
     for checkpoint in list_checkpoints(run / "checkpoints"):
         assert sorted(file.name for file in checkpoint.iterdir()) == ["state.json", "tensors.safetensors"]
     if list_checkpoints(run / "checkpoints"):
@@ -79,8 +79,8 @@ def assert_only_whole_checkpoints(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ARMS)
-def test_killed_again_and_again(name, tmp_path, uncut):
-    """SIGKILL at random among all the steps, writes, renames and removals that a run does, until it gets through."""
+def test_a_run_that_is_killed_many_times_ends_the_same(name, tmp_path, uncut):
+    """SIGKILL at random steps, writes, renames and removals, until the run ends by itself."""
     file = written(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
     draw = random.Random(name)
     kills = 0
@@ -89,16 +89,16 @@ def test_killed_again_and_again(name, tmp_path, uncut):
         kills += 1
         run = folder_of(tmp_path / "runs")
         assert not (run / "result.json").exists() or read(run / "result.json")["status"] == "finished"
-        assert_only_whole_checkpoints(run)
-        assert kills < 40, "it does not get on"
+        assert_checkpoints_are_complete(run)
+        assert kills < 40, "it makes no progress"
     assert kills >= 3
     assert_same_run(folder_of(tmp_path / "runs"), uncut(name))
     leftovers = [file for file in folder_of(tmp_path / "runs").rglob(".*") if not file.name.startswith(".gitignore")]
-    assert leftovers == [], "nothing that a kill left half done stays"
+    assert leftovers == [], "nothing half written is left behind"
 
 
 class HalfATensorFile:
-    """Dies with the second checkpoint's tensors half written."""
+    """Dies when the second checkpoint's tensors are half written."""
 
     def __call__(self):
         from oelm.training import checkpoint as state
@@ -116,7 +116,7 @@ class HalfATensorFile:
 
 
 class DieAround:
-    """Dies before or after the rename of one folder to its name, at the count-th time."""
+    """Dies before or after the count-th rename to a given name."""
 
     def __init__(self, target: str, count: int, after: bool) -> None:
         self.target, self.left, self.after = target, count, after
@@ -137,7 +137,7 @@ class DieAround:
 
 
 class HalfALine:
-    """Dies with a line of metrics half written."""
+    """Dies when a line of metrics is half written."""
 
     def __call__(self):
         from oelm.runs.folder import RunFolder
@@ -156,7 +156,7 @@ class HalfALine:
 
 
 class AfterAnEvent:
-    """Dies in the step after the schedule's change, with the change recorded and no checkpoint since."""
+    """Dies in the step after an event of the schedule, which is recorded but in no checkpoint."""
 
     def __call__(self):
         from oelm.training.step import Stepper
@@ -176,11 +176,11 @@ class AfterAnEvent:
     [
         (HalfATensorFile(), "baseline"),
         (DieAround("step-00000006", 1, after=False), "baseline"),
-        (DieAround("step-00000006", 1, after=True), "baseline"),  # two checkpoints are there
-        (DieAround(".step-00000003.tmp", 1, after=True), "baseline"),  # the old one half removed
-        (DieAround("step-00000012", 1, after=True), "baseline"),  # the same with the last one: none is saved after it
+        (DieAround("step-00000006", 1, after=True), "baseline"),  # two checkpoints exist
+        (DieAround(".step-00000003.tmp", 1, after=True), "baseline"),  # the old one is half removed
+        (DieAround("step-00000012", 1, after=True), "baseline"),  # the last one: no later save removes the old one
         (DieAround(".step-00000009.tmp", 1, after=True), "baseline"),
-        (DieAround(".best.old", 1, after=True), "baseline"),  # the best model between its two names
+        (DieAround(".best.old", 1, after=True), "baseline"),  # the best model between two renames
         (DieAround("best", 2, after=True), "baseline"),
         (DieAround("result.json", 1, after=False), "baseline"),
         (HalfALine(), "baseline"),
@@ -192,21 +192,20 @@ class AfterAnEvent:
         else "-".join(str(part) for part in (type(value).__name__, *vars(value).values()))
     ),
 )
-def test_killed_at_the_worst_moment(moment, name, tmp_path, uncut):
+def test_a_run_that_is_killed_at_a_critical_moment_ends_the_same(moment, name, tmp_path, uncut):
     file = written(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
     assert start("train", file, sabotage=moment).wait() == -signal.SIGKILL
     run = folder_of(tmp_path / "runs")
-    done = finished("train", file)
-    reached = [line for line in done.output.splitlines() if line.startswith("resumed from step")]
-    assert len(reached) == 1, done.output
+    resumed = finished("train", file)
+    assert sum(line.startswith("resumed from step") for line in resumed.output.splitlines()) == 1, resumed.output
     assert_same_run(run, uncut(name))
-    assert_only_whole_checkpoints(run)
-    left, wanted = (sorted(path.name for path in (one / "checkpoints").iterdir()) for one in (run, uncut(name)))
-    assert left == wanted
+    assert_checkpoints_are_complete(run)
+    left, expected = (sorted(path.name for path in (one / "checkpoints").iterdir()) for one in (run, uncut(name)))
+    assert left == expected
 
 
-def test_no_step_is_taken_twice_or_left_out(tmp_path, uncut):
-    """The resumed process takes exactly the steps after the checkpoint, on the samples that were theirs all along."""
+def test_a_resumed_run_takes_exactly_the_steps_after_the_checkpoint(tmp_path, uncut):
+    """On the same samples as in the uninterrupted run."""
     file = written(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
     assert start("train", file, sabotage=DieAround("step-00000006", 1, after=True)).wait() == -signal.SIGKILL
     finished("train", file, sabotage=Noted(tmp_path / "steps"))
@@ -216,32 +215,31 @@ def test_no_step_is_taken_twice_or_left_out(tmp_path, uncut):
     assert (tmp_path / "steps").read_text().splitlines() == whole[whole.index("step 6") :]
 
 
-def test_killed_from_outside_as_a_user_runs_it(tmp_path, uncut):
-    """`python -m oelm train`, SIGKILL at a random time, and the same command again."""
+def test_a_process_killed_from_outside_is_resumed_by_the_same_command(tmp_path, uncut):
+    """`python -m oelm train`, SIGKILL at a random time after a checkpoint, and the same command again."""
     file = written(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs"))
     process = oelm("train", file)
-    metrics = tmp_path / "runs/unfreeze"
-    while not list(metrics.glob("*/seed-0/checkpoints/step-*")):
+    while not list((tmp_path / "runs/unfreeze").glob("*/seed-0/checkpoints/step-*")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.002)
     time.sleep(random.Random().uniform(0, 0.1))
     process.kill()
     process.communicate()
     again = oelm("train", file, "--quiet")
-    out, said = again.communicate(timeout=60)
-    assert again.returncode == 0, said
-    assert said == ""
-    assert json.loads(out)["steps"] == 12
+    output, errors = again.communicate(timeout=LIMIT)
+    assert again.returncode == 0, errors
+    assert errors == ""
+    assert json.loads(output)["steps"] == 12
     assert_same_run(folder_of(tmp_path / "runs"), uncut("unfreeze"))
 
 
-def test_a_run_outlives_whoever_reads_its_output(tmp_path, uncut):
-    """As `oelm train ... 2>&1 | head -1` does."""
+def test_a_run_goes_on_when_its_output_is_closed(tmp_path):
+    """As in `oelm train ... 2>&1 | head -1`."""
     process = oelm("train", written(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs")), "log.every=1")
     assert process.stderr.readline()
     process.stderr.close()
     process.stdout.close()
-    process.wait(timeout=60)
+    process.wait(timeout=LIMIT)
     run = folder_of(tmp_path / "runs")
     assert read_json(run / "status.json")["state"] == "finished"
     assert "step 12/12" in (run / "train.log").read_text()
@@ -251,16 +249,15 @@ def test_a_run_outlives_whoever_reads_its_output(tmp_path, uncut):
 def test_a_signal_stops_after_the_step_and_a_checkpoint(number, tmp_path, uncut):
     name = {signal.SIGTERM: "baseline", signal.SIGINT: "unfreeze", signal.SIGUSR2: "freeze"}[number]
     file = written(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
-    process = start("train", file, sabotage=Slow())
+    process = start("train", file, sabotage=Held(4))
     process.wait_for(lambda: any((tmp_path / "runs").glob("*/*/*/metrics.jsonl")))
     run = folder_of(tmp_path / "runs")
-    process.wait_for(lambda: len(read_metrics(run)) >= 2)
     process.signal(number)
     assert process.wait() == 75
     status = read(run / "status.json")
     assert (status["state"], status["signal"]) == ("stopped", signal.Signals(number).name)
     (checkpoint,) = list_checkpoints(run / "checkpoints")
-    assert 0 < status["step"] < 12
+    assert 0 < status["step"] <= 5
     assert checkpoint.name == f"step-{status['step']:08d}"
     assert not (run / "result.json").exists()
     assert f"stopped by {signal.Signals(number).name} at step {status['step']}: saved" in process.output
@@ -271,36 +268,43 @@ def test_a_signal_stops_after_the_step_and_a_checkpoint(number, tmp_path, uncut)
     assert_same_run(run, uncut(name))
 
 
-class SlowSave:
-    """The second checkpoint takes forever; `place` appears when it has begun."""
+class EndlessSave:
+    """Never ends the second checkpoint. Files in `folder` appear when it has begun and when a signal was handled."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def __call__(self):
         from oelm.training import checkpoint as state
+        from oelm.training.signals import StopRequest
 
-        save, saved = state.save_file, []
+        save, saved, handle = state.save_file, [], StopRequest.handle
 
-        def slow(tensors, path):
+        def endless(tensors, path):
             saved.append(path)
             if len(saved) == 2:
-                self.place.touch()
-                time.sleep(60)
+                (self.folder / "saving").touch()
+                while True:
+                    time.sleep(0.01)
             save(tensors, path)
 
-        state.save_file = slow
+        def noting_handle(request, number, frame):
+            handle(request, number, frame)
+            (self.folder / "signalled").touch()
+
+        state.save_file = endless
+        StopRequest.handle = noting_handle
 
 
 def test_a_second_signal_ends_at_once(tmp_path, uncut):
     file = written(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
-    process = start("train", file, sabotage=SlowSave(tmp_path / "saving"))
+    process = start("train", file, sabotage=EndlessSave(tmp_path))
     process.wait_for((tmp_path / "saving").exists)
     process.signal(signal.SIGTERM)
-    time.sleep(0.1)
+    process.wait_for((tmp_path / "signalled").exists)
     assert process.alive, "the first one waits for the checkpoint"
     process.signal(signal.SIGTERM)
-    assert process.wait(10) == 128 + signal.SIGTERM
+    assert process.wait() == 128 + signal.SIGTERM
     run = folder_of(tmp_path / "runs")
     assert [path.name for path in list_checkpoints(run / "checkpoints")] == ["step-00000003"]
     finished("train", file)
@@ -308,6 +312,8 @@ def test_a_second_signal_ends_at_once(tmp_path, uncut):
 
 
 class SignalAtTheLastStep:
+    """Sends its process SIGTERM in the last step."""
+
     def __call__(self):
         from oelm.training.step import Stepper
 
@@ -321,7 +327,7 @@ class SignalAtTheLastStep:
         Stepper.step = signalled
 
 
-def test_a_signal_in_the_last_step_does_not_keep_it_from_finishing(tmp_path, uncut):
+def test_a_run_finishes_when_the_signal_comes_in_its_last_step(tmp_path, uncut):
     file = written(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
     finished("train", file, sabotage=SignalAtTheLastStep())
     assert_same_run(folder_of(tmp_path / "runs"), uncut("baseline"))
@@ -338,16 +344,16 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert {file: file.read_bytes() for file in before} == before
     assert run_here(tmp_path / "runs") == first
     assert "Traceback" not in process.output
-    assert str(run) in process.output, "it says that there was nothing to do, and where the records are"
+    assert str(run) in process.output, "it names the folder of the finished run"
 
 
-def test_a_run_never_overshoots(tmp_path):
-    """A checkpoint at the last step, with the records of its end lost: only those are written again."""
+def test_a_run_whose_result_was_lost_writes_it_again_without_a_step(tmp_path):
+    """The checkpoint of the last step is there, so only the final records are written again."""
     run_here(tmp_path / "runs")
     run = folder_of(tmp_path / "runs")
     before, kept = final_tensors(run), outcome(run)
     (run / "result.json").unlink()
-    os.replace(run / "best", run / ".best.old")  # as a kill between its two names leaves it
+    os.replace(run / "best", run / ".best.old")  # as a kill between two renames leaves it
     finished("train", written(tmp_path / "run.yaml", tiny(tmp_path / "runs")), sabotage=Noted(tmp_path / "steps"))
     assert not (tmp_path / "steps").exists()
     assert final_tensors(run) == before
@@ -367,7 +373,7 @@ def test_another_number_of_threads_is_refused_unless_allowed(tmp_path):
     assert refused.wait() == 2
     assert "threads 1 then, 2 now" in refused.output
     assert "checkpoint.resume" in refused.output
-    assert (run / "metrics.jsonl").read_bytes() == metrics, "a refusal takes nothing away"
+    assert (run / "metrics.jsonl").read_bytes() == metrics, "a refusal changes nothing"
     assert final_tensors(run) == before
     allowed = finished("train", file, "checkpoint.resume=inexact", threads=2)
     assert "resumed from step 5" in allowed.output
@@ -383,8 +389,7 @@ def test_resume_never_refuses_a_folder_with_a_checkpoint(tmp_path):
     assert "checkpoint.resume is 'never'" in refused.output
 
 
-def test_validation_checkpoints_and_logs_change_nothing_else(tmp_path):
-    """How often a run validates, saves and logs touches neither its batches nor its weights."""
+def test_weights_do_not_depend_on_how_often_a_run_validates_saves_and_logs(tmp_path):
     often = run_here(tmp_path / "a", eval={"every": 1}, checkpoint={"every": 1}, log={"every": 1})
     seldom = run_here(tmp_path / "b", eval={"every": 50}, checkpoint={"every": 50}, log={"every": 50})
     a, b = folder_of(tmp_path / "a"), folder_of(tmp_path / "b")
@@ -395,7 +400,7 @@ def test_validation_checkpoints_and_logs_change_nothing_else(tmp_path):
     assert mean == pytest.approx(sum(losses) / 12, rel=1e-12)
 
 
-def test_the_seed_decides_everything(tmp_path):
+def test_the_seeds_decide_the_weights(tmp_path):
     run_here(tmp_path / "a")
     run_here(tmp_path / "b")
     run_here(tmp_path / "c", data={"seed": 1})
@@ -403,8 +408,8 @@ def test_the_seed_decides_everything(tmp_path):
     assert final_tensors(folder_of(tmp_path / "a")) != final_tensors(folder_of(tmp_path / "c"))
 
 
-def test_the_process_before_it_may_have_died_anywhere(tmp_path):
-    """What a killed process leaves half done, next to a run, is cleared away: it may be as large as a model."""
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
+    """It may be as large as a model."""
     run_here(tmp_path / "runs")
     run = folder_of(tmp_path / "runs")
     (run / "result.json").unlink()
@@ -417,7 +422,5 @@ def test_the_process_before_it_may_have_died_anywhere(tmp_path):
     os.replace(run / "best", run / ".best.old")
     run_here(tmp_path / "runs")
     left = [path.name for path in run.iterdir() if path.name.startswith(".")]
-    assert left == [f".launch.json.{os.getppid()}.tmp"], (
-        "what a live process writes there stays: it is about to rename it"
-    )
+    assert left == [f".launch.json.{os.getppid()}.tmp"], "a live process is about to rename its file"
     assert read_json(run / "best" / "config.json")["model_type"] == "oelm_gpt"

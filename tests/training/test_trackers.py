@@ -1,4 +1,4 @@
-"""Trackers as they are, in real processes that are killed and resumed; each test needs its package."""
+"""The real trackers, in processes that are killed and resumed; each test needs its package."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.support.training import config, die, finished, read, run_here, start,
 
 
 class Tracking:
-    """Keep what trackers write in a folder, and kill the process, if asked, at the start of a step."""
+    """Keeps what trackers write in a folder, waits for them, and kills the process at the start of a step, if given."""
 
     def __init__(self, folder: Path, dies_at: int | None = None) -> None:
         self.folder, self.dies_at = folder, dies_at
@@ -28,33 +28,34 @@ class Tracking:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{self.folder}/mlflow.db"
         os.environ["TRACKIO_DIR"] = str(self.folder / "trackio")
         os.environ["WANDB_MODE"] = "offline"
+        trackers._START = trackers._FLUSH = trackers._CLOSE = 100.0  # for a busy machine
         step = Stepper.step
 
         def take(stepper, state):
             if state.step == self.dies_at:
-                time.sleep(1)  # the figures of the step before are on their way
+                time.sleep(1)  # the metrics of the step before are on their way
                 die()
             step(stepper, state)
 
         Stepper.step = take
 
 
-def killed_and_resumed(place: Path, name: str) -> Path:
-    """A run of 12 steps that was killed after its eighth, with a checkpoint at 5; then resumed, then started again."""
-    fields = tiny(place / "runs", log={"trackers": [name], "every": 1, "note": "long " * 2000})
-    file = written(place / "run.yaml", fields)
-    assert start("train", file, sabotage=Tracking(place, dies_at=8)).wait(120) == -9
-    time.sleep(1.1)  # TensorBoard's files are read in the order of the second of their making
+def killed_and_resumed(folder: Path, name: str) -> Path:
+    """Train a run of 12 steps: killed after step 8 with a checkpoint at 5, then resumed, then started again."""
+    fields = tiny(folder / "runs", log={"trackers": [name], "every": 1, "note": "long " * 2000})
+    file = written(folder / "run.yaml", fields)
+    assert start("train", file, sabotage=Tracking(folder, dies_at=8)).wait() == -9
+    time.sleep(1.1)  # TensorBoard orders its files by the second in which they were created
     for _ in range(2):
-        assert "is off" not in finished("train", file, sabotage=Tracking(place)).output
-    return config(place / "runs").folder
+        assert "is off" not in finished("train", file, sabotage=Tracking(folder)).output
+    return config(folder / "runs").folder
 
 
 def steps_of(rows: Iterable[tuple[int, dict]], key: str) -> list[int]:
     return [step for step, values in rows if key in values]
 
 
-def test_mlflow_goes_on_with_the_run_that_was_killed(tmp_path):
+def test_mlflow_continues_the_run_that_was_killed(tmp_path):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     folder = killed_and_resumed(tmp_path, "mlflow")
@@ -71,7 +72,7 @@ def test_mlflow_goes_on_with_the_run_that_was_killed(tmp_path):
     assert run.data.tags["oelm.run"] == read(folder / "trackers.json")["name"]
 
 
-def test_a_run_of_the_same_config_elsewhere_is_another_for_mlflow(tmp_path, monkeypatch):
+def test_mlflow_tells_runs_of_one_config_in_two_folders_apart(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
@@ -82,7 +83,7 @@ def test_a_run_of_the_same_config_elsewhere_is_another_for_mlflow(tmp_path, monk
     assert len({run.data.params["id"] for run in found}) == 1
 
 
-def test_trackio_goes_on_with_the_run_that_was_killed(tmp_path):
+def test_trackio_continues_the_run_that_was_killed(tmp_path):
     pytest.importorskip("trackio")
     killed_and_resumed(tmp_path, "trackio")
     with sqlite3.connect(tmp_path / "trackio/oelm.db") as store:
@@ -94,7 +95,7 @@ def test_trackio_goes_on_with_the_run_that_was_killed(tmp_path):
     assert steps_of(rows, "final/val_loss") == [12]
 
 
-def test_tensorboard_goes_on_with_the_run_that_was_killed(tmp_path):
+def test_tensorboard_continues_the_run_that_was_killed(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder = killed_and_resumed(tmp_path, "tensorboard")
     shown = events.EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
@@ -113,7 +114,7 @@ def test_wandb_keeps_every_part_under_one_name(tmp_path):
     assert all(part.endswith(name) for part in parts)
 
 
-# What a tracker cannot do to a run
+# Trackers that fail
 
 
 def fake_mlflow(monkeypatch, begin) -> None:
@@ -121,49 +122,51 @@ def fake_mlflow(monkeypatch, begin) -> None:
     monkeypatch.setitem(trackers._STARTERS, "mlflow", begin)
 
 
-def deaf(released: threading.Event):
-    def wait(*anything) -> None:
+def waiting_for(released: threading.Event):
+    def wait(*arguments) -> None:
         released.wait()
 
     return wait
 
 
 @pytest.mark.parametrize("where", ["start", "send", "close"])
-def test_a_tracker_that_does_not_answer_holds_up_nothing(where, tmp_path, monkeypatch):
-    for limit in ("_START", "_FLUSH", "_CLOSE"):
+def test_a_tracker_that_does_not_answer_delays_nothing(where, tmp_path, monkeypatch):
+    for limit in {"start": ("_START",), "send": ("_FLUSH", "_CLOSE"), "close": ("_CLOSE",)}[where]:
         monkeypatch.setattr(trackers, limit, 0.1)
-    released, said = threading.Event(), []
+    released, warnings = threading.Event(), []
 
     def begin(run):
         if where == "start":
             released.wait()
-        parts = {part: deaf(released) if part == where else lambda *anything: None for part in ("send", "close")}
+        parts = {
+            part: waiting_for(released) if part == where else lambda *arguments: None for part in ("send", "close")
+        }
         return Tracker(**parts)
 
     fake_mlflow(monkeypatch, begin)
-    told = Trackers(config(tmp_path, log={"trackers": ["mlflow"]}), tmp_path, said.append)
+    used = Trackers(config(tmp_path, log={"trackers": ["mlflow"]}), tmp_path, warnings.append)
     for step in range(1, 6):
-        told.send({"train/loss": 1.0}, step)
-        told.flush()
-    told.close("finished")
-    released.set()  # whoever waits for the tracker never comes here
-    assert len(said) == 1
-    assert ("has not answered" if where == "start" else "did not answer") in said[0]
+        used.send({"train/loss": 1.0}, step)
+        used.flush()
+    used.close("finished")
+    released.set()  # a run that waited for the tracker would never come here
+    assert len(warnings) == 1
+    assert ("has not answered" if where == "start" else "did not answer") in warnings[0]
 
 
-def test_a_figure_that_is_there_already_is_not_sent_again(tmp_path, monkeypatch):
+def test_a_metric_that_the_tracker_has_is_not_sent_again(tmp_path, monkeypatch):
     sent, known = [], {"train/loss": 7, "val/loss": 4}
-    tracker = Tracker(lambda *figures: sent.append(figures), lambda ended: sent.append(ended), known=known.__getitem__)
+    tracker = Tracker(lambda *metrics: sent.append(metrics), lambda ended: sent.append(ended), known=known.__getitem__)
     fake_mlflow(monkeypatch, lambda run: tracker)
-    told = Trackers(config(tmp_path, log={"trackers": ["mlflow"]}), tmp_path, pytest.fail, done=5)
+    used = Trackers(config(tmp_path, log={"trackers": ["mlflow"]}), tmp_path, pytest.fail, done=5)
     for step in (6, 7, 8):
-        told.send({"train/loss": 1.0, "val/loss": 2.0}, step)
-    told.close("stopped")
+        used.send({"train/loss": 1.0, "val/loss": 2.0}, step)
+    used.close("stopped")
     both = {"train/loss": 1.0, "val/loss": 2.0}
     assert sent == [({"val/loss": 2.0}, 6), ({"val/loss": 2.0}, 7), (both, 8), "stopped"]
 
 
-def test_a_tracker_that_is_not_installed_is_told_and_training_goes_on(tmp_path, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_logged_and_training_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     assert run_here(tmp_path, log={"trackers": ["mlflow"]})["status"] == "finished"
     log = (config(tmp_path).folder / "train.log").read_text()
@@ -172,14 +175,14 @@ def test_a_tracker_that_is_not_installed_is_told_and_training_goes_on(tmp_path, 
 
 
 @pytest.mark.parametrize("content", ['{"name": "ab', "[]", "{}"])
-def test_a_damaged_name_makes_a_new_one_and_stops_nothing(content, tmp_path):
+def test_a_damaged_name_is_replaced_by_a_new_one(content, tmp_path):
     (tmp_path / "trackers.json").write_text(content)
     name = trackers._name(config(tmp_path), tmp_path)
     assert name.startswith(config(tmp_path).id)
     assert trackers._name(config(tmp_path), tmp_path) == name
 
 
-def test_parameters_are_as_mlflow_takes_them():
+def test_parameters_keep_to_the_limits_of_mlflow():
     assert trackers._mlflow_parameter("model.fields.a(b)", {"x": [1, None]}) == (
         "model.fields.a_b_",
         '{"x": [1, null]}',

@@ -72,6 +72,6 @@ def _classification(config: RunConfig, hf_config: Any, seed: int) -> Task:
         order=LengthGrouped(encoded.lengths, config.train.batch_size, seed),
         split="validation",
         held_out=encoded,
-        in_turn=np.arange(count),
+        validation_order=np.arange(count),
         choose="accuracy",
     )

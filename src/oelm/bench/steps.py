@@ -147,9 +147,9 @@ class _ArmTrainer:
         optimizer = build_optimizer(model, config.optimizer, world.device)
         set_learning_rate(optimizer, config.optimizer.learning_rate)
         self._device = world.device
-        self._stepper = Stepper(config, world, task, model, loss, optimizer, reset_compiler=False)
+        self._stepper = Stepper(config, world, task, model, loss, optimizer)
         self._state = TrainState()
-        self._stepper.fit_micro_batch(self._state)
+        self._stepper.prepare(self._state)
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.flops_per_token = train_flops_per_token(model, length, self._state.micro_batch_size, reach)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..training.checkpoint import step_of
+from ..training.best import model_step
 from ..training.parallel import World, device_for
 from ..training.tasks.base import Task
 from ..training.tasks.open import open_task
-from ..training.validation import validate, written_figures
+from ..training.validation import answer_metrics, validate
 from .load import config_of, load_model_folder, model_folder
 
 
@@ -25,14 +25,14 @@ def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[st
 
     def measure(split: Task) -> dict[str, Any]:
         metrics = validate(split.loss(model), split, world, batch_size)
-        return metrics | written_figures(model, split, world, batch_size, split.held_out_count)
+        return metrics | answer_metrics(model, split, world, batch_size, split.held_out_count)
 
     metrics = measure(task)
-    other_splits = {name: measure(split) for name, split in task.others().items()}
+    other_splits = {name: measure(split) for name, split in task.other_splits().items()}
     evaluation = {
         "run": str(run),
         "model": str(folder.relative_to(run)),
-        "step": step_of(folder),
+        "step": model_step(folder),
         "val_loss": metrics.pop("loss"),
         **metrics,
         "examples": task.held_out_count,

@@ -16,7 +16,8 @@ from ..method.spec import Method
 from ..models.build import build_model
 from ..models.load import load
 from ..runs.folder import config_fields
-from ..training.checkpoint import list_checkpoints, load_model, read_state, restore_record, stale_best, step_of
+from ..training.best import model_step, stale_best_model
+from ..training.checkpoint import list_checkpoints, read_checkpoint
 from ..training.tasks.open import open_task
 
 _TOKENIZER_FILES = (
@@ -52,10 +53,7 @@ def load_run_with_label(run: Path) -> tuple[PreTrainedModel, str]:
     """Return the model of `load_run`, and a description of which of the run's models it is."""
     folder = model_folder(run, last=False)
     label = "the best model" if folder.name == "best" else "the last checkpoint's model"
-    step = step_of(folder)
-    if step is not None:
-        label += f", of step {step:,}"
-    return load_model_folder(folder, config_of(run)), label
+    return load_model_folder(folder, config_of(run)), f"{label}, of step {model_step(folder):,}"
 
 
 def find_model(name: str, seed: int = 0) -> tuple[PreTrainedModel, Method | None]:
@@ -109,8 +107,9 @@ def load_model_folder(folder: Path, config: RunConfig) -> PreTrainedModel:
         return load(folder)
     model = open_task(config).build_model(config)
     apply(model, config.method, config.seed)
-    restore_record(folder, model)
-    load_model(folder, model)
+    checkpoint = read_checkpoint(folder)
+    checkpoint.restore_frozen(model)
+    checkpoint.load_model(model)
     return model.eval()
 
 
@@ -118,8 +117,8 @@ def _why_best_is_stale(run: Path, checkpoints: list[Path]) -> str:
     """Return why best/ is not the run's best model, judged by its result or last checkpoint, or an empty string."""
     if (run / "result.json").is_file():
         result = read_json(run / "result.json")
-        return stale_best(run, result.get("best") or {}, result["steps"])
+        return stale_best_model(run, result.get("best") or {}, result["steps"])
     if not checkpoints:
         return ""
-    state, _, _ = read_state(checkpoints[-1])
-    return stale_best(run, state.best, state.step)
+    state = read_checkpoint(checkpoints[-1]).state
+    return stale_best_model(run, state.best, state.step)

@@ -1,4 +1,4 @@
-"""How long a run is and what happens when, in steps: worked out once its data says how long an epoch is."""
+"""How long a run is and when it validates and saves, in steps: computed once its data gives an epoch's length."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..config import RunConfig
 
 
 @dataclass(frozen=True)
-class Pace:
-    """A run in steps: how many there are, how many of them warm up, and after how many it validates and saves."""
+class RunLength:
+    """A run in optimiser steps: their number, how many warm up, and how often it validates and saves."""
 
     steps: int
     warmup: int
@@ -21,12 +21,13 @@ class Pace:
     steps_per_epoch: float
 
     @classmethod
-    def of(cls, config: RunConfig, samples_per_epoch: int) -> Pace:
+    def of(cls, config: RunConfig, samples_per_epoch: int) -> RunLength:
+        """Compute the steps of a config for data with this many samples per epoch."""
         per_epoch = samples_per_epoch / config.train.batch_size
         steps = config.train.max_steps
         if steps is None:
             assert config.train.epochs is not None, "a config has one of the two"
-            # Exactly: in floating point 1.1 epochs of 50 steps are a little more than 55, and would be 56 steps.
+            # In exact fractions: in floating point 1.1 epochs of 50 steps are slightly above 55, and would round to 56.
             epochs = Fraction(str(config.train.epochs))
             steps = max(1, math.ceil(epochs * samples_per_epoch / config.train.batch_size))
         warmup = config.optimizer.warmup_steps
@@ -39,11 +40,11 @@ class Pace:
         )
 
     def epoch(self, step: int) -> float:
-        """How many epochs are done after `step` steps."""
+        """Return the number of epochs done after `step` steps."""
         return round(step / self.steps_per_epoch, 4)
 
     def warnings(self) -> list[str]:
-        """What a reader of the result would not expect of its steps."""
+        """Return a warning when the run ends before its warm-up does."""
         if self.warmup <= self.steps:
             return []
         return [

@@ -1,4 +1,4 @@
-"""AdamW over what trains, in groups by decay, depth and role; and the learning rate of every step."""
+"""AdamW over the trainable parameters, in groups by decay, depth and role; and the learning rate of every step."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..config import OptimizerConfig
 from ..errors import ConfigError
 from ..method.sites import find_sites
 from ..method.trainable import adapter_parameters
-from .length import Pace
+from .length import RunLength
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What decides a parameter's learning rate: its role (q+k+v if those are fused), and how many blocks lie above."""
+    """What decides a parameter's learning rate: its role (q+k+v where fused) and the number of blocks above it."""
 
     role: str
     above: int
 
 
 def placements(model: nn.Module) -> dict[str, Placement]:
-    """The role and depth of every parameter, by name.
+    """Return the role and depth of every parameter, by name.
 
-    Embeddings lie below the first block, with the norms and projections that are theirs; the head above the last.
+    Embeddings, with their norms and projections, are below the first block; the head is above the last.
     """
     _, sites = find_sites(model)
     blocks = list(dict.fromkeys(site.block for site in sites))
@@ -35,12 +35,12 @@ def placements(model: nn.Module) -> dict[str, Placement]:
     by_module |= {site.fused_path: "+".join(site.fused.roles) for site in sites if site.fused is not None}
     adapters = adapter_parameters(model)
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    found = {}
+    by_name = {}
     for name, parameter in model.named_parameters():
         module, _, leaf = name.rpartition(".")
-        module = module.removesuffix(".base_layer")  # a matrix with an adapter has the role that it has without
+        module = module.removesuffix(".base_layer")  # a matrix with an adapter keeps its role
         block = next((b for b in blocks if name.startswith(f"{b}.")), None)
-        below = block is None and ("embed" in name or "project_in" in name)  # OPT's calls its projection that
+        below = block is None and ("embed" in name or "project_in" in name)  # OPT's name for its embedding projection
         above = len(blocks) if below else 0
         if block is not None:
             above = len(blocks) - 1 - blocks.index(block)
@@ -56,28 +56,28 @@ def placements(model: nn.Module) -> dict[str, Placement]:
             role = "norm"
         else:
             role = "embedding" if below else "head"
-        found[name] = Placement(role, above)
-    return found
+        by_name[name] = Placement(role, above)
+    return by_name
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
-    """Groups of trainable parameters that share a decay and a learning-rate multiplier, in a stable order.
+    """Return groups of trainable parameters with one decay and one learning-rate multiplier, in a stable order.
 
-    Nothing one-dimensional decays: norms, biases, gains.
+    One-dimensional parameters (norms, biases, gains) do not decay.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    places = placements(model) if config.layer_decay != 1.0 or config.multipliers else {}
+    by_name = placements(model) if config.layer_decay != 1.0 or config.multipliers else {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         decay = config.weight_decay if parameter.ndim > 1 else 0.0
         multiplier = 1.0
-        if places:
-            place = places[name]
+        if by_name:
+            place = by_name[name]
             multiplier = _multiplier(name, place.role, config.multipliers) * config.layer_decay**place.above
         groups.setdefault((decay, multiplier), []).append(parameter)
     if not groups:
-        raise ConfigError("nothing in this model is trainable: the method froze everything")
+        raise ConfigError("nothing in this model is trainable: the method froze everything; use one that trains a part")
     return [
         {"params": parameters, "weight_decay": decay, "multiplier": multiplier}
         for (decay, multiplier), parameters in groups.items()
@@ -85,27 +85,27 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 
 
 def _multiplier(name: str, role: str, multipliers: dict[str, float]) -> float:
-    """The multiplier of a role, or of all roles of a fused projection, which is one parameter and has one rate."""
-    found = {multipliers.get(part, 1.0) for part in role.split("+")}
-    if len(found) > 1:
+    """Return the multiplier of a role. A fused projection is one parameter, so all its roles must have the same one."""
+    values = {multipliers.get(part, 1.0) for part in role.split("+")}
+    if len(values) > 1:
         raise ConfigError(
             f"optimizer.multipliers: {name} is the model's {role.replace('+', ', ')} in one tensor; give those the "
             "same multiplier, or use a method that takes them apart"
         )
-    return found.pop()
+    return values.pop()
 
 
-def idle_multipliers(model: nn.Module, config: OptimizerConfig) -> list[str]:
-    """What is to be said of multipliers that change nothing, since no parameter of the model has their role."""
+def unused_multipliers(model: nn.Module, config: OptimizerConfig) -> list[str]:
+    """Return a note on multipliers without effect, because no parameter of the model has their role."""
     if not config.multipliers:
         return []
-    there = {part for place in placements(model).values() for part in place.role.split("+")}
-    idle = ", ".join(role for role in config.multipliers if role not in there)
-    return [f"optimizer.multipliers: nothing in this model has the role {idle}"] if idle else []
+    roles = {part for place in placements(model).values() for part in place.role.split("+")}
+    unused = ", ".join(role for role in config.multipliers if role not in roles)
+    return [f"optimizer.multipliers: nothing in this model has the role {unused}"] if unused else []
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters alone: a frozen one has no gradient, no state and no decay."""
+    """Build AdamW over the trainable parameters alone: a frozen one has no gradient, no state and no decay."""
     return torch.optim.AdamW(
         parameter_groups(model, config),
         lr=config.learning_rate,
@@ -115,18 +115,19 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.dev
     )
 
 
-def learning_rate(config: OptimizerConfig, pace: Pace, step: int) -> float:
-    """The learning rate of the optimiser step with this index, from 0."""
+def learning_rate(config: OptimizerConfig, length: RunLength, step: int) -> float:
+    """Return the learning rate of the optimiser step with this index, counted from 0."""
     peak, floor = config.learning_rate, config.floor
-    if step < pace.warmup:
-        return peak * (step + 1) / pace.warmup
+    if step < length.warmup:
+        return peak * (step + 1) / length.warmup
     if config.schedule == "constant":
         return peak
-    progress = min(1.0, (step - pace.warmup) / max(1, pace.steps - 1 - pace.warmup))
+    progress = min(1.0, (step - length.warmup) / max(1, length.steps - 1 - length.warmup))
     shape = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1 - progress
     return peak * (floor + (1 - floor) * shape)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every group to `rate` times its multiplier."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["multiplier"]

@@ -1,4 +1,4 @@
-"""One process or many: joining the group, wrapping the model, agreeing on numbers, failing and leaving together."""
+"""Train on one process or many: join the group, wrap the model, agree on numbers, fail and leave together."""
 
 from __future__ import annotations
 
@@ -19,123 +19,128 @@ from torch import nn
 
 from ..errors import ConfigError, OelmError, TrainingError, first_line
 
-_PATIENCE = timedelta(minutes=30)
+# How long a process waits for the others before it gives up.
+_TIMEOUT = timedelta(minutes=30)
 _REASON = "failure"
-_NO_REASON = "lost contact with another process; if it gave no reason, it was killed or its machine failed ({})"
+_NO_REASON = "lost contact with another process, which gave no reason; it was killed, or its machine failed ({})"
 _joins = count()
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among all: its rank, how many there are, its device.
+    """This process within its group: its rank, the number of processes, its device.
 
-    What the processes agree on travels through the CPU, so nothing here waits for a GPU.
+    Numbers are exchanged through the CPU, so nothing here waits for a GPU.
     """
 
     rank: int
     size: int
     device: torch.device
-    board: Any = None  # where a process leaves the reason of its failure for the others
+    board: Any = None  # the store in which a process leaves the reason of its failure for the others
 
     @property
     def main(self) -> bool:
         return self.rank == 0
 
     def total(self, value: float) -> float:
-        """The value summed over all processes, in float64."""
+        """Return the value summed over all processes, in float64."""
         return self.totals([value])[0]
 
     def totals(self, values: list[float]) -> list[float]:
-        """Each of the values summed over all processes, in float64."""
-        return [sum(column) for column in zip(*self._everyone(values), strict=True)]
+        """Return each of the values summed over all processes, in float64."""
+        return [sum(column) for column in zip(*self._gather(values), strict=True)]
 
     def gather(self, value: float) -> list[float]:
-        """The value of every process, in float64, by rank."""
-        return [values[0] for values in self._everyone([value])]
+        """Return the value of every process by rank, in float64."""
+        return [values[0] for values in self._gather([value])]
 
     def collect(self, items: list[str]) -> list[str]:
-        """The items of all processes in one list, by rank."""
+        """Return the items of all processes in one list, by rank."""
         if self.size == 1:
             return items
-        everyone: list[list[str]] = [[] for _ in range(self.size)]
-        dist.all_gather_object(everyone, items)
-        return [item for one in everyone for item in one]
+        by_rank: list[list[str]] = [[] for _ in range(self.size)]
+        dist.all_gather_object(by_rank, items)
+        return [item for one in by_rank for item in one]
 
-    def _everyone(self, values: list[float]) -> list[list[float]]:
-        mine = torch.tensor(values, dtype=torch.float64)
+    def _gather(self, values: list[float]) -> list[list[float]]:
+        """Return the values of every process by rank."""
+        local = torch.tensor(values, dtype=torch.float64)
         if self.size == 1:
-            return [mine.tolist()]
-        everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(everyone, mine)
-        return [one.tolist() for one in everyone]
+            return [local.tolist()]
+        by_rank = [torch.empty_like(local) for _ in range(self.size)]
+        dist.all_gather(by_rank, local)
+        return [one.tolist() for one in by_rank]
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any process."""
+        """Return whether the flag is set in any process."""
         return self.total(float(flag)) > 0
 
     def barrier(self) -> None:
+        """Wait until every process is here."""
         self.gather(0.0)
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Leave the reason of a failure for the others; a process that fails for want of another gives that one's."""
+        """Share the reason of a failure: a process that failed because a peer died reports the peer's error."""
         try:
             yield
         except Exception as error:
             if self.board is None:
                 raise
             if not _lost_contact(error):
-                said = str(error) if isinstance(error, OelmError) else repr(error)
-                _post(self.board, f"process {self.rank} failed: {said}")
+                reason = str(error) if isinstance(error, OelmError) else repr(error)
+                _post(self.board, f"process {self.rank} failed: {reason}")
                 raise
             raise TrainingError(_read(self.board) or _NO_REASON.format(first_line(error))) from None
 
 
 @contextmanager
 def joined(device: Literal["auto", "cpu", "cuda"]) -> Iterator[World]:
-    """Join the group that a launcher started, or be alone; leave it in order when the block ends."""
+    """Join the group that a launcher started, if any, and leave it in order when the block ends."""
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    where = device_for(device, int(os.environ.get("LOCAL_RANK", 0)))
+    local_device = device_for(device, int(os.environ.get("LOCAL_RANK", 0)))
     if size == 1:
-        yield World(0, 1, where)
+        yield World(0, 1, local_device)
         return
-    world = World(rank, size, where, _join(rank, size, where))
+    world = World(rank, size, local_device, _join(rank, size, local_device))
     try:
         yield world
     except BaseException as error:
         # The others may never reach a barrier now. Leaving at once closes the connections that they wait on.
-        _let_go(error)
+        _release_frames(error)
         _leave(at_once=True)
         raise
-    # Gloo aborts at exit when something still holds the group: let go of everything, meet once more, then leave.
+    # Gloo aborts at exit when something still holds the group: collect garbage, meet once more, then leave.
     gc.collect()
-    with suppress(RuntimeError):  # all is done and written: that another process has gone already does no harm
+    with suppress(RuntimeError):  # everything is written, so it does no harm when another process has left already
         world.barrier()
     _leave()
 
 
 def _join(rank: int, size: int, device: torch.device) -> Any:
-    """Make the group; the store that its processes share."""
-    _import_what_would_keep_the_group()
+    """Create the process group and return the store that its processes share."""
+    _import_before_joining()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        # A process may join again and again, and torchrun may start it anew: each time has names of its own in the
-        # store, which outlives them all.
+        # A process may join several times, and torchrun may restart it. The store outlives all of them, so each attempt
+        # uses keys of its own.
         attempt = f"oelm/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_joins)}"
-        store = dist.distributed_c10d.PrefixStore(attempt, _meeting_point())
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+        store = dist.distributed_c10d.PrefixStore(attempt, _launcher_store())
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     except RuntimeError as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise TrainingError(
-            f"process {rank} of {size} did not find the others at {where}: {first_line(error)}"
+            f"process {rank} of {size} did not find the others at {address}: {first_line(error)}. Check MASTER_ADDR "
+            "and MASTER_PORT, and that all processes were started"
         ) from None
     return store
 
 
-def _import_what_would_keep_the_group() -> None:
-    """Import, while there is no group, the modules of torch whose functions have the group of that time as a default.
+def _import_before_joining() -> None:
+    """Import the torch modules whose functions have the current group as a default argument, while there is none.
 
-    Imported later, as DDP and FSDP do, they would keep its threads alive until the interpreter ends, and abort it.
+    DDP and FSDP import them later. They would then keep the group's threads alive until the interpreter ends, which
+    aborts it.
     """
     import torch.distributed.fsdp
     import torch.distributed.nn
@@ -143,55 +148,56 @@ def _import_what_would_keep_the_group() -> None:
 
 
 def _leave(at_once: bool = False) -> None:
-    """Destroy the group. At once: without waiting for exchanges on a GPU that the others will not take part in."""
+    """Destroy the group; with `at_once`, without waiting for exchanges on a GPU that the others will not join."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    for thing in gc.get_objects():
-        if type(thing) is DeviceMesh:  # torch's caches of sharded operations keep it, and it keeps the group
-            getattr(thing, "_pg_registry", {}).clear()
+    for one in gc.get_objects():
+        if type(one) is DeviceMesh:  # torch's caches of sharded operations hold meshes, and a mesh holds the group
+            getattr(one, "_pg_registry", {}).clear()
     if at_once and "nccl" in str(dist.get_backend_config()):
         dist.distributed_c10d._abort_process_group()
     else:
         dist.destroy_process_group()
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Empty the frames of an error that are done: they hold the model, and so the group. Its traceback stays."""
+def _release_frames(error: BaseException | None) -> None:
+    """Clear the finished frames of an error, which hold the model and so the group. Its traceback stays."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
-        if error.__suppress_context__:  # a frame's closure is not emptied, so what nobody will see goes altogether
+        if error.__suppress_context__:  # closures are not cleared, so a hidden cause is dropped altogether
             error.__context__ = None
         error = error.__cause__ or error.__context__
     gc.collect()
 
 
 @cache
-def _meeting_point() -> Any:
-    """The store through which the launcher lets the processes find each other."""
-    lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK") if not os.environ.get(name)]
-    if lacking:
+def _launcher_store() -> Any:
+    """Return the store through which the launcher lets the processes find each other."""
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK") if not os.environ.get(name)]
+    if missing:
         raise ConfigError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(lacking)} is not set: start with torchrun, or "
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: start with torchrun, or "
             "set MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK and LOCAL_RANK for every process"
         )
     from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
+    store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
     return store
 
 
 def _lost_contact(error: Exception) -> bool:
-    """Whether an error says no more than that another process has gone."""
+    """Return whether an error only says that another process has gone."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def _post(board: Any, reason: str) -> None:
-    """Leave a reason, if none is there yet."""
+    """Leave the reason of a failure for the other processes, unless one was left already."""
     with suppress(RuntimeError):  # the store lives in another process, which may be gone
         board.compare_set(_REASON, "", reason)
 
 
 def _read(board: Any) -> str | None:
+    """Return the reason that another process left, or None."""
     with suppress(RuntimeError):
         if board.check([_REASON]):
             return str(board.get(_REASON), "utf-8")
@@ -199,14 +205,14 @@ def _read(board: Any) -> str | None:
 
 
 def wrap(module: nn.Module, blocks: list[nn.Module], world: World, how: Literal["ddp", "fsdp"]) -> nn.Module:
-    """The module as the group trains it: as it is, DistributedDataParallel, or sharded in place (FSDP2)."""
+    """Return the module as the group trains it: unchanged, in DistributedDataParallel, or sharded in place (FSDP2)."""
     if world.size == 1:
         return module
     if how == "ddp":
         from torch.nn.parallel import DistributedDataParallel
 
         ids = [world.device.index] if world.device.type == "cuda" else None
-        # Buffers hold constants here: exchanging them would make a forward pass wait for the other processes.
+        # Buffers hold constants here. Exchanging them would make every forward pass wait for the other processes.
         constants = [name for name, _ in module.named_buffers()]
         ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
         ignore(module, constants)  # type: ignore[no-untyped-call]
@@ -219,6 +225,11 @@ def wrap(module: nn.Module, blocks: list[nn.Module], world: World, how: Literal[
         fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)
     return module
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether the model's parameters are spread over the processes (FSDP)."""
+    return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
 @contextmanager
@@ -238,7 +249,7 @@ def without_sync(module: nn.Module, last: bool) -> Iterator[None]:
 
 
 def reshard(module: nn.Module) -> None:
-    """Bring back the shards of a sharded module after a forward pass that no backward pass followed."""
+    """Free the gathered weights of a sharded module after a forward pass without a backward pass."""
     from torch.distributed.fsdp import FSDPModule
 
     inner = getattr(module, "_orig_mod", module)
@@ -246,16 +257,17 @@ def reshard(module: nn.Module) -> None:
         inner.reshard()
 
 
-def device_for(wanted: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> torch.device:
-    """The device that `train.device` means for a process."""
-    there = torch.cuda.is_available()
-    if wanted == "cuda" and not there:
+def device_for(setting: Literal["auto", "cpu", "cuda"], local_rank: int = 0) -> torch.device:
+    """Return the device that `train.device` means for a process."""
+    available = torch.cuda.is_available()
+    if setting == "cuda" and not available:
         raise ConfigError("train.device is 'cuda', but torch sees no CUDA device here; use 'auto' or 'cpu'")
-    if wanted == "cpu" or not there:
+    if setting == "cpu" or not available:
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise ConfigError(
-            f"local rank {local_rank} has no GPU of its own: this machine has {torch.cuda.device_count()}"
+            f"local rank {local_rank} has no GPU of its own: this machine has {torch.cuda.device_count()}; start fewer "
+            "processes on it"
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

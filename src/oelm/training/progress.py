@@ -1,4 +1,4 @@
-"""Shows a run while it goes: a live line in a terminal, plain lines elsewhere, and always the same in train.log."""
+"""Show a run's progress: a live line in a terminal, plain lines elsewhere, and every line in train.log."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from ..runs.folder import RunFolder
 
 
-class _Lasting(Console):
-    """A console whose reader may leave: the run goes on without it, and train.log has every line."""
+class _PatientConsole(Console):
+    """A console whose reader may close the pipe: the run goes on silently, and train.log has every line."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what is still buffered has to go somewhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # buffered output has to go somewhere
 
 
 class Display:
-    """Progress of one run. Only the main process shows anything; plain lines come at most every few seconds."""
+    """The progress of one run. Only the main process shows anything; plain lines come at most every `pause` seconds."""
 
     def __init__(self, folder: RunFolder | None, quiet: bool = False, pause: float = 5.0) -> None:
         self._folder, self._total, self._pause = folder, 0, pause
         self._shown = 0.0
-        self._console = _Lasting(stderr=True, quiet=quiet or folder is None)
+        self._console = _PatientConsole(stderr=True, quiet=quiet or folder is None)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
     def start(self, total: int) -> None:
-        """The steps begin, and there are `total` of them."""
+        """Start the live line of a run with `total` steps."""
         self._total = total
         if self._folder is not None and not self._console.quiet and sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[metrics]}"))
             self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task(str(self._folder.path), total=total, figures="")
+            self._task = self._bar.add_task(str(self._folder.path), total=total, metrics="")
             self._bar.start()
-            self._console.show_cursor(True)  # a second Ctrl-C ends us at once: nobody would show it again
+            self._console.show_cursor(True)  # a second Ctrl-C ends the process at once, with the cursor hidden for good
 
     def say(self, text: str) -> None:
-        """Something worth a line of its own."""
+        """Show and log one line."""
         if self._folder is not None:
             self._folder.log(text)
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def step(self, step: int, figures: dict[str, float], eta: float) -> None:
-        """The figures of the last steps."""
+    def step(self, step: int, metrics: dict[str, float], eta: float) -> None:
+        """Show and log the metrics of the last steps."""
         if self._folder is None:
             return
-        ppl = f"  ppl {figures['perplexity']:.2f}" if "perplexity" in figures else ""
-        skipped = f"  {figures['skipped']} skipped" if figures["skipped"] else ""
+        ppl = f"  ppl {metrics['perplexity']:.2f}" if "perplexity" in metrics else ""
+        skipped = f"  {metrics['skipped']} skipped" if metrics["skipped"] else ""
         text = (
-            f"step {step}/{self._total}  loss {figures['loss']:.4f}{ppl}  "
-            f"lr {figures['learning_rate']:.2e}  {figures['tokens_per_second']:,.0f} tokens/s  "
+            f"step {step}/{self._total}  loss {metrics['loss']:.4f}{ppl}  "
+            f"lr {metrics['learning_rate']:.2e}  {metrics['tokens_per_second']:,.0f} tokens/s  "
             f"eta {duration(eta)}{skipped}"
         )
         self._folder.log(text)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step, figures=text)
+            self._bar.update(self._task, completed=step, metrics=text)
         elif time.monotonic() - self._shown >= self._pause or step >= self._total:
             self._shown = time.monotonic()
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -70,6 +70,6 @@ class Display:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
+    """Format seconds as h:mm:ss."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -10,25 +10,25 @@ from ..config import RunConfig
 from ..errors import FileError
 from ..runs.folder import RunFolder, ending
 from .checkpoint import TrainState, list_checkpoints
-from .length import Pace
-from .tasks.base import Figures, Task
+from .length import RunLength
+from .tasks.base import MetricDict, Task
 from .trackers import flat
 
 
 def result_of(
     config: RunConfig,
     task: Task,
-    pace: Pace,
+    length: RunLength,
     state: TrainState,
     audit: dict[str, Any],
     timing: dict[str, Any],
-    evaluations: dict[str, Figures],
+    evaluations: dict[str, MetricDict],
     peak_memory: int | None,
     processes: int,
 ) -> dict[str, Any]:
     """The content of result.json."""
     about = task.describe()
-    found = task.results(state.last, state.best)
+    found = task.result_fields(state.last, state.best)
     return {
         "status": "finished",
         "id": config.id,
@@ -39,7 +39,7 @@ def result_of(
         "evaluations": evaluations,
         "steps": state.step,
         "tokens": state.tokens,
-        "epochs": pace.epoch(state.step),
+        "epochs": length.epoch(state.step),
         "parameters": {key: audit[key] for key in ("total", "trainable", "frozen", "frozen_share", "buffers")},
         "step_seconds": timing.get("step_seconds"),
         "tokens_per_second": timing.get("tokens_per_second"),
@@ -48,7 +48,7 @@ def result_of(
         "gpu_hours": state.seconds / 3600 * processes if peak_memory is not None else None,
         "reached": state.reached,
         "skipped_steps": state.skipped,
-        "warnings": task.warnings() + pace.warnings() + found.get("warnings", []) + _troubles(state),
+        "warnings": task.warnings() + length.warnings() + found.get("warnings", []) + _troubles(state),
         "notes": state.notes + ([config.log.note] if config.log.note else []),
         "data": {"description": about["description"], "synthetic": about["synthetic"]},
     }
@@ -84,6 +84,6 @@ def final_numbers(result: dict[str, Any]) -> dict[str, float]:
     return {f"final/{name}": value for name, value in whole.items() if type(value) in (int, float)}
 
 
-def with_gaps(figures: Figures) -> Figures:
-    """Figures whose missing numbers, null in a record, are not-a-number again."""
+def with_gaps(figures: MetricDict) -> MetricDict:
+    """MetricDict whose missing numbers, null in a record, are not-a-number again."""
     return {name: math.nan if value is None else value for name, value in figures.items()}

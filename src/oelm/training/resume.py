@@ -1,4 +1,4 @@
-"""Going on where a run was cut: from which checkpoint, what must be the same for that, and torch's settings."""
+"""Resume an interrupted run: from which checkpoint, what must be the same for that, and torch's settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +13,13 @@ import torch
 from ..config import RunConfig
 from ..errors import CheckpointError, ConfigError
 from ..runs.folder import RunFolder
-from .checkpoint import list_checkpoints, read_state, require_whole
+from .checkpoint import Checkpoint, list_checkpoints, read_checkpoint, require_complete
 from .parallel import World
 from .tasks.base import Task
 
 
-def about(config: RunConfig, world: World, task: Task) -> dict[str, Any]:
-    """What must be the same for a run to go on exactly."""
+def run_identity(config: RunConfig, world: World, task: Task) -> dict[str, Any]:
+    """Return what must be the same for a run to resume exactly."""
     return {
         "id": config.id,
         "data": task.sha256,
@@ -33,51 +32,58 @@ def about(config: RunConfig, world: World, task: Task) -> dict[str, Any]:
     }
 
 
-def find_checkpoint(config: RunConfig, folder: RunFolder, now: dict[str, Any]) -> tuple[Path | None, str]:
-    """The checkpoint to go on from, if any, and what keeps that from being exact, which must be allowed.
+def find_checkpoint(config: RunConfig, folder: RunFolder, now: dict[str, Any]) -> tuple[Checkpoint | None, str]:
+    """Return the checkpoint to resume from, or None, and what keeps the resume from being exact, or an empty string.
 
-    Another config or other data make another run: that is never allowed.
+    Raise when the checkpoint belongs to another config or other data, which make another run, and when an inexact
+    resume is not allowed.
     """
-    require_whole(folder.checkpoints)
-    there = list_checkpoints(folder.checkpoints)
-    if not there:
+    require_complete(folder.checkpoints)
+    paths = list_checkpoints(folder.checkpoints)
+    if not paths:
         return None, ""
+    path = paths[-1]
     if config.checkpoint.resume == "never":
-        raise ConfigError(f"{folder.path}: holds a checkpoint, and checkpoint.resume is 'never'")
-    _, was, _ = read_state(there[-1])
-    if was["id"] != now["id"]:
-        raise CheckpointError(f"{there[-1]}: is of another config ({was['id']}, this run's is {now['id']})")
-    if was["data"] != now["data"]:
-        changed = f"the content of data.path {config.data.path} has changed since; restore it"
+        raise ConfigError(
+            f"{folder.path}: has a checkpoint ({path.name}), and checkpoint.resume is 'never'; set it to 'auto', or "
+            "give the run another experiment name"
+        )
+    checkpoint = read_checkpoint(path)
+    then = checkpoint.identity
+    if then["id"] != now["id"]:
+        raise CheckpointError(
+            f"{path}: belongs to another config (id {then['id']}, this run has {now['id']}); remove it from there"
+        )
+    if then["data"] != now["data"]:
+        what = f"the content of data.path {config.data.path} has"
         if config.task.kind != "language":
-            changed = (
-                f"the examples of {config.data.path or config.task.name} or the tokenizer that reads them have changed "
-                "since, or an older oelm, which did not look at all of that, wrote it; restore what was"
-            )
-        raise CheckpointError(f"{there[-1]}: {changed}, or start again under another experiment's name")
-    was = {"gpu": now["gpu"], **was}  # an older checkpoint does not say
-    differs = "; ".join(f"{key} {was.get(key)} then, {now[key]} now" for key in now if was.get(key) != now[key])
+            what = f"the examples of {config.data.path or config.task.name} or the model's tokenizer have"
+        raise CheckpointError(
+            f"{path}: {what} changed since it was written; restore them, or start again under another experiment name"
+        )
+    differs = "; ".join(f"{key} {then.get(key)} then, {now[key]} now" for key in now if then.get(key) != now[key])
     if differs and config.checkpoint.resume == "auto" and now["deterministic"]:
         raise ConfigError(
-            f"{there[-1]}: this run cannot resume exactly: {differs}. Use the same, or set "
-            "checkpoint.resume to 'inexact'"
+            f"{path}: this run cannot resume exactly: {differs}. Use the same as then, or set checkpoint.resume to "
+            "'inexact'"
         )
-    return there[-1], differs
+    return checkpoint, differs
 
 
-def require_the_same(world: World, **facts: object) -> None:
-    """Raise on all processes unless these are the same on all of them, which other machines or disks may break."""
-    for what, fact in facts.items():
-        digest = int(hashlib.sha256(str(fact).encode()).hexdigest()[:12], 16)  # 48 bits: a float64 holds them all
+def require_agreement(world: World, **facts: object) -> None:
+    """Raise in all processes unless these facts are the same in all, which separate machines or disks may break."""
+    for name, fact in facts.items():
+        digest = int(hashlib.sha256(str(fact).encode()).hexdigest()[:12], 16)  # 48 bits, which a float64 holds exactly
         if len(set(world.gather(digest))) > 1:
             raise ConfigError(
-                f"the processes do not have the same {what}; here it is {fact}. Do they share their file system?"
+                f"the processes do not have the same {name}; process {world.rank} has {fact}. Do they share their file "
+                "system?"
             )
 
 
 @contextmanager
-def torch_for(config: RunConfig, world: World) -> Iterator[None]:
-    """Torch's settings for a run, and after it those of whoever called."""
+def torch_settings(config: RunConfig, world: World) -> Iterator[None]:
+    """Set torch's determinism and precision for a run, and restore the caller's settings afterwards."""
     before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     if _deterministic(config, world):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -93,5 +99,6 @@ def torch_for(config: RunConfig, world: World) -> Iterator[None]:
 
 
 def _deterministic(config: RunConfig, world: World) -> bool:
-    wanted = config.train.deterministic
-    return world.device.type == "cpu" if wanted == "auto" else wanted
+    """Return whether the run must give the same bits every time: as configured, by default on a CPU."""
+    setting = config.train.deterministic
+    return world.device.type == "cpu" if setting == "auto" else setting

@@ -1,4 +1,4 @@
-"""Being asked to stop: the first signal finishes the step and saves, the second ends at once."""
+"""Handle signals to stop: after the first one the run finishes its step and saves, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# The exit code of a run that stopped when asked and can go on: "temporary failure", on which a scheduler can requeue.
+# The exit code of a run that was asked to stop and can be resumed: "temporary failure", on which a scheduler requeues.
 EXIT_REQUEUE = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class StopRequest:
-    """Whether a signal asked this process to stop, and which.
+    """The signal that asked this process to stop; false while there was none.
 
-    A launcher passes a signal on to processes that may have had it already: for `patience` seconds it counts as one.
+    A launcher may pass on a signal that the process already had. For `patience` seconds it counts as the same one.
     """
 
     def __init__(self) -> None:
@@ -28,6 +28,7 @@ class StopRequest:
         return self.signal is not None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
+        """Note the first signal; end the process at a second one."""
         if self.signal is None:
             self.signal, self._since = signal.Signals(number).name, time.monotonic()
         elif time.monotonic() - self._since >= self.patience:
@@ -36,11 +37,11 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Catch SIGTERM, SIGINT and SIGUSR2 (the one submitit sends) while the block runs. Only the main thread can."""
+    """Catch SIGTERM, SIGINT and SIGUSR2 (which submitit sends) while the block runs. Only the main thread can."""
     request = StopRequest()
     try:
         before = {number: signal.signal(number, request.handle) for number in _SIGNALS}
-    except ValueError:  # not the main thread: whoever runs us there handles signals
+    except ValueError:  # not in the main thread: the caller handles signals
         yield request
         return
     try:

@@ -1,4 +1,4 @@
-"""One optimiser step: accumulate over micro-batches, normalise by all its targets, clip, check, update."""
+"""One optimiser step: accumulate over micro-batches, divide by the batch's targets, clip, check, update."""
 
 from __future__ import annotations
 
@@ -24,17 +24,26 @@ _TOO_LARGE = (
 
 
 def uses_bfloat16(config: RunConfig, device: torch.device) -> bool:
-    """Whether products are made in bfloat16: as configured, or on a GPU that can."""
-    wanted = config.train.precision
-    return wanted == "bfloat16" or (wanted == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+    """Return whether matrix products run in bfloat16: as configured, by default on a GPU that supports it."""
+    setting = config.train.precision
+    return setting == "bfloat16" or (setting == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
+
+
+def uses_compile(config: RunConfig, device: torch.device, task: Task) -> bool:
+    """Return whether the model is compiled: as configured, by default on a GPU when all batches have one shape."""
+    setting = config.train.compile
+    return device.type == "cuda" and task.fixed_shapes if setting == "auto" else setting
 
 
 class Stepper:
-    """Takes optimiser steps. The window holds the summed loss and number of targets since the last line of metrics.
+    """Takes optimiser steps and sums the loss and the targets since the last line of metrics (the window).
 
-    On a GPU nothing waits for the device: a step with a non-finite gradient leaves the weights alone by a flag that the
-    optimiser's kernel reads, and the host learns of it while the next step's forward pass is already queued, before
-    that step's backward pass would overwrite the gradients that tell which tensor it was.
+    On a GPU the host never waits for the device. Whether a gradient was finite is a flag on the device, which the
+    optimiser's kernel reads: with a non-finite gradient it leaves the weights alone. The host reads the flag while the
+    next step's forward pass is already queued, and before that step's backward pass overwrites the gradients, which are
+    needed to name the tensor that was not finite.
+
+    `model` is the bare model, `module` the model with its loss, wrapped for the process group.
     """
 
     def __init__(
@@ -45,39 +54,34 @@ class Stepper:
         model: nn.Module,
         module: nn.Module,
         optimizer: torch.optim.AdamW,
-        reset_compiler: bool = True,
     ) -> None:
         self.config, self.world, self.task, self.model = config, world, task, model
         self.module, self.optimizer = module, optimizer
         self._cuda = world.device.type == "cuda"
-        self.share = share_of(config, world)
+        self.share = batch_share(config, world)
         bf16 = uses_bfloat16(config, world.device)
         self.autocast = torch.autocast(world.device.type, torch.bfloat16) if bf16 else nullcontext()
-        wants_compile = config.train.compile
-        self._compiled = self._cuda and task.fixed_shapes if wants_compile == "auto" else wants_compile
-        if self._compiled:
-            if reset_compiler:  # a process that trains several variants would otherwise fall back to eager code
-                torch._dynamo.reset()
+        if uses_compile(config, world.device, task):
             self.module = cast(nn.Module, torch.compile(module, dynamic=False if task.fixed_shapes else None))
         self.window: tuple[Tensor, int] = (torch.zeros((), dtype=torch.float64, device=world.device), 0)
         self._norm = torch.zeros((), device=world.device)
-        self._unread: tuple[int, Tensor, Any] | None = None
+        self._unread_flag: tuple[int, Tensor, Any] | None = None
 
-    def fit_micro_batch(self, state: TrainState) -> None:
-        """Settle the micro-batch size: as configured, or as an earlier part of this run had to make it.
+    def prepare(self, state: TrainState) -> None:
+        """Choose the micro-batch size, and continue the window where a checkpoint left it.
 
-        The window goes on from where that part left it.
+        The size is the configured one, or the smaller one that an earlier part of this run had to use.
         """
         if state.micro_batch_size == 0 or self.share % state.micro_batch_size:
-            wanted = self.config.train.micro_batch_size or self.share
-            state.micro_batch_size = min(wanted, self.share)
+            state.micro_batch_size = min(self.config.train.micro_batch_size or self.share, self.share)
         if self.share % state.micro_batch_size:
             raise ConfigError(
-                f"train.micro_batch_size {state.micro_batch_size} does not divide a process's {self.share} sequences"
+                f"train.micro_batch_size {state.micro_batch_size} does not divide the {self.share} sequences that each "
+                "process takes of a batch; use a divisor"
             )
         if self.world.size > 1 and self.config.train.parallel == "ddp":
             if self._cuda:
-                self._probe_memory(state)
+                self._fit_memory(state)
             self._rehearse(state)
         losses = state.window_losses
         if len(losses) == self.world.size:
@@ -87,7 +91,7 @@ class Stepper:
         self.window = (self.window[0] + loss, state.window_targets)
 
     def step(self, state: TrainState) -> None:
-        """Take the step with index `state.step`; halve the micro-batch and take it again if memory runs out."""
+        """Take the step with index `state.step`; when memory runs out, halve the micro-batch and take it again."""
         while True:
             try:
                 self._step(state)
@@ -95,7 +99,7 @@ class Stepper:
             except torch.OutOfMemoryError as error:
                 if state.micro_batch_size == 1:
                     raise TrainingError(f"step {state.step}: {_TOO_LARGE}") from error
-                if self.world.size > 1:  # the other processes wait in an exchange that will never come
+                if self.world.size > 1:  # the other processes wait in an exchange that this one will not join
                     raise TrainingError(
                         f"step {state.step}: out of memory on process {self.world.rank} with micro-batches of "
                         f"{state.micro_batch_size}; start a new run with a smaller train.micro_batch_size"
@@ -103,7 +107,7 @@ class Stepper:
                 self._halve(state)
 
     def settle(self, state: TrainState) -> tuple[float, int, float]:
-        """Wait for the device. (summed loss, targets, last gradient norm) of the window, with every step checked."""
+        """Wait for the device and return the window's summed loss and targets, and the last gradient norm."""
         self._read_flag(state)
         loss, targets = self.window
         return float(loss), targets, float(self._norm)
@@ -113,9 +117,10 @@ class Stepper:
 
     def _step(self, state: TrainState) -> None:
         step, micro = state.step, state.micro_batch_size
+        # This process's share of the global batch.
         first = step * self.config.train.batch_size + self.world.rank * self.share
-        torch.manual_seed(stream(self.config.seed, step, self.world.rank))
-        targets = self._targets(step)
+        torch.manual_seed(step_seed(self.config.seed, step, self.world.rank))
+        targets = self._target_count(step)
         summed = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for start in range(0, self.share, micro):
             batch = self._batch(first + start, micro)
@@ -123,18 +128,21 @@ class Stepper:
                 with self.autocast:
                     loss = self.module(**batch)
                 if start == 0:
-                    self._read_flag(state)
+                    self._read_flag(state)  # while the gradients of the step before are still there
                     self.optimizer.zero_grad(set_to_none=True)
-                # The exchange between processes averages; this makes it the mean over all targets of the global batch.
+                # The exchange between processes averages gradients. This factor turns that into the mean over all
+                # targets of the global batch, however they are spread over processes and micro-batches.
                 torch.autograd.backward(loss * (self.world.size / targets))
             summed += loss.detach()
         self._norm = self._gradient_norm()
         self._update(state, summed)
 
     def _update(self, state: TrainState, summed: Tensor) -> None:
+        """Clip the gradients and move the weights, unless a gradient is not finite."""
         clip = self.config.optimizer.clip
         bad = ~torch.isfinite(self._norm)
         if self._cuda:
+            # The fused kernel divides the gradients by grad_scale, and does nothing where found_inf is set.
             optimizer: Any = self.optimizer
             optimizer.grad_scale = torch.clamp(self._norm / clip, min=1.0).nan_to_num(1.0) if clip else None
             optimizer.found_inf = bad.float()
@@ -143,30 +151,31 @@ class Stepper:
             flag.copy_(bad, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-            self._unread = (state.step, flag, done)
+            self._unread_flag = (state.step, flag, done)
         elif bool(bad):
-            self._refuse(state, state.step)
+            self._skip(state, state.step)
         else:
             if clip:
                 scale = torch.clamp(clip / (self._norm + 1e-6), max=1.0)
                 torch._foreach_mul_(self._gradients(), scale)
             self.optimizer.step()
-        self.window = (self.window[0] + torch.where(bad, 0.0, summed), self.window[1] + self._targets(state.step))
+        targets = self.window[1] + self._target_count(state.step)
+        self.window = (self.window[0] + torch.where(bad, 0.0, summed), targets)
 
     def _read_flag(self, state: TrainState) -> None:
-        """Learn whether the step before was refused by the device."""
-        if self._unread is None:
+        """Read whether the device refused the step before, where that was not read yet."""
+        if self._unread_flag is None:
             return
-        step, flag, done = self._unread
-        self._unread = None
+        step, flag, done = self._unread_flag
+        self._unread_flag = None
         done.synchronize()
         if bool(flag):
-            self._refuse(state, step)
+            self._skip(state, step)
 
-    def _refuse(self, state: TrainState, step: int) -> None:
-        """A non-finite gradient: the weights were not touched. Count it if that is allowed, else stop and name it."""
+    def _skip(self, state: TrainState, step: int) -> None:
+        """Count a step whose gradient was not finite and that left the weights alone; raise when there are too many."""
         state.skipped += 1
-        self.window = (self.window[0], self.window[1] - self._targets(step))  # its loss is in no mean
+        self.window = (self.window[0], self.window[1] - self._target_count(step))  # it counts in no mean
         names = [
             name
             for name, parameter in self.model.named_parameters()
@@ -179,8 +188,8 @@ class Stepper:
             saved = list_checkpoints(self.config.folder / "checkpoints")
             kept = f"the last checkpoint is {saved[-1].name}" if saved else "there is no checkpoint"
             raise TrainingError(
-                f"{where}: {what}. This step did not touch the weights, and {kept}; lower the learning rate, or allow "
-                "some with train.skip_nonfinite"
+                f"{where}: {what}. The step did not change the weights, and {kept}; lower the learning rate, or allow "
+                "some such steps with train.skip_nonfinite"
             )
         state.notes.append(f"{where}: {what}; the step was skipped")
 
@@ -192,21 +201,22 @@ class Stepper:
         gather = getattr(norm, "full_tensor", None)
         return cast(Tensor, gather()) if gather is not None else norm
 
-    def _targets(self, step: int) -> int:
-        """How many predictions the global batch of a step asks for: every process knows without asking the others."""
+    def _target_count(self, step: int) -> int:
+        """Return the number of targets in a step's global batch, which every process knows without asking."""
         batch = self.config.train.batch_size
-        return self.task.targets(step * batch, batch)
+        return self.task.target_count(step * batch, batch)
 
     def _batch(self, first: int, count: int) -> Batch:
         return self._to_device(self.task.batch(first, count))
 
     def _to_device(self, batch: Batch) -> Batch:
-        """A batch on the device; a copy to a GPU overlaps with what it is doing."""
+        """Move a batch to the device; from pinned memory the copy overlaps with the device's work."""
         if not self._cuda:
             return batch
         return {name: rows.pin_memory().to(self.world.device, non_blocking=True) for name, rows in batch.items()}
 
     def _halve(self, state: TrainState) -> None:
+        """Reduce the micro-batch to the largest divisor of the share that is at most half of it."""
         self.optimizer.zero_grad(set_to_none=True)
         if self._cuda:
             torch.cuda.empty_cache()
@@ -214,19 +224,19 @@ class Stepper:
         while self.share % state.micro_batch_size:
             state.micro_batch_size -= 1
         state.notes.append(
-            f"step {state.step}: out of memory with micro-batches of {old}; now {state.micro_batch_size}, the global "
-            f"batch is the same; {UNCOMPARABLE_TIMES}"
+            f"step {state.step}: out of memory with micro-batches of {old}; now {state.micro_batch_size}, with the "
+            f"same global batch; {UNCOMPARABLE_TIMES}"
         )
 
-    def _probe_memory(self, state: TrainState) -> None:
-        """Try one backward pass before training, and halve the micro-batch on all processes until it fits on all.
+    def _fit_memory(self, state: TrainState) -> None:
+        """Try a backward pass before training, and halve the micro-batch in all processes until it fits in all.
 
         Not for a sharded model: its passes exchange weights, so one process without memory leaves the others waiting.
         """
         while True:
             failed = False
             try:
-                with self._scratch():
+                with self._discarded_gradients():
                     batch = self._to_device(self.task.largest(state.micro_batch_size))
                     with without_sync(self.module, last=False), self.autocast:
                         torch.autograd.backward(self.module(**batch))
@@ -239,24 +249,24 @@ class Stepper:
             self._halve(state)
 
     def _rehearse(self, state: TrainState) -> None:
-        """One pass whose gradients are exchanged and thrown away.
+        """Make one pass whose gradients are exchanged and discarded.
 
-        DDP lays out its buckets anew after its first pass, and over three or more processes the order in which a sum is
-        taken depends on that. From here on a run that was cut and one that was not have the same layout.
+        DDP lays out its buckets anew after its first pass, and with three processes or more the order of a sum depends
+        on that layout. After this pass a resumed run and an uninterrupted one have the same layout.
         """
-        with self._scratch(), self.autocast:
+        with self._discarded_gradients(), self.autocast:
             torch.autograd.backward(self.module(**self._batch(0, state.micro_batch_size)))
 
     @contextmanager
-    def _scratch(self) -> Iterator[None]:
+    def _discarded_gradients(self) -> Iterator[None]:
         try:
             yield
         finally:
             self.optimizer.zero_grad(set_to_none=True)
 
 
-def share_of(config: RunConfig, world: World) -> int:
-    """How many sequences of each global batch are this process's."""
+def batch_share(config: RunConfig, world: World) -> int:
+    """Return how many sequences of each global batch one process takes."""
     batch = config.train.batch_size
     if batch % world.size:
         raise ConfigError(
@@ -265,11 +275,12 @@ def share_of(config: RunConfig, world: World) -> int:
     return batch // world.size
 
 
-def stream(seed: int, step: int, rank: int) -> int:
-    """The seed of everything random in one step of one process, so that no random state needs saving."""
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Return the seed of everything random in one step of one process, so that no random state needs saving."""
     digest = hashlib.sha256(f"{seed}\0{step}\0{rank}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
 def _local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a sharded tensor, or the tensor itself."""
     return cast(Tensor, getattr(tensor, "_local_tensor", tensor))

@@ -1,4 +1,4 @@
-"""Timing that cannot fool anyone: whole optimiser steps on a synchronised device, everything else apart."""
+"""Time whole optimiser steps on a synchronised device, and everything else apart from them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-# Steps that are timed but kept out of the statistics, in each process and after each change of what is frozen:
-# compilation, allocation, first touches.
+# Steps that are kept out of the statistics, in each process and after each change of what is frozen: they include
+# compilation and allocation.
 WARMUP_STEPS = 10
 
 
 @dataclass
 class Times:
-    """Seconds so far: of every measured step, of every step of warm-up, and of everything else by what it was."""
+    """Seconds so far: of every measured step, of every warm-up step, and of everything else by its name."""
 
     steps: list[float] = field(default_factory=list)
     warmup: list[float] = field(default_factory=list)
@@ -26,14 +26,14 @@ class Times:
 
 
 class StepTimer:
-    """The time of every optimiser step, on the device's own clock, and of validation, logging and the rest.
+    """Measures the time of every optimiser step on the device's clock, and of validation, logging and the like.
 
-    On a GPU a step runs from the end of the one before it to its own end, both marked by events in its stream; nothing
-    waits. A step that follows a validation or a checkpoint starts at a mark of its own.
+    On a GPU a step lasts from the end of the step before it to its own end. Both are marked by events in the stream, so
+    nothing waits. A step after a validation or a checkpoint starts at a mark of its own.
     """
 
     def __init__(self, device: torch.device, earlier: Times | None = None, warmup_steps: int = WARMUP_STEPS) -> None:
-        """`earlier` are the times of the processes before this one, which has a warm-up of its own."""
+        """`earlier` are the times of earlier parts of the run; this process has a warm-up of its own."""
         self._warmup = self._warmup_left = warmup_steps
         self._cuda = device.type == "cuda"
         self._open: Any = None
@@ -41,17 +41,17 @@ class StepTimer:
         self.times = earlier or Times()
 
     def begin(self) -> None:
-        """Mark the start of a run of steps."""
+        """Mark the start of consecutive steps."""
         self._open = self._mark()
 
     def warm_up_again(self) -> None:
-        """The code of the steps to come is another: it may be compiled first."""
+        """Treat the next steps as warm-up: what trains has changed, and the code may be compiled again."""
         self.collect()
         self._warmup_left = self._warmup
 
     def step(self) -> None:
         """Mark the end of an optimiser step."""
-        assert self._open is not None, "begin comes first"
+        assert self._open is not None, "call begin first"
         now = self._mark()
         self._pending.append((self._open, now))
         self._open = now
@@ -69,9 +69,9 @@ class StepTimer:
 
     @contextmanager
     def apart_from_steps(self, what: str) -> Iterator[list[float]]:
-        """Time something that is no optimiser step, and start the next run of steps after it.
+        """Time something that is not an optimiser step; the next step starts after it.
 
-        Gives the times of the steps that were not collected yet.
+        Yield the times of the steps that were not collected yet.
         """
         fresh = self.collect()
         start = time.perf_counter()
@@ -120,7 +120,7 @@ class StepTimer:
         return float(start.elapsed_time(end)) / 1000 if self._cuda else float(end - start)
 
 
-def _sample(steps: list[float], most: int = 200) -> list[float]:
-    """Step times at even distances, few enough for a record: the shape of their distribution."""
-    stride = max(1, -(-len(steps) // most))
+def _sample(steps: list[float], limit: int = 200) -> list[float]:
+    """Return at most `limit` step times at even distances, to show the shape of their distribution."""
+    stride = max(1, -(-len(steps) // limit))
     return [round(seconds, 7) for seconds in steps[::stride]]

@@ -1,8 +1,8 @@
-"""Sends metrics to TensorBoard, W&B, MLflow or trackio. One that fails warns once and never stops or holds up a run.
+"""Send metrics to TensorBoard, W&B, MLflow or trackio. A tracker that fails warns once and never delays a run.
 
-Each tracker works in a thread of its own: a server that does not answer may take minutes to be given up. A run that
-resumes goes on in the tracker's run of before, which a random part of its name, kept in trackers.json, tells apart
-from runs of the same config in other folders.
+Each tracker works in a thread of its own, because it may take minutes to give up on a server that does not answer. A
+resumed run continues its run in the tracker. The name of that run has a random part, kept in trackers.json, so that
+runs of the same config in other folders are not confused with it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ..base.files import read_record, write_json
 from ..config import RunConfig
 from ..errors import FileError
 
-# What is imported for each. Before the first step: a thread that imports would take time from the steps.
+# The package of each tracker. It is imported before the first step, because an import in a thread slows the steps.
 _PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
-# In seconds: how long the first step, a checkpoint and the end of a run wait for a tracker.
+# How many seconds the first step, a checkpoint and the end of a run wait for a tracker.
 _START, _FLUSH, _CLOSE = 15.0, 2.0, 30.0
-# Of the trackers' own settings, where the user has none: MLflow would look for its maker's server at every start, and
-# W&B would wait for one that does not answer even after the run's end.
+# Environment variables of the trackers, used where the user has not set them: MLflow would contact its maker's server
+# at every start, and W&B would wait for a server that does not answer even after the run's end.
 _SETTINGS = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_INIT_TIMEOUT": "12"}
-# In how many seconds trackio, which has no way to ask for it, has written what it was given: twice a second, and a bit.
+# trackio has no flush. It writes twice a second, so after this many seconds everything is written.
 _TRACKIO_WRITES = 0.75
-# What MLflow takes in a parameter's name, and how much of its value.
+# Characters that MLflow refuses in a parameter's name, and its limits on values, names and batches.
 _NOT_IN_A_NAME = re.compile(r"[^\w. :/-]")
 _MLFLOW_VALUE, _MLFLOW_NAME, _MLFLOW_BATCH = 6000, 250, 100
 _MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED"}
@@ -42,7 +42,7 @@ _MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED"}
 
 @dataclass(frozen=True)
 class Tracked:
-    """What a tracker is told about a run: its config, its folder, its name there, and how many steps it has done."""
+    """A run as a tracker sees it: its config and folder, its name in the tracker, and the number of steps done."""
 
     config: RunConfig
     folder: Path
@@ -52,10 +52,10 @@ class Tracked:
 
 @dataclass
 class Tracker:
-    """A started tracker: how it takes figures, and how it is closed, told whether the run finished.
+    """A started tracker as functions: send metrics, close with how the run ended, and flush.
 
-    `known` says up to which step it has a figure already. A run that resumes takes some steps again; most trackers
-    cannot take a figure back, and would show those twice.
+    `known` returns the last step for which the tracker has a metric already. A resumed run repeats some steps; most
+    trackers cannot replace a value and would show both.
     """
 
     send: Callable[[dict[str, float], int], None]
@@ -65,11 +65,11 @@ class Tracker:
 
 
 class Trackers:
-    """The trackers of a run that has `done` steps. `warn` is told, once for each, when one cannot be used or stops."""
+    """The trackers of a run. `warn` is called once for each tracker that cannot be used or stops working."""
 
     def __init__(self, config: RunConfig, folder: Path, warn: Callable[[str], None], done: int = 0) -> None:
         self._warn = warn
-        names = [name for name in dict.fromkeys(config.log.trackers) if self._has(name)]
+        names = [name for name in dict.fromkeys(config.log.trackers) if self._import(name)]
         run = Tracked(config, folder, _name(config, folder) if names else "", done)
         self._workers = [_Worker(name, run) for name in names]
         self._wait([worker.started for worker in self._workers], _START)
@@ -77,8 +77,8 @@ class Trackers:
             if not worker.started.is_set():
                 warn(f"tracker {worker.name} has not answered for {_START:.0f} s: training does not wait for it")
 
-    def _has(self, name: str) -> bool:
-        """Whether a tracker's package can be imported; it is, once its settings are there."""
+    def _import(self, name: str) -> bool:
+        """Import a tracker's package, after setting its environment variables. Return False when that fails."""
         for variable, value in _SETTINGS.items():
             os.environ.setdefault(variable, value)
         try:
@@ -91,44 +91,45 @@ class Trackers:
     def send(self, values: dict[str, float], step: int) -> None:
         for worker in self._workers:
             worker.queue.put((values, step))
-        self._tell()
+        self._report_failures()
 
     def flush(self) -> None:
-        """Wait a moment until all that was sent is kept: a checkpoint comes, after which these steps are not repeated.
+        """Wait a moment until what was sent is stored: a checkpoint follows, after which these steps are not repeated.
 
-        One that is late already is not waited for again.
+        A tracker that is still busy with an earlier flush is not waited for.
         """
         self._wait([worker.flush() for worker in self._workers if worker.flushed.is_set()], _FLUSH)
 
     def close(self, ended: str) -> None:
-        """Close them, with how the run ended: finished, stopped, failed or diverged. One that never started is left."""
+        """Close all trackers that started. `ended` is finished, stopped, failed or diverged."""
         for worker in self._workers:
             worker.queue.put(ended)
         started = [worker for worker in self._workers if worker.started.is_set()]
         self._wait([worker.closed for worker in started], _CLOSE)
         for worker in started:
             if not worker.closed.is_set() and not worker.failure:
-                self._warn(f"tracker {worker.name} did not answer for {_CLOSE:.0f} s: its last figures may be missing")
+                self._warn(f"tracker {worker.name} did not answer for {_CLOSE:.0f} s: its last metrics may be missing")
         self._workers = []
 
     def _wait(self, events: list[threading.Event], seconds: float) -> None:
         until = time.monotonic() + seconds
         for event in events:
             event.wait(max(0.0, until - time.monotonic()))
-        self._tell()
+        self._report_failures()
 
-    def _tell(self) -> None:
+    def _report_failures(self) -> None:
+        """Warn of trackers that failed since the last call."""
         for worker in self._workers:
-            if worker.failure and not worker.told:
-                worker.told = True
+            if worker.failure and not worker.reported:
+                worker.reported = True
                 self._warn(f"tracker {worker.name} is off: {worker.failure}")
 
 
 class _Worker:
-    """One tracker in its thread. What goes wrong there is left in `failure`, for the run to tell."""
+    """One tracker in its thread. An error there is kept in `failure`, for the run to report."""
 
     def __init__(self, name: str, run: Tracked) -> None:
-        self.name, self.failure, self.told = name, "", False
+        self.name, self.failure, self.reported = name, "", False
         self.queue: SimpleQueue[tuple[dict[str, float], int] | threading.Event | str] = SimpleQueue()
         self.started, self.flushed, self.closed = threading.Event(), threading.Event(), threading.Event()
         self.flushed.set()
@@ -155,20 +156,20 @@ class _Worker:
                 item.set()
             elif tracker is not None and not self.failure:
                 self._try(lambda tracker=tracker, item=item: _send_new(tracker, known, *item))  # type: ignore[misc]
-        if tracker is not None:  # one that failed may still keep what it had
+        if tracker is not None:  # a failed tracker may still store what it had
             self._try(lambda tracker=tracker: tracker.close(ended))  # type: ignore[misc]
         self.closed.set()
 
     def _try(self, action: Callable[[], Any]) -> Any:
         try:
             return action()
-        except Exception as error:  # noqa: BLE001 - whatever a tracker does, training goes on, and it is said
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises is reported, and training goes on
             self.failure = self.failure or f"{type(error).__name__}: {error}"
             return None
 
 
 def _send_new(tracker: Tracker, known: dict[str, int], values: dict[str, float], step: int) -> None:
-    """Send the figures of a step that the tracker does not have from before the run was resumed."""
+    """Send the metrics of a step, except those that the tracker has from before the run was resumed."""
     for key in values:
         if key not in known:
             known[key] = tracker.known(key)
@@ -178,29 +179,30 @@ def _send_new(tracker: Tracker, known: dict[str, int], values: dict[str, float],
 
 
 def _name(config: RunConfig, folder: Path) -> str:
-    """The name by which trackers know the run in this folder, the same whenever it is resumed."""
+    """Return the name of the run in this folder for trackers, the same whenever it is resumed."""
     path = folder / "trackers.json"
-    with suppress(FileError):  # none yet, or damaged: then the run begins anew there
-        known = read_record(path).get("name")
-        if isinstance(known, str):
-            return known
+    with suppress(FileError):  # missing or damaged: the run gets a new name
+        stored = read_record(path).get("name")
+        if isinstance(stored, str):
+            return stored
     name = f"{config.id}-{secrets.token_hex(4)}"
     write_json(path, {"name": name})
     return name
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted names."""
-    found: dict[str, Any] = {}
+    """Flatten nested mappings into one, with dotted names."""
+    flattened: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return found
+        nested = isinstance(value, dict) and value
+        flattened |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return flattened
 
 
 def _tensorboard(run: Tracked) -> Tracker:
     from torch.utils.tensorboard import SummaryWriter
 
-    # What a process before this one sent of steps that are taken again now is hidden: each would be there twice.
+    # Hide what an earlier process sent of steps that are repeated now; they would be shown twice.
     writer: Any = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.done + 1 if run.done else 0)
     if not run.done:
         writer.add_text("config", f"```\n{json.dumps(run.config.to_dict(), indent=2)}\n```", 0)
@@ -216,14 +218,14 @@ def _wandb(run: Tracked) -> Tracker:
     import wandb
 
     config = run.config
-    there: Any = wandb.init(
+    session: Any = wandb.init(
         project="oelm", group=config.experiment, name=str(config.folder), id=run.name, resume="allow",
         dir=str(run.folder), config=config.to_dict(),
     )  # fmt: skip
-    first = there.step  # of one that resumes, the first step that its server does not have
+    first = session.step  # of a resumed run, the first step that the server does not have
     return Tracker(
-        lambda values, step: there.log(values, step=step),
-        lambda ended: there.finish(exit_code=0 if ended == "finished" else 1),
+        lambda values, step: session.log(values, step=step),
+        lambda ended: session.finish(exit_code=0 if ended == "finished" else 1),
         known=lambda key: first - 1,
     )
 
@@ -233,41 +235,43 @@ def _mlflow(run: Tracked) -> Tracker:
     from mlflow.entities import Metric, Param
     from mlflow.tracking.context.registry import resolve_tags
 
-    client: Any = mlflow.MlflowClient()  # the module's own functions know one run per thread
+    client: Any = mlflow.MlflowClient()  # the module's functions allow one run per thread
     config, experiment = run.config, mlflow.set_experiment(run.config.experiment).experiment_id
-    found = client.search_runs([experiment], f"tags.`oelm.run` = '{run.name}'", max_results=1)
-    if found:
-        there, has = found[0].info.run_id, set(found[0].data.metrics)
-        client.update_run(there, status="RUNNING")
+    matching = client.search_runs([experiment], f"tags.`oelm.run` = '{run.name}'", max_results=1)
+    if matching:
+        run_id, stored = matching[0].info.run_id, set(matching[0].data.metrics)
+        client.update_run(run_id, status="RUNNING")
     else:
         tags = resolve_tags({"oelm.run": run.name, "oelm.folder": str(run.folder.resolve())})  # with user and source
         name = f"{config.method.name}-seed-{config.seed}"
-        there, has = client.create_run(experiment, run_name=name, tags=tags).info.run_id, set()
+        run_id, stored = client.create_run(experiment, run_name=name, tags=tags).info.run_id, set()
         parameters = [_mlflow_parameter(*item) for item in _mlflow_config(config).items()]
         for first in range(0, len(parameters), _MLFLOW_BATCH):
             part = parameters[first : first + _MLFLOW_BATCH]
-            client.log_batch(there, params=[Param(key, value) for key, value in part])
+            client.log_batch(run_id, params=[Param(key, value) for key, value in part])
 
     def send(values: dict[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        client.log_batch(there, metrics=[Metric(key, float(value), now, step) for key, value in values.items()])
+        client.log_batch(run_id, metrics=[Metric(key, float(value), now, step) for key, value in values.items()])
 
     def known(key: str) -> int:
-        return max((metric.step for metric in client.get_metric_history(there, key)), default=-1) if key in has else -1
+        if key not in stored:
+            return -1
+        return max((metric.step for metric in client.get_metric_history(run_id, key)), default=-1)
 
     def close(ended: str) -> None:
-        client.set_terminated(there, _MLFLOW_STATUS.get(ended, "FAILED"))
+        client.set_terminated(run_id, _MLFLOW_STATUS.get(ended, "FAILED"))
 
     return Tracker(send, close, known=known)
 
 
 def _mlflow_config(config: RunConfig) -> dict[str, Any]:
-    """What a run is known by, and its whole config by dotted names."""
+    """Return a run's config by dotted names, with its method's name and its id."""
     return {**flat(config.to_dict()), "method": config.method.name, "id": config.id}
 
 
 def _mlflow_parameter(key: str, value: Any) -> tuple[str, str]:
-    """A parameter as MLflow takes it. The whole of a value that is cut is in the run's config.json."""
+    """Return a parameter as MLflow accepts it. A value that is cut here is complete in the run's config.json."""
     text = value if isinstance(value, str) else json.dumps(value)
     cut = text if len(text) <= _MLFLOW_VALUE else f"{text[: _MLFLOW_VALUE - 1]}…"
     return _NOT_IN_A_NAME.sub("_", key)[:_MLFLOW_NAME], cut
@@ -276,13 +280,13 @@ def _mlflow_parameter(key: str, value: Any) -> tuple[str, str]:
 def _trackio(run: Tracked) -> Tracker:
     import trackio
 
-    there: Any = trackio.init(
+    session: Any = trackio.init(
         project="oelm", name=f"{run.config.experiment}-{run.name}", config=run.config.to_dict(), resume="allow"
     )
-    first = there._next_step  # of one that resumes, the first step that it does not have; it says so nowhere else
+    first = session._next_step  # of a resumed run, the first step that it does not have; there is no public name
     return Tracker(
-        lambda values, step: there.log(values, step=step),
-        lambda ended: there.finish(),
+        lambda values, step: session.log(values, step=step),
+        lambda ended: session.finish(),
         lambda: time.sleep(_TRACKIO_WRITES),
         known=lambda key: first - 1,
     )

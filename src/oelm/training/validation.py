@@ -1,4 +1,4 @@
-"""Validation: figures that are the same whatever the batch size or the number of processes."""
+"""Validation: metrics that are the same whatever the batch size or the number of processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .parallel import World
-from .tasks.base import Figures, Task
+from .tasks.base import MetricDict, Task
 
 
 @torch.no_grad()
@@ -20,11 +20,11 @@ def validate(
     batch_size: int,
     sequences: int | None = None,
     autocast: AbstractContextManager[Any] | None = None,
-) -> Figures:
-    """The task's figures over the first `sequences` validation examples (none: all), shared by the processes.
+) -> MetricDict:
+    """Return a task's metrics over its first `sequences` validation examples (None: all), shared by the processes.
 
-    `module` is what `task.loss` made. Short batches are filled with ignored targets: every process takes as many turns
-    as the others, and compiled code sees one shape.
+    `module` is what `task.loss` returned. Short batches are filled up with ignored labels, so that every process makes
+    the same number of passes and compiled code sees one shape.
     """
     count = min(sequences or task.held_out_count, task.held_out_count)
     training = module.training
@@ -34,23 +34,28 @@ def validate(
         first = start + world.rank * batch_size
         batch = task.validation(first, max(0, min(batch_size, count - first)), fill_to=batch_size)
         with autocast or nullcontext():
-            found = module(**{name: tensor.to(world.device) for name, tensor in batch.items()})
-        sums = found if sums is None else sums + found
+            batch_sums = module(**{name: tensor.to(world.device) for name, tensor in batch.items()})
+        sums = batch_sums if sums is None else sums + batch_sums
     module.train(training)
     assert sums is not None, "a validation split has examples"
-    return task.figures(world.totals(sums.tolist()))
+    return task.metrics(world.totals(sums.tolist()))
 
 
 @torch.no_grad()
-def written_figures(model: nn.Module, task: Task, world: World, batch_size: int, examples: int) -> Figures:
-    """The figures of the answers that the model writes to the first validation examples, shared by the processes."""
+def answer_metrics(model: nn.Module, task: Task, world: World, batch_size: int, examples: int) -> MetricDict:
+    """Return the metrics of the model's written answers to the first validation examples, shared by the processes.
+
+    There are none for a task without written answers.
+    """
+    if not task.writes_answers:
+        return {}
     count = min(examples, task.held_out_count)
     training = model.training
     model.eval()
     share = -(-count // world.size)
-    mine = range(world.rank * share, min((world.rank + 1) * share, count))
+    start, stop = world.rank * share, min((world.rank + 1) * share, count)
     answers: list[str] = []
-    for first in range(mine.start, mine.stop, batch_size):
-        answers += task.write(model, first, min(batch_size, mine.stop - first))
+    for first in range(start, stop, batch_size):
+        answers += task.write_answers(model, first, min(batch_size, stop - first))
     model.train(training)
-    return task.judge(world.collect(answers))
+    return task.score_answers(world.collect(answers))

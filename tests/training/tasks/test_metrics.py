@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from oelm.training.tasks.metrics import (
     accuracy_interval,
-    classification_figures,
+    classification_metrics,
     is_at_chance,
     majority,
     matthews,
@@ -29,7 +29,7 @@ def test_perplexity_by_hand():
 
 
 def test_two_classes_by_hand():
-    figures = classification_figures(KNOWN, ("no", "yes"))
+    figures = classification_metrics(KNOWN, ("no", "yes"))
     assert figures["accuracy"] == 0.85
     assert figures["n"] == 100
     f1 = (2 * 50 / (60 + 55), 2 * 35 / (40 + 45))
@@ -45,7 +45,7 @@ def test_two_classes_by_hand():
 
 
 def test_a_class_that_is_never_predicted_counts_as_nought():
-    figures = classification_figures(np.array([[3, 0, 0], [2, 0, 0], [0, 0, 5]]), ("a", "b", "c"))
+    figures = classification_metrics(np.array([[3, 0, 0], [2, 0, 0], [0, 0, 5]]), ("a", "b", "c"))
     assert figures["per_class"]["b"]["f1"] == 0.0
     assert figures["macro_f1"] == pytest.approx((6 / 8 + 0 + 1) / 3)
 

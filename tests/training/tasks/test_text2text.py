@@ -12,7 +12,7 @@ from oelm.evaluation.predict import predict_one
 from oelm.runs.folder import read_metrics
 from oelm.training.engine import train
 from oelm.training.tasks.open import open_task
-from oelm.training.tasks.text2text import judged
+from oelm.training.tasks.text2text import text_metrics
 from tests.support.finetuning import fields, labelled_folder
 from tests.support.training import read
 
@@ -45,8 +45,8 @@ def test_answers_are_learned_and_judged(family, attention, tmp_path):
 def test_the_loss_is_over_the_answers_tokens(tmp_path):
     task = open_task(oelm.RunConfig.load(text_run(tmp_path)))
     batch = task.batch(0, 16)
-    assert task.targets(0, 16) == int((batch["labels"] != -100).sum())
-    assert task.tokens(0, 16) == task.targets(0, 16) + int(batch["attention_mask"].sum())
+    assert task.target_count(0, 16) == int((batch["labels"] != -100).sum())
+    assert task.token_count(0, 16) == task.target_count(0, 16) + int(batch["attention_mask"].sum())
 
 
 def test_a_trained_one_writes_an_answer(tmp_path):
@@ -93,7 +93,7 @@ def test_what_is_judged_does_not_depend_on_the_order_of_the_rows(tmp_path):
         base["model"]["tokenizer"] = str(tmp_path / "reader")
         run = oelm.RunConfig.load(base)
         task = open_task(run)
-        good, bad = task.judge(["good"] * 20), task.judge(["bad"] * 20)
+        good, bad = task.score_answers(["good"] * 20), task.score_answers(["bad"] * 20)
         assert 0.2 < good["exact_match"] < 0.8
         assert good["exact_match"] + bad["exact_match"] == 1.0
         assert (good["written"], good["held_out"]) == (20, 100)
@@ -153,8 +153,10 @@ def test_a_t5_that_lacks_a_layer(tmp_path):
 
 
 def test_judging_by_hand():
-    figures = judged(["a cat sat", "dogs"], ["a cat sat", "cats"])
+    figures = text_metrics(["a cat sat", "dogs"], ["a cat sat", "cats"])
     assert figures["exact_match"] == 0.5
     assert 0 < figures["chrf"] < 100
-    assert judged(["the same words here", "and here too"], ["the same words here", "and here too"])["chrf"] == 100.0
-    assert judged([], []) == {}
+    assert (
+        text_metrics(["the same words here", "and here too"], ["the same words here", "and here too"])["chrf"] == 100.0
+    )
+    assert text_metrics([], []) == {}

@@ -1,4 +1,4 @@
-"""What a run learns, as the engine sees it: batches by number, a summed loss, sums to validate by, figures from those.
+"""What a run learns, as the engine sees it: batches by number, a summed loss, sums to validate by, metrics from those.
 
 `language.py`, `classification.py` and `text2text.py` are the tasks; `open.py` opens the one that a config names.
 """
@@ -14,23 +14,26 @@ from transformers import PreTrainedModel
 
 from ...config import RunConfig
 
-# The target of a position that is not to be predicted.
+# The label of a position that the loss ignores.
 IGNORED = -100
 
 Batch = dict[str, Tensor]
-Figures = dict[str, Any]
+MetricDict = dict[str, Any]
 
 
 class Task(ABC):
-    """One kind of learning. Samples are numbered without end, epoch after epoch; a batch is a function of its numbers.
+    """One kind of learning on one dataset.
 
-    The module that `loss` makes takes a batch. In training mode it gives the summed loss; in evaluation mode a vector
-    of sums, so that any number of batches and processes add up to the same figures: the summed loss, the number of
-    targets, and whatever else `figures` makes use of.
+    Training samples are numbered without end, epoch after epoch, and a batch is a function of its numbers. The module
+    that `loss` returns takes a batch. In training mode it returns the summed loss. In evaluation mode it returns a
+    vector of sums (the loss, the number of targets, and what else `metrics` needs), so that any number of batches and
+    processes add up to the same metrics.
     """
 
-    # Whether every batch has the same shape, so that compiled code is compiled once.
+    # Whether every batch has the same shape, so that the model is compiled once.
     fixed_shapes = False
+    # Whether the model writes out answers, which are scored beside the loss.
+    writes_answers = False
 
     @property
     @abstractmethod
@@ -39,85 +42,85 @@ class Task(ABC):
     @property
     @abstractmethod
     def held_out_count(self) -> int:
-        """How many validation examples there are."""
+        """The number of validation examples."""
 
     @property
     @abstractmethod
     def sha256(self) -> str:
-        """Of all the data, so that a checkpoint goes on with the same."""
+        """The hash of all the data, so that a checkpoint is resumed with the same data."""
 
     @abstractmethod
     def build_model(self, config: RunConfig) -> PreTrainedModel:
-        """The model that the config describes, fit for this data, on the CPU in float32, before any method."""
+        """Build the config's model for this data, on the CPU in float32, before any method is applied."""
 
     @abstractmethod
     def loss(self, model: nn.Module) -> nn.Module:
-        """The model and its loss as one module, so that both are wrapped and compiled together."""
+        """Return the model and its loss as one module, so that both are wrapped and compiled together."""
 
     @abstractmethod
     def batch(self, first: int, count: int) -> Batch:
-        """Samples first to first + count - 1 of the run."""
+        """Return the samples `first` to `first + count - 1` of the run."""
 
     def largest(self, count: int) -> Batch:
-        """As large a batch of `count` samples as any that will come: what fits it fits all."""
+        """Return a batch of `count` samples that needs as much memory as any batch of the run."""
         return self.batch(0, count)
 
     @abstractmethod
-    def targets(self, first: int, count: int) -> int:
-        """How many predictions those samples ask for: what their summed loss is divided by."""
+    def target_count(self, first: int, count: int) -> int:
+        """Return the number of targets in those samples, by which their summed loss is divided."""
 
     @abstractmethod
-    def tokens(self, first: int, count: int) -> int:
-        """How many tokens the model reads for those samples, padding aside."""
+    def token_count(self, first: int, count: int) -> int:
+        """Return the number of tokens that the model reads for those samples, without padding."""
 
     @abstractmethod
     def validation(self, first: int, count: int, fill_to: int) -> Batch:
-        """Validation examples in their turn, filled up to `fill_to` rows whose targets are ignored."""
+        """Return validation examples in order, filled up to `fill_to` rows with ignored labels."""
 
     @abstractmethod
-    def figures(self, sums: list[float]) -> Figures:
-        """What the sums over a set of examples say; `loss` is always there."""
+    def metrics(self, sums: list[float]) -> MetricDict:
+        """Compute metrics from the sums over a set of examples; `loss` is always among them."""
 
     @abstractmethod
-    def headline(self, figures: Figures) -> str:
-        """The figures in a few words, for the terminal."""
+    def headline(self, metrics: MetricDict) -> str:
+        """Describe metrics in a few words, for the terminal."""
 
     @abstractmethod
-    def results(self, last: Figures, best: Figures) -> dict[str, Any]:
-        """What a result says at its top level, of the last model and of the best."""
+    def result_fields(self, last: MetricDict, best: MetricDict) -> dict[str, Any]:
+        """Return the result's top-level fields from the metrics of the last and the best validation."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What the environment records of the data."""
+        """Return what the run's environment records about the data."""
 
     @abstractmethod
     def save_tokenizer(self, folder: Path) -> None: ...
 
-    def score(self, figures: Figures) -> tuple[float, ...]:
-        """The higher, the better, the first number first: by this the best model is chosen."""
-        return (-float(figures["loss"]),)
+    def score(self, metrics: MetricDict) -> tuple[float, ...]:
+        """Return the numbers by which the best model is chosen: higher is better, the first number counts first."""
+        return (-float(metrics["loss"]),)
 
-    def reached(self, figures: Figures, target: float) -> bool:
-        """Whether a target of `eval.targets` is met."""
+    def reached(self, metrics: MetricDict, target: float) -> bool:
+        """Return whether a target of `eval.targets` is met."""
         return False
 
-    def write(self, model: nn.Module, first: int, count: int) -> list[str]:
-        """What the model answers to validation examples, where answers are written out."""
-        return []
+    def write_answers(self, model: nn.Module, first: int, count: int) -> list[str]:
+        """Let the model write answers to validation examples. Only for tasks with `writes_answers`."""
+        raise NotImplementedError
 
-    def judge(self, written: list[str]) -> Figures:
-        """The figures of what was written for the first validation examples."""
-        return {}
+    def score_answers(self, answers: list[str]) -> MetricDict:
+        """Compute metrics of the answers to the first validation examples. Only for tasks with `writes_answers`."""
+        raise NotImplementedError
 
-    def others(self) -> dict[str, Task]:
-        """Further labelled splits by name, each as the validation split of a task: never used for choosing."""
+    def other_splits(self) -> dict[str, Task]:
+        """Return further labelled splits by name, each as a task that validates on it. They never choose a model."""
         return {}
 
     def warnings(self) -> list[str]:
-        """What must be known about the data to read the result, such as how many texts were cut."""
+        """Return what a reader of the result must know about the data, such as how many texts were cut."""
         return []
 
 
-def of_all(judged: int, held_out: int) -> str:
-    """How many examples figures are of, for the terminal."""
-    return f"{judged:,}" if judged == held_out else f"{judged:,} of {held_out:,}"
+def example_count(scored: int, held_out: int) -> str:
+    """Return how many validation examples metrics are based on, for the terminal."""
+    return f"{scored:,}" if scored == held_out else f"{scored:,} of {held_out:,}"

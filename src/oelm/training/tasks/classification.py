@@ -1,4 +1,4 @@
-"""Classification: the class of a text, or of a pair of texts, by a head on a pretrained or a fresh model."""
+"""Classification: predict the class of a text or a pair of texts, with a head on a pretrained or a fresh model."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from ...data.labelled.examples import Examples, LabelledData, by_content
 from ...data.labelled.load import open_labelled
 from ...errors import ConfigError, DataError
 from ...models.finetune import build_classifier, relabelled_head_note
-from .base import IGNORED, Batch, Figures, Task, of_all
-from .metrics import classification_figures
+from .base import IGNORED, Batch, MetricDict, Task, example_count
+from .metrics import classification_metrics
 from .model_tokenizer import ModelTokenizer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Classification(Task):
-    """A labelled task. Batches hold examples of about the same length, padded to the longest of them."""
+    """A labelled task. Batches hold examples of about the same length, padded to the longest of them.
+
+    `validation_order` are the rows of `held_out` that are validated on. `choose` is the metric of the best model.
+    """
 
     data: LabelledData
     model_tokenizer: ModelTokenizer
@@ -35,21 +38,29 @@ class Classification(Task):
     order: LengthGrouped
     split: str
     held_out: Encoded
-    in_turn: Order
+    validation_order: Order
     choose: str
-    about_head: str | None = None
+    head_note: str | None = None
 
     @classmethod
     def open(cls, config: RunConfig) -> Classification:
+        """Open and encode the labelled data of a run."""
         data, model_tokenizer = open_data(config), ModelTokenizer.of(config)
-        train = _encoded(data, "train", model_tokenizer)
-        order = LengthGrouped(train.lengths, config.train.batch_size, config.data_seed)
-        held_out = _encoded(data, "validation", model_tokenizer)
-        some = None if config.eval.sequences is None else by_content(data.splits["validation"])[: config.eval.sequences]
-        in_turn = _longest_first(held_out, some)
-        about_head = relabelled_head_note(config.model, model_tokenizer.hf_config, data.labels)
-        choose = config.eval.choose or "accuracy"
-        return cls(data, model_tokenizer, train, order, "validation", held_out, in_turn, choose, about_head)
+        train = _encode(data, "train", model_tokenizer)
+        held_out = _encode(data, "validation", model_tokenizer)
+        limit = config.eval.sequences
+        rows = None if limit is None else by_content(data.splits["validation"])[:limit]
+        return cls(
+            data=data,
+            model_tokenizer=model_tokenizer,
+            train=train,
+            order=LengthGrouped(train.lengths, config.train.batch_size, config.data_seed),
+            split="validation",
+            held_out=held_out,
+            validation_order=_longest_first(held_out, rows),
+            choose=config.eval.choose or "accuracy",
+            head_note=relabelled_head_note(config.model, model_tokenizer.hf_config, data.labels),
+        )
 
     @property
     def samples_per_epoch(self) -> int:
@@ -57,7 +68,7 @@ class Classification(Task):
 
     @property
     def held_out_count(self) -> int:
-        return len(self.in_turn)
+        return len(self.validation_order)
 
     @property
     def sha256(self) -> str:
@@ -75,47 +86,47 @@ class Classification(Task):
     def largest(self, count: int) -> Batch:
         return self._rows(self.train, "train", np.resize(_longest_first(self.train), count))
 
-    def targets(self, first: int, count: int) -> int:
+    def target_count(self, first: int, count: int) -> int:
         return int((self.order.chosen(first, count) >= 0).sum())
 
-    def tokens(self, first: int, count: int) -> int:
+    def token_count(self, first: int, count: int) -> int:
         chosen = self.order.chosen(first, count)
         return int(self.train.lengths[chosen[chosen >= 0]].sum())
 
     def validation(self, first: int, count: int, fill_to: int) -> Batch:
         chosen = np.full(fill_to, -1, dtype=np.int64)
-        chosen[: max(0, count)] = self.in_turn[first : first + count]
+        chosen[: max(0, count)] = self.validation_order[first : first + count]
         return self._rows(self.held_out, self.split, chosen)
 
-    def figures(self, sums: list[float]) -> Figures:
+    def metrics(self, sums: list[float]) -> MetricDict:
         classes = len(self.data.labels)
         confusion = np.rint(sums[2:]).astype(np.int64).reshape(classes, classes)
-        found = classification_figures(confusion, self.data.labels)
-        return {"loss": sums[0] / sums[1], **found, "held_out": len(self.held_out)}
+        metrics = classification_metrics(confusion, self.data.labels)
+        return {"loss": sums[0] / sums[1], **metrics, "held_out": len(self.held_out)}
 
-    def score(self, figures: Figures) -> tuple[float, ...]:
-        by_loss = -float(figures["loss"])
-        return (by_loss,) if self.choose == "loss" else (float(figures[self.choose]), by_loss)
+    def score(self, metrics: MetricDict) -> tuple[float, ...]:
+        by_loss = -float(metrics["loss"])
+        return (by_loss,) if self.choose == "loss" else (float(metrics[self.choose]), by_loss)
 
-    def reached(self, figures: Figures, target: float) -> bool:
-        return bool(figures["accuracy"] >= target)
+    def reached(self, metrics: MetricDict, target: float) -> bool:
+        return bool(metrics["accuracy"] >= target)
 
-    def headline(self, figures: Figures) -> str:
+    def headline(self, metrics: MetricDict) -> str:
         return (
-            f"accuracy {figures['accuracy']:.4f} (majority {figures['majority']['accuracy']:.4f}), "
-            f"macro-F1 {figures['macro_f1']:.4f}, validation loss {figures['loss']:.4f} "
-            f"({of_all(figures['n'], figures['held_out'])} examples)"
+            f"accuracy {metrics['accuracy']:.4f} (majority {metrics['majority']['accuracy']:.4f}), "
+            f"macro-F1 {metrics['macro_f1']:.4f}, validation loss {metrics['loss']:.4f} "
+            f"({example_count(metrics['n'], metrics['held_out'])} examples)"
         )
 
-    def others(self) -> dict[str, Task]:
-        found: dict[str, Task] = {}
+    def other_splits(self) -> dict[str, Task]:
+        tasks: dict[str, Task] = {}
         for name in self.data.splits:
             if name not in ("train", "validation"):
-                encoded = _encoded(self.data, name, self.model_tokenizer)
-                found[name] = replace(self, split=name, held_out=encoded, in_turn=_longest_first(encoded))
-        return found
+                encoded = _encode(self.data, name, self.model_tokenizer)
+                tasks[name] = replace(self, split=name, held_out=encoded, validation_order=_longest_first(encoded))
+        return tasks
 
-    def results(self, last: Figures, best: Figures) -> dict[str, Any]:
+    def result_fields(self, last: MetricDict, best: MetricDict) -> dict[str, Any]:
         chosen = best or last
         warning = (
             f"accuracy {chosen['accuracy']:.4f} on {chosen['n']} examples is within noise of always answering "
@@ -135,8 +146,8 @@ class Classification(Task):
         }
 
     def warnings(self) -> list[str]:
-        told = [self.about_head] if self.about_head else []
-        return told + cut_warnings({"training": self.train, self.split: self.held_out}, self.model_tokenizer)
+        notes = [self.head_note] if self.head_note else []
+        return notes + cut_warnings({"training": self.train, self.split: self.held_out}, self.model_tokenizer)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -159,7 +170,7 @@ class Classification(Task):
         self.model_tokenizer.save(folder)
 
     def _rows(self, encoded: Encoded, split: str, chosen: Order) -> Batch:
-        """Examples as a batch. An empty place is filled with the first example, and its label is ignored."""
+        """Return examples as a batch. Empty places (-1) repeat the first example with an ignored label."""
         filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
         rows = encoded.pad(filled, self.model_tokenizer.tokenizer.pad_token_id)
         rows["labels"] = np.where(chosen < 0, IGNORED, self.data.splits[split].labels[filled])
@@ -167,7 +178,7 @@ class Classification(Task):
 
 
 def open_data(config: RunConfig) -> LabelledData:
-    """The examples that a run's task names."""
+    """Open the examples that a run's task names."""
     task = config.task
     return open_labelled(
         task.name,
@@ -186,7 +197,7 @@ def open_data(config: RunConfig) -> LabelledData:
 
 
 class ClassifierLoss(nn.Module):
-    """Cross-entropy summed over the labels that count, in float32; in evaluation, the confusion matrix with it."""
+    """Cross-entropy summed over labels that are not ignored, in float32; in evaluation with the confusion matrix."""
 
     def __init__(self, model: nn.Module, classes: int) -> None:
         super().__init__()
@@ -205,24 +216,24 @@ class ClassifierLoss(nn.Module):
 
 @torch.no_grad()
 def classify(model: nn.Module, model_tokenizer: ModelTokenizer, text: str, pair: str | None) -> dict[str, Any]:
-    """What a classifier says of one text, or of one pair: the likeliest class, and the probability of each."""
+    """Return a classifier's most likely class for one text or pair, and the probability of each class."""
     encoded = model_tokenizer.encode([text], None if pair is None else [pair])
     rows = encoded.pad(np.zeros(1, np.int64), model_tokenizer.tokenizer.pad_token_id)
-    judge: Any = model
-    logits = judge(**{name: torch.from_numpy(values) for name, values in rows.items()}).logits
-    shares = torch.softmax(logits[0].float(), -1).tolist()
-    labels = [judge.config.id2label[index] for index in range(len(shares))]
-    likeliest = max(zip(shares, labels, strict=True))[1]
-    return {"label": likeliest, "probabilities": dict(zip(labels, shares, strict=True))}
+    classifier: Any = model
+    logits = classifier(**{name: torch.from_numpy(values) for name, values in rows.items()}).logits
+    probabilities = torch.softmax(logits[0].float(), -1).tolist()
+    labels = [classifier.config.id2label[index] for index in range(len(probabilities))]
+    most_likely = max(zip(probabilities, labels, strict=True))[1]
+    return {"label": most_likely, "probabilities": dict(zip(labels, probabilities, strict=True))}
 
 
 def sha256_of(data: LabelledData, model_tokenizer: ModelTokenizer) -> str:
-    """One hash of labelled data and of how a model reads it."""
+    """Return one hash of labelled data and of how it is encoded for the model."""
     return hashlib.sha256(f"{data.sha256}\0{model_tokenizer.sha256}".encode()).hexdigest()
 
 
 def cut_warnings(encoded: dict[str, Encoded], model_tokenizer: ModelTokenizer) -> list[str]:
-    """How many texts of each split were longer than the model reads."""
+    """Return a warning for each split with texts that were longer than the model reads."""
     return [
         f"{one.truncated:,} {name} texts ({100 * one.truncated / len(one):.1f} %) were longer than "
         f"{model_tokenizer.max_length} tokens: cut"
@@ -231,7 +242,8 @@ def cut_warnings(encoded: dict[str, Encoded], model_tokenizer: ModelTokenizer) -
     ]
 
 
-def _encoded(data: LabelledData, split: str, model_tokenizer: ModelTokenizer) -> Encoded:
+def _encode(data: LabelledData, split: str, model_tokenizer: ModelTokenizer) -> Encoded:
+    """Encode the texts of a split."""
     examples: Examples = data.splits[split]
     encoded = model_tokenizer.encode(examples.texts, examples.pairs)
     if getattr(model_tokenizer.hf_config, "is_encoder_decoder", False):
@@ -240,7 +252,7 @@ def _encoded(data: LabelledData, split: str, model_tokenizer: ModelTokenizer) ->
 
 
 def _require_one_end(encoded: Encoded, model_tokenizer: ModelTokenizer, where: str) -> None:
-    """An encoder-decoder is pooled where the text ends, so every text must have as many end tokens as the others."""
+    """Raise unless all texts have the same number of end tokens: an encoder-decoder is pooled at the end token."""
     end = model_tokenizer.hf_config.eos_token_id
     counts = np.add.reduceat((encoded.ids == end).astype(np.int64), encoded.offsets[:-1])
     if counts[0] == 0:
@@ -248,16 +260,19 @@ def _require_one_end(encoded: Encoded, model_tokenizer: ModelTokenizer, where: s
             f"model: a {model_tokenizer.hf_config.model_type} classifies by the end-of-text token, and its tokenizer "
             "puts none after a text; name the model's own tokenizer"
         )
-    mark = model_tokenizer.tokenizer.convert_ids_to_tokens(end)
+    token = model_tokenizer.tokenizer.convert_ids_to_tokens(end)
     odd = np.flatnonzero(counts != np.bincount(counts).argmax())
     if len(odd):
         raise DataError(
-            f"{where}, example {odd[0] + 1}: its text contains {mark!r}, the token by which a "
-            f"{model_tokenizer.hf_config.model_type} knows where a text ends; remove it ({len(odd)} such texts)"
+            f"{where}, example {odd[0] + 1}: its text contains {token!r}, the end-of-text token at which a "
+            f"{model_tokenizer.hf_config.model_type} classifies; remove it from the text ({len(odd)} such texts)"
         )
 
 
-def _longest_first(encoded: Encoded, some: Order | None = None) -> Order:
-    """Some examples (none: all) by falling length: little padding, and what does not fit is found at once."""
-    rows = np.arange(len(encoded)) if some is None else np.sort(some)
+def _longest_first(encoded: Encoded, chosen: Order | None = None) -> Order:
+    """Return the chosen rows (None: all) by falling length.
+
+    Batches then need little padding, and one that does not fit into memory is the first.
+    """
+    rows = np.arange(len(encoded)) if chosen is None else np.sort(chosen)
     return rows[np.argsort(-encoded.lengths[rows], kind="stable")].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Language modelling: the next token of every position, over windows of a token file."""
+"""Language modelling: predict the next token at every position, over windows of a token file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ...data.labelled.tasks import BUILTIN
 from ...data.synthetic.story_corpus import builtin
 from ...errors import ConfigError
 from ...models.language import build_for_run
-from .base import IGNORED, Batch, Figures, Task
+from .base import IGNORED, Batch, MetricDict, Task
 from .metrics import perplexity
 
 
 @dataclass(frozen=True)
 class LanguageModelling(Task):
-    """Next-token prediction over windows of a token file. Batches are a function of the seed and a sample's number."""
+    """Next-token prediction over windows of a token file. A batch is a function of the seed and the sample numbers."""
 
     data: TokenDataset
     windows: Windows
@@ -36,14 +36,18 @@ class LanguageModelling(Task):
 
     @classmethod
     def open(cls, config: RunConfig) -> LanguageModelling:
+        """Open the token file of a run and check that it can be trained and validated on."""
         if config.data.path is None:
             raise ConfigError("data.path: name a folder that `oelm data prepare` wrote, or builtin:stories")
         data = open_dataset(config.data.path)
-        data.verify()  # its hashes are what the record says that the run learned from
+        if data.folder is not None:  # data made in memory was hashed a moment ago
+            data.verify()  # the run's record names the data by these hashes
         if data.val is None:
-            raise ConfigError(f"data.path {config.data.path}: it has no validation tokens; prepare it with a split")
+            raise ConfigError(
+                f"data.path {config.data.path}: it has no validation tokens; prepare it again with a validation split"
+            )
         if config.checkpoint.best:
-            data.load_tokenizer()  # it goes beside the best model: what is wrong with it is told now, not then
+            data.load_tokenizer()  # it is saved with the best model; an error is better now than then
         length = config.data.sequence_length
         windows = Windows(data.train.tokens, length, config.data_seed, config.data.fraction, "the training text")
         return cls(data, windows, Windows(data.val.tokens, length, text="the validation text"), length)
@@ -62,7 +66,7 @@ class LanguageModelling(Task):
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
         model: Any = build_for_run(config.model, self.data.vocab_size, self.length, config.seed)
-        if "eos_token_id" not in config.model.fields:  # so that whatever generates with it stops where a text ends
+        if "eos_token_id" not in config.model.fields:  # generation stops where a text ends
             model.config.eos_token_id = self.data.eos_id
             if model.generation_config is not None:
                 model.generation_config.eos_token_id = self.data.eos_id
@@ -75,10 +79,10 @@ class LanguageModelling(Task):
     def batch(self, first: int, count: int) -> Batch:
         return _split(torch.from_numpy(self.windows.batch(first, count)))
 
-    def targets(self, first: int, count: int) -> int:
+    def target_count(self, first: int, count: int) -> int:
         return count * self.length
 
-    def tokens(self, first: int, count: int) -> int:
+    def token_count(self, first: int, count: int) -> int:
         return count * self.length
 
     def validation(self, first: int, count: int, fill_to: int) -> Batch:
@@ -91,17 +95,17 @@ class LanguageModelling(Task):
                 filled[name][:count] = rows
         return filled
 
-    def figures(self, sums: list[float]) -> Figures:
+    def metrics(self, sums: list[float]) -> MetricDict:
         loss = sums[0] / sums[1]
         return {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": self.bits_per_byte(loss)}
 
-    def reached(self, figures: Figures, target: float) -> bool:
-        return bool(figures["perplexity"] <= target)
+    def reached(self, metrics: MetricDict, target: float) -> bool:
+        return bool(metrics["perplexity"] <= target)
 
-    def headline(self, figures: Figures) -> str:
-        return f"validation loss {figures['loss']:.4f}, perplexity {figures['perplexity']:.3f}"
+    def headline(self, metrics: MetricDict) -> str:
+        return f"validation loss {metrics['loss']:.4f}, perplexity {metrics['perplexity']:.3f}"
 
-    def results(self, last: Figures, best: Figures) -> dict[str, Any]:
+    def result_fields(self, last: MetricDict, best: MetricDict) -> dict[str, Any]:
         return {
             "val_loss": last["loss"],
             "perplexity": last["perplexity"],
@@ -112,6 +116,7 @@ class LanguageModelling(Task):
         }
 
     def bits_per_byte(self, loss: float) -> float:
+        """Convert a loss in nats per token into bits per byte of the validation text."""
         assert self.data.val is not None
         return loss / math.log(2) / (self.data.val.bytes / len(self.data.val.tokens))
 
@@ -137,12 +142,12 @@ class LanguageModelling(Task):
 
 
 def open_dataset(path: str) -> TokenDataset:
-    """A prepared folder, or `builtin:NAME` for data that is made here."""
+    """Open a prepared folder, or make the built-in data that `builtin:NAME` names."""
     return builtin(path.removeprefix(BUILTIN)) if path.startswith(BUILTIN) else TokenDataset.open(path)
 
 
 class SummedLoss(nn.Module):
-    """Cross-entropy summed over every target that counts, in float32."""
+    """Cross-entropy summed over all targets that are not ignored, in float32."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -157,4 +162,5 @@ class SummedLoss(nn.Module):
 
 
 def _split(windows: Tensor) -> Batch:
+    """Split windows of length + 1 tokens into inputs and the tokens that follow them."""
     return {"inputs": windows[:, :-1].contiguous(), "targets": windows[:, 1:].contiguous()}

@@ -1,4 +1,4 @@
-"""Text to text: an encoder-decoder reads a source and writes its answer."""
+"""Text to text: an encoder-decoder reads a source text and writes an answer."""
 
 from __future__ import annotations
 
@@ -22,50 +22,53 @@ from ...data.labelled.prompts import PROMPTS
 from ...data.packages import import_optional
 from ...errors import ConfigError
 from ...models.finetune import build_text_to_text
-from .base import IGNORED, Batch, Figures, Task, of_all
+from .base import IGNORED, Batch, MetricDict, Task, example_count
 from .classification import cut_warnings, open_data, sha256_of
 from .model_tokenizer import ModelTokenizer
 
 
 @dataclass(frozen=True)
-class Sides:
-    """The sources and the targets of one split."""
+class SourcesAndTargets:
+    """The encoded sources and targets of one split."""
 
     examples: Examples
     sources: Encoded
     targets: Encoded
 
     @cached_property
-    def in_turn(self) -> Order:
-        """The order in which examples are judged, so that the first of them stand for all."""
+    def validation_order(self) -> Order:
+        """The order of validation, by a hash of the content, so that the first examples represent all."""
         return by_content(self.examples)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextToText(Task):
-    """Sources and targets. The loss is over the targets' tokens; answers are also written out, greedily, and judged."""
+    """Sources and targets. The loss is over the targets' tokens; answers are also generated, greedily, and scored."""
 
     data: LabelledData
     model_tokenizer: ModelTokenizer
-    train: Sides
-    held_out: Sides
+    train: SourcesAndTargets
+    held_out: SourcesAndTargets
     order: LengthGrouped
     split: str = "validation"
 
+    writes_answers = True
+
     @classmethod
     def open(cls, config: RunConfig) -> TextToText:
+        """Open and encode the sources and targets of a run."""
         data = open_data(config)
         if config.eval.generations:
-            import_optional("sacrebleu", "judging written answers (or set eval.generations to 0)")
+            import_optional("sacrebleu", "scoring written answers (or set eval.generations to 0)")
         model_tokenizer = ModelTokenizer.of(config)
-        train, held_out = (_sides(data, name, model_tokenizer) for name in ("train", "validation"))
+        train, held_out = (_encode(data, name, model_tokenizer) for name in ("train", "validation"))
         if int(train.targets.ids[train.targets.offsets[1] - 1]) != model_tokenizer.hf_config.eos_token_id:
             raise ConfigError(
                 "model: its tokenizer puts no end-of-text token after an answer, so it would never learn to stop; name "
                 "the model's own tokenizer"
             )
         order = LengthGrouped(train.sources.lengths, config.train.batch_size, config.data_seed)
-        return cls(data, model_tokenizer, train, held_out, order)
+        return cls(data=data, model_tokenizer=model_tokenizer, train=train, held_out=held_out, order=order)
 
     @property
     def samples_per_epoch(self) -> int:
@@ -92,64 +95,64 @@ class TextToText(Task):
         lengths = self.train.sources.lengths + self.train.targets.lengths
         return self._rows(self.train, np.resize(np.argsort(-lengths, kind="stable"), count))
 
-    def targets(self, first: int, count: int) -> int:
-        return self._length(self.train.targets, self.order.chosen(first, count))
+    def target_count(self, first: int, count: int) -> int:
+        return self._token_count(self.train.targets, self.order.chosen(first, count))
 
-    def tokens(self, first: int, count: int) -> int:
+    def token_count(self, first: int, count: int) -> int:
         chosen = self.order.chosen(first, count)
-        return self._length(self.train.sources, chosen) + self._length(self.train.targets, chosen)
+        return self._token_count(self.train.sources, chosen) + self._token_count(self.train.targets, chosen)
 
     def validation(self, first: int, count: int, fill_to: int) -> Batch:
         chosen = np.full(fill_to, -1, dtype=np.int64)
-        chosen[: max(0, count)] = self.held_out.in_turn[first : first + max(0, count)]
+        chosen[: max(0, count)] = self.held_out.validation_order[first : first + max(0, count)]
         return self._rows(self.held_out, chosen)
 
-    def figures(self, sums: list[float]) -> Figures:
+    def metrics(self, sums: list[float]) -> MetricDict:
         return {"loss": sums[0] / sums[1]}
 
-    def write(self, model: nn.Module, first: int, count: int) -> list[str]:
-        longest = max(int(sides.targets.lengths.max()) for sides in (self.train, self.held_out))
-        chosen = self.held_out.in_turn[first : first + count]
+    def write_answers(self, model: nn.Module, first: int, count: int) -> list[str]:
+        longest = max(int(split.targets.lengths.max()) for split in (self.train, self.held_out))
+        chosen = self.held_out.validation_order[first : first + count]
         return answer(model, self.model_tokenizer, self.held_out.sources, chosen, longest)
 
-    def judge(self, written: list[str]) -> Figures:
+    def score_answers(self, answers: list[str]) -> MetricDict:
         assert self.held_out.examples.answers is not None
-        # What the tokenizer makes of a target is what a model can write; that it may not be able to is not its fault.
-        targets, chosen = self.held_out.targets, self.held_out.in_turn[: len(written)]
+        # Answers are compared with the targets as the tokenizer decodes them, which is all that a model can write.
+        targets, chosen = self.held_out.targets, self.held_out.validation_order[: len(answers)]
         tokens = [targets.ids[targets.offsets[row] : targets.offsets[row + 1]] for row in chosen]
-        wanted = self.model_tokenizer.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return judged(written, [text.strip() for text in wanted]) | {"held_out": self.held_out_count}
+        expected = self.model_tokenizer.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return text_metrics(answers, [text.strip() for text in expected]) | {"held_out": self.held_out_count}
 
-    def headline(self, figures: Figures) -> str:
-        said = f"validation loss {figures['loss']:.4f}"
-        if "exact_match" in figures:
-            said += (
-                f", exact match {figures['exact_match']:.4f}, chrF {figures['chrf']:.1f}, BLEU {figures['bleu']:.1f} "
-                f"({of_all(figures['written'], figures['held_out'])} answers)"
+    def headline(self, metrics: MetricDict) -> str:
+        text = f"validation loss {metrics['loss']:.4f}"
+        if "exact_match" in metrics:
+            text += (
+                f", exact match {metrics['exact_match']:.4f}, chrF {metrics['chrf']:.1f}, BLEU {metrics['bleu']:.1f} "
+                f"({example_count(metrics['written'], metrics['held_out'])} answers)"
             )
-        return said
+        return text
 
-    def others(self) -> dict[str, Task]:
+    def other_splits(self) -> dict[str, Task]:
         return {
-            name: replace(self, held_out=_sides(self.data, name, self.model_tokenizer), split=name)
+            name: replace(self, held_out=_encode(self.data, name, self.model_tokenizer), split=name)
             for name in self.data.splits
             if name not in ("train", "validation")
         }
 
-    def results(self, last: Figures, best: Figures) -> dict[str, Any]:
-        figures: Figures = {name: last[name] for name in ("exact_match", "chrf", "bleu") if name in last}
+    def result_fields(self, last: MetricDict, best: MetricDict) -> dict[str, Any]:
+        metrics: MetricDict = {name: last[name] for name in ("exact_match", "chrf", "bleu") if name in last}
         return {
             "val_loss": last["loss"],
             "best_val_loss": best.get("loss"),
             "best_step": best.get("step"),
-            **figures,
+            **metrics,
         }
 
     def warnings(self) -> list[str]:
-        sides = {"training": self.train, self.split: self.held_out}
-        targets = {f"{name} target": one.targets for name, one in sides.items()}
-        encoded = {f"{name} source": one.sources for name, one in sides.items()}
-        return cut_warnings(encoded | targets, self.model_tokenizer) + _unknown_warnings(targets, self.model_tokenizer)
+        splits = {"training": self.train, self.split: self.held_out}
+        sources = {f"{name} source": split.sources for name, split in splits.items()}
+        targets = {f"{name} target": split.targets for name, split in splits.items()}
+        return cut_warnings(sources | targets, self.model_tokenizer) + _unknown_warnings(targets, self.model_tokenizer)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -167,21 +170,22 @@ class TextToText(Task):
         self.model_tokenizer.save(folder)
 
     @staticmethod
-    def _length(encoded: Encoded, chosen: Order) -> int:
+    def _token_count(encoded: Encoded, chosen: Order) -> int:
         return int(encoded.lengths[chosen[chosen >= 0]].sum())
 
-    def _rows(self, sides: Sides, chosen: Order) -> Batch:
+    def _rows(self, split: SourcesAndTargets, chosen: Order) -> Batch:
+        """Return examples as a batch. Empty places (-1) repeat the first example with ignored labels."""
         filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
-        rows = sides.sources.pad(filled, self.model_tokenizer.tokenizer.pad_token_id)
+        rows = split.sources.pad(filled, self.model_tokenizer.tokenizer.pad_token_id)
         rows.pop("token_type_ids", None)
-        answers = sides.targets.pad(filled, self.model_tokenizer.tokenizer.pad_token_id)
-        counts = answers["attention_mask"].astype(bool) & (chosen >= 0)[:, None]
-        rows["labels"] = np.where(counts, answers["input_ids"], IGNORED)
+        answers = split.targets.pad(filled, self.model_tokenizer.tokenizer.pad_token_id)
+        scored = answers["attention_mask"].astype(bool) & (chosen >= 0)[:, None]
+        rows["labels"] = np.where(scored, answers["input_ids"], IGNORED)
         return {name: torch.from_numpy(values) for name, values in rows.items()}
 
 
 class AnswerLoss(nn.Module):
-    """Cross-entropy summed over the answers' tokens, in float32."""
+    """Cross-entropy summed over the tokens of the answers, in float32."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -189,9 +193,9 @@ class AnswerLoss(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
         model: Any = self.model
-        before = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        decoder_ids = model.prepare_decoder_input_ids_from_labels(labels=labels)
         logits = model(
-            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=before, use_cache=False
+            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_ids, use_cache=False
         ).logits
         loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         if self.training:
@@ -199,16 +203,16 @@ class AnswerLoss(nn.Module):
         return torch.stack([loss.double(), (labels != IGNORED).sum().double()])
 
 
-def judged(written: list[str], wanted: list[str]) -> Figures:
-    """Exact match as a share, chrF and BLEU as sacrebleu has them, from 0 to 100."""
-    if not written:
+def text_metrics(answers: list[str], expected: list[str]) -> MetricDict:
+    """Return exact match as a share, and sacrebleu's chrF and BLEU from 0 to 100."""
+    if not answers:
         return {}
-    sacrebleu = import_optional("sacrebleu", "judging written answers")
+    sacrebleu = import_optional("sacrebleu", "scoring written answers")
     return {
-        "exact_match": sum(one == other for one, other in zip(written, wanted, strict=True)) / len(written),
-        "chrf": float(sacrebleu.corpus_chrf(written, [wanted]).score),
-        "bleu": float(sacrebleu.corpus_bleu(written, [wanted]).score),
-        "written": len(written),
+        "exact_match": sum(one == other for one, other in zip(answers, expected, strict=True)) / len(answers),
+        "chrf": float(sacrebleu.corpus_chrf(answers, [expected]).score),
+        "bleu": float(sacrebleu.corpus_bleu(answers, [expected]).score),
+        "written": len(answers),
     }
 
 
@@ -216,11 +220,11 @@ def judged(written: list[str], wanted: list[str]) -> Figures:
 def answer(
     model: nn.Module, model_tokenizer: ModelTokenizer, sources: Encoded, chosen: Order, longest: int
 ) -> list[str]:
-    """What the model writes to the chosen sources, of at most `longest` tokens, greedily."""
+    """Generate answers to the chosen sources greedily, with at most `longest` tokens each."""
     rows = sources.pad(chosen, model_tokenizer.tokenizer.pad_token_id)
-    writer: Any = model
+    generator: Any = model
     device = next(model.parameters()).device
-    out = writer.generate(
+    out = generator.generate(
         input_ids=torch.from_numpy(rows["input_ids"]).to(device),
         attention_mask=torch.from_numpy(rows["attention_mask"]).to(device),
         max_new_tokens=min(longest, model_tokenizer.max_length - 1),
@@ -228,35 +232,38 @@ def answer(
     return [text.strip() for text in model_tokenizer.tokenizer.batch_decode(out, skip_special_tokens=True)]
 
 
-def _sides(data: LabelledData, name: str, model_tokenizer: ModelTokenizer) -> Sides:
+def _encode(data: LabelledData, name: str, model_tokenizer: ModelTokenizer) -> SourcesAndTargets:
+    """Encode a split. Raise when the tokenizer knows nothing of an answer."""
     split = data.splits[name]
     assert split.answers is not None, "text-to-text data has answers"
-    sides = Sides(split, model_tokenizer.encode(split.texts, split.pairs), model_tokenizer.encode(split.answers))
-    # Unknown and other special tokens are not written out, so whoever writes nothing would match such an answer.
-    kept = _count(sides.targets, ~np.isin(sides.targets.ids, model_tokenizer.tokenizer.all_special_ids))
-    lost = np.flatnonzero(kept == 0)
+    sources = model_tokenizer.encode(split.texts, split.pairs)
+    encoded = SourcesAndTargets(split, sources, model_tokenizer.encode(split.answers))
+    # Special tokens, unknown ones included, are not written out: a model that writes nothing would match an answer
+    # that consists of them.
+    known = _count(encoded.targets, ~np.isin(encoded.targets.ids, model_tokenizer.tokenizer.all_special_ids))
+    lost = np.flatnonzero(known == 0)
     if len(lost):
         raise ConfigError(
-            f"{data.name}, {name}: the tokenizer knows nothing of {len(lost):,} of {len(kept):,} answers, such as "
+            f"{data.name}, {name}: the tokenizer knows nothing of {len(lost):,} of {len(known):,} answers, such as "
             f"{split.answers[lost[0]]!r}; use answers that it can write, or a model whose tokenizer can"
         )
-    return sides
+    return encoded
 
 
 def _unknown_warnings(targets: dict[str, Encoded], model_tokenizer: ModelTokenizer) -> list[str]:
-    """How many answers of each split have parts that the tokenizer does not know, and no model here can write."""
+    """Return a warning for each split with answers that have tokens unknown to the tokenizer."""
     warnings = []
-    for name, one in targets.items():
-        unknown = int((_count(one, one.ids == model_tokenizer.tokenizer.unk_token_id) > 0).sum())
+    for name, encoded in targets.items():
+        unknown = int((_count(encoded, encoded.ids == model_tokenizer.tokenizer.unk_token_id) > 0).sum())
         if unknown and model_tokenizer.tokenizer.unk_token_id != model_tokenizer.hf_config.eos_token_id:
             warnings.append(
-                f"{unknown:,} {name} texts ({100 * unknown / len(one):.1f} %) have parts that the tokenizer does not "
-                "know: judged without those"
+                f"{unknown:,} {name} texts ({100 * unknown / len(encoded):.1f} %) have parts that the tokenizer does "
+                "not know: scored without those"
             )
     return warnings
 
 
 def _count(encoded: Encoded, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """How many of each text's tokens are marked."""
+    """Return how many tokens of each text are marked."""
     counts: npt.NDArray[np.int64] = np.add.reduceat(marked.astype(np.int64), encoded.offsets[:-1])
     return counts

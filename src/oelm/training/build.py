@@ -1,0 +1,148 @@
+"""Build a run: data, model, method, optimiser and the last checkpoint, all checked before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base.files import require_space, write_json
+from ..config import RunConfig
+from ..errors import ConfigError
+from ..method.apply import apply
+from ..method.audit import audit
+from ..method.schedule import events
+from ..method.sites import find_sites
+from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder, environment
+from .checkpoint import TrainState, checkpoint_bytes, remove_old_checkpoints
+from .length import RunLength
+from .optim import build_optimizer, unused_multipliers
+from .parallel import World, is_sharded, wrap
+from .progress import Display
+from .resume import find_checkpoint, require_agreement, run_identity
+from .signals import StopRequest
+from .step import Stepper, batch_share, uses_compile
+from .tasks.base import Task
+from .tasks.open import open_task
+from .timing import StepTimer
+from .trackers import Trackers
+
+
+@dataclass(kw_only=True)
+class ActiveRun:
+    """Everything that belongs to a run while it trains."""
+
+    config: RunConfig
+    world: World
+    folder: RunFolder
+    task: Task
+    length: RunLength
+    model: nn.Module
+    stepper: Stepper
+    state: TrainState
+    identity: dict[str, Any]
+    timer: StepTimer
+    display: Display
+    trackers: Trackers
+    stop: StopRequest
+
+
+def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequest, quiet: bool) -> ActiveRun:
+    """Build what the loop needs. Whatever cannot work is refused here, before the first step."""
+    batch_share(config, world)
+    display = Display(folder if world.main else None, quiet)
+
+    # The data comes first: it decides how long an epoch is, and how many tokens or classes the model needs.
+    task = open_task(config)
+    length = RunLength.of(config, task.samples_per_epoch)
+
+    # The method sets and freezes matrices of the bare model, before the model is moved, wrapped or compiled.
+    model: Any = task.build_model(config)
+    report = apply(model, config.method, config.seed)
+    _check_schedule(config, model, length)
+    if config.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+
+    # A checkpoint brings back the counters, and what a schedule had frozen or unfrozen by then.
+    identity = run_identity(config, world, task)
+    checkpoint, differs = find_checkpoint(config, folder, identity)
+    state = TrainState()
+    if checkpoint is not None:
+        state = checkpoint.state
+        checkpoint.restore_frozen(model)
+        if differs:
+            state.notes.append(f"step {state.step}: resumed inexactly: {differs}; {UNCOMPARABLE_TIMES}")
+    name = checkpoint.path.name if checkpoint else "none"
+    require_agreement(world, config=config.id, torch=torch.__version__, data=task.sha256, checkpoint=name)
+
+    # Now the model goes to its device and gets its wrapper and its optimiser, and then the checkpoint's tensors.
+    model.to(world.device).train()  # a pretrained model comes in evaluation mode, without dropout
+    stepper = build_stepper(config, world, task, model, state)
+    if checkpoint is not None:
+        checkpoint.load(model, stepper.optimizer)
+        display.say(f"resumed from step {state.step}")
+        if world.main or is_sharded(model):  # the tensors of a sharded model are gathered from all processes
+            report = audit(model)
+        if world.main:  # a run that was killed after its last step saves no more, and would never remove them
+            remove_old_checkpoints(folder.checkpoints, config.checkpoint.keep)
+    notes = unused_multipliers(model, config.optimizer)
+    if task.writes_answers and is_sharded(model):
+        notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
+    state.notes += [note for note in notes if note not in state.notes]
+
+    if world.main:
+        require_space(folder.path, checkpoint_bytes(model))  # better now than after the steps up to the first save
+        if not folder.start_metrics(state.step):
+            state.notes.append(f"step {state.step}: {folder / 'metrics.jsonl'} was gone; the lines before are lost")
+        write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))
+        write_json(folder / "audit.json", report.to_dict())
+        folder.status("running", step=state.step, max_steps=length.steps)
+        for note in task.warnings() + length.warnings() + state.notes:
+            display.say(note)
+    display.start(length.steps)
+    return ActiveRun(
+        config=config,
+        world=world,
+        folder=folder,
+        task=task,
+        length=length,
+        model=model,
+        stepper=stepper,
+        state=state,
+        identity=identity,
+        timer=StepTimer(world.device, checkpoint.times if checkpoint else None),
+        display=display,
+        trackers=Trackers(config if world.main else _untracked(config), folder.path, display.say, state.step),
+        stop=stop,
+    )
+
+
+def _check_schedule(config: RunConfig, model: nn.Module, length: RunLength) -> None:
+    """Raise for a freezing schedule that this run cannot follow to its end."""
+    planned = events(model, config.method)
+    if planned and config.train.parallel == "fsdp":
+        raise ConfigError("a method whose schedule freezes or unfreezes needs train.parallel 'ddp', not 'fsdp'")
+    if planned and planned[-1].step >= length.steps:
+        raise ConfigError(
+            f"method.schedule: step {planned[-1].step} is past the run's {length.steps} steps; use earlier steps"
+        )
+
+
+def build_stepper(config: RunConfig, world: World, task: Task, model: nn.Module, state: TrainState) -> Stepper:
+    """Wrap the model with its loss, and build an optimiser over what is trainable now."""
+    _, sites = find_sites(model)
+    blocks = [model.get_submodule(path) for path in dict.fromkeys(site.block for site in sites)]
+    module = wrap(task.loss(model), blocks, world, config.train.parallel)
+    optimizer = build_optimizer(model, config.optimizer, world.device)
+    if uses_compile(config, world.device, task):
+        torch._dynamo.reset()  # a process that trains several variants would otherwise fall back to eager code
+    stepper = Stepper(config, world, task, model, module, optimizer)
+    stepper.prepare(state)
+    return stepper
+
+
+def _untracked(config: RunConfig) -> RunConfig:
+    """Return the config without trackers, for the processes that write no records."""
+    return config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})
