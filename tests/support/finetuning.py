@@ -1,4 +1,4 @@
-"""What the tests of fine-tuning share: a small run on built-in data that takes a second or two."""
+"""Shared by the tests of fine-tuning: a small run on built-in data that takes a second or two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 
 
 def fields(output: Path, **changes: Any) -> dict[str, Any]:
-    """A small random BERT on built-in opinions, which are synthetic."""
+    """Return the fields of a run of a small random BERT on the synthetic built-in opinions."""
     base: dict[str, Any] = {
         "experiment": "judge",
         "task": {"name": "builtin:sentiment"},
@@ -33,7 +33,7 @@ def config(output: Path, **changes: Any) -> RunConfig:
 
 
 def labelled_folder(place: Path, columns: tuple[str, str], order: Any = sorted) -> Path:
-    """Films that are good or bad, as CSV files whose rows stand in an order: by default sorted by their answer."""
+    """Write good and bad films as CSV files whose rows have a given order: by default sorted by answer."""
     place.mkdir()
     for split, size in (("train", 60), ("validation", 100)):
         rows = [(word, f"the {split} film number {i} was {word}") for i in range(size // 2) for word in ("good", "bad")]

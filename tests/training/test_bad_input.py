@@ -1,4 +1,4 @@
-"""Input that cannot work: one clear line before any training, exit code 2, and nothing on the disk is overwritten."""
+"""Invalid input: one clear line before any training, exit code 2, and nothing on the disk is overwritten."""
 
 import json
 import shutil
@@ -14,12 +14,12 @@ from oelm.cli.app import app
 from oelm.config import RunConfig, TrainConfig
 from oelm.errors import ConfigError
 from oelm.method.spec import PRESETS, Method
-from tests.support.training import config, oelm, tiny, token_folder, written
+from tests.support.training import LIMIT, config, oelm, tiny, token_folder, written
 
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch):
-    """`oelm train` on a tiny run with changes, in this process: its error line. No step may be taken."""
+    """Run `oelm train` on a changed tiny run in this process and return its error line. No step may be taken."""
     from oelm.training.step import Stepper
 
     def never(*_):
@@ -35,26 +35,26 @@ def refused(tmp_path, monkeypatch):
         lines = done.stderr.splitlines()
         assert len(lines) == 1, done.stderr
         assert lines[0].startswith("oelm: ")
-        assert not (tmp_path / "runs").exists(), "nothing stays of a run that was refused"
+        assert not (tmp_path / "runs").exists(), "a refused run leaves nothing behind"
         return lines[0]
 
     return run
 
 
-def test_as_a_user_sees_it(tmp_path):
-    """In a process of its own: no traceback, and not even a folder is made."""
+def test_an_error_is_one_line_without_traceback_or_folder(tmp_path):
+    """In a process of its own, as a user sees it."""
     file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs", train={"max_step": 10}))
     process = oelm("train", file)
-    out, said = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 2
-    assert out == ""
-    assert said.startswith(f"oelm: {file}: train.max_step: unknown key. Did you mean 'max_steps'? Known keys: ")
-    assert len(said.splitlines()) == 1
+    assert output == ""
+    assert errors.startswith(f"oelm: {file}: train.max_step: unknown key. Did you mean 'max_steps'? Known keys: ")
+    assert len(errors.splitlines()) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         (["optimiser.learning_rate=1"], "optimiser: unknown key. Did you mean 'optimizer'?"),
         (["optimizer.learning_rat=1"], "optimizer.learning_rat: unknown key. Did you mean 'learning_rate'?"),
@@ -81,12 +81,12 @@ def test_as_a_user_sees_it(tmp_path):
         ([f"train.batch_size={10**30}"], "train.batch_size: Input should be less than"),
     ],
 )
-def test_a_config_that_cannot_be(overrides, says, refused):
-    assert says in refused(*overrides)
+def test_an_invalid_config_names_the_field_and_the_value(overrides, message, refused):
+    assert message in refused(*overrides)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("a: [", "not YAML or JSON"),
         ("- 1\n- 2", "a config is a mapping"),
@@ -99,12 +99,12 @@ def test_a_config_that_cannot_be(overrides, says, refused):
         ('{"seed": 1, "seed": 2}', "line 1: the key 'seed' is there already, on line 1"),
     ],
 )
-def test_a_file_that_is_no_config(content, says, tmp_path):
+def test_a_file_that_is_not_a_config_is_refused(content, message, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(content)
     done = CliRunner().invoke(app, ["train", str(file)])
     assert done.exit_code == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     missing = CliRunner().invoke(app, ["train", str(tmp_path / "none.yaml")])
     assert missing.exit_code == 2
@@ -116,23 +116,23 @@ def test_a_file_that_is_no_config(content, says, tmp_path):
     [
         "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}",
         "a: &a {x: 1}\nb: &b {x: 2}\nc: {<<: [*a, *b], x: 3}\nd: {<<: *a, <<: *b}",
-        # What is merged from the inside is filled up before its own turn comes.
+        # The inner merge is resolved before the outer one.
         "deep: {er: {a: &a {<<: {x: 1}, x: 2}}}\nb: {<<: *a, x: 3}\nc: *a",
         "=: 1\n1: one\n'1': also one",
         "same: [{x: 1}, {x: 2}]",
     ],
 )
-def test_what_yaml_merges_is_no_repeated_key(text):
+def test_keys_merged_by_yaml_are_not_repeated_keys(text):
     assert parse_yaml(text) == yaml.safe_load(text)
 
 
-def test_a_repeated_key_is_one_however_it_is_written():
+def test_a_repeated_key_is_refused_in_any_notation():
     for text in ("1: a\n0x1: b", "a: 1\n'a': 2", "x: [{b: {c: 1, c: 1}}]", "a: &a {x: 1}\nb: {<<: *a, x: 2, x: 3}"):
         with pytest.raises(ValueError, match=r"line \d: the key .* is there already, on line \d; keep one"):
             parse_yaml(text)
 
 
-def test_settings_without_a_config():
+def test_settings_without_a_config_file_are_refused():
     done = CliRunner().invoke(app, ["train", "seed=4", "output=x"])
     assert done.exit_code == 2
     assert "the config file comes first, as in oelm train run.yaml seed=4" in done.stderr
@@ -145,13 +145,13 @@ def copied(tmp_path: Path) -> Path:
     return Path(shutil.copytree(token_folder(), tmp_path / "tokens"))
 
 
-def test_data_that_is_not_there(tmp_path, refused):
+def test_missing_data_is_refused(tmp_path, refused):
     assert "nowhere: no such folder; prepare the data first" in refused(f"data.path={tmp_path / 'nowhere'}")
     assert "no built-in data called 'storys'" in refused("data.path=builtin:storys")
     assert "not a prepared data folder" in refused(f"data.path={tmp_path}")
 
 
-def test_a_token_file_that_is_missing_or_cut(tmp_path, refused):
+def test_a_missing_or_truncated_token_file_is_refused(tmp_path, refused):
     tokens = copied(tmp_path)
     content = (tokens / "train.bin").read_bytes()
     (tokens / "train.bin").write_bytes(content[:-1000])
@@ -160,8 +160,8 @@ def test_a_token_file_that_is_missing_or_cut(tmp_path, refused):
     assert "train.bin: missing" in refused(f"data.path={tokens}")
 
 
-def test_tokens_that_are_not_what_their_header_says(tmp_path, refused):
-    """A record names the data by its hashes, so they have to be those of what was learned from."""
+def test_tokens_that_do_not_match_their_hash_are_refused(tmp_path, refused):
+    """A record names the data by these hashes."""
     tokens = copied(tmp_path)
     content = bytearray((tokens / "val.bin").read_bytes())
     content[:2], content[2:4] = content[2:4], content[:2]
@@ -169,7 +169,7 @@ def test_tokens_that_are_not_what_their_header_says(tmp_path, refused):
     assert "the tokens have sha256" in refused(f"data.path={tokens}")
 
 
-def test_a_tokenizer_that_is_missing_or_anothers(tmp_path, refused):
+def test_a_missing_or_wrong_tokenizer_is_refused(tmp_path, refused):
     tokens = copied(tmp_path)
     file = tokens / "tokenizer/tokenizer.json"
     content = json.loads(file.read_text())
@@ -180,7 +180,7 @@ def test_a_tokenizer_that_is_missing_or_anothers(tmp_path, refused):
     assert f"{file.parent}: no tokenizer.json" in refused(f"data.path={tokens}")
 
 
-def test_data_without_validation(tmp_path, refused):
+def test_data_without_validation_split_is_refused(tmp_path, refused):
     tokens = copied(tmp_path)
     header = json.loads((tokens / "data.json").read_text())
     del header["splits"]["val"]
@@ -188,28 +188,28 @@ def test_data_without_validation(tmp_path, refused):
     assert "no validation tokens" in refused(f"data.path={tokens}")
 
 
-def test_a_corpus_shorter_than_one_window(refused):
-    said = refused("data.sequence_length=100000")
-    assert "100,001 tokens, the training text has" in said
+def test_a_corpus_shorter_than_one_window_is_refused(refused):
+    message = refused("data.sequence_length=100000")
+    assert "100,001 tokens, the training text has" in message
     assert "the first 0.0001 of" in refused("data.fraction=0.0001")
 
 
-def test_a_sequence_longer_than_the_positions(refused):
-    said = refused("model.fields.max_position_embeddings=16")
-    assert "data.sequence_length 32 is more than the model's 16 positions" in said
+def test_a_sequence_longer_than_the_positions_is_refused(refused):
+    message = refused("model.fields.max_position_embeddings=16")
+    assert "data.sequence_length 32 is more than the model's 16 positions" in message
 
 
-def test_a_vocabulary_larger_than_the_models(refused):
-    said = refused("model.fields.vocab_size=399")
-    assert "its vocabulary has 399 entries, the token file's has 400" in said
-    assert "another tokenizer" in said
+def test_a_vocabulary_larger_than_the_models_is_refused(refused):
+    message = refused("model.fields.vocab_size=399")
+    assert "its vocabulary has 399 entries, the token file's has 400" in message
+    assert "another tokenizer" in message
 
 
 # The model and the method
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         (["model.name=gpt:tinny"], "no GPT size 'tinny'. Did you mean 'tiny'?"),
         (["model.fields.n_head=2"], "unknown field 'n_head'"),
@@ -236,21 +236,21 @@ def test_a_vocabulary_larger_than_the_models(refused):
         ),
     ],
 )
-def test_a_model_or_method_that_cannot_be(overrides, says, refused, tmp_path):
-    if "model.fields={}" in overrides:  # an override adds to the fields: leave them out altogether
+def test_an_invalid_model_or_method_is_refused(overrides, message, refused, tmp_path):
+    if "model.fields={}" in overrides:  # an override adds to the fields, so a config without them is written
         fields = tiny(tmp_path / "runs")
         fields["model"] = {"name": overrides[0].partition("=")[2]}
         done = CliRunner().invoke(app, ["train", str(written(tmp_path / "run.yaml", fields))])
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-        assert says in done.stderr
+        assert message in done.stderr
     else:
-        assert says in refused(*overrides)
+        assert message in refused(*overrides)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_device_that_is_not_there(tmp_path, refused):
-    said = refused("train.device=cuda")
-    assert "train.device is 'cuda', but torch sees no CUDA device here; use 'auto' or 'cpu'" in said
+def test_a_missing_device_is_refused(tmp_path, refused):
+    message = refused("train.device=cuda")
+    assert "train.device is 'cuda', but torch sees no CUDA device here; use 'auto' or 'cpu'" in message
     assert not (tmp_path / "runs").exists()
 
 
@@ -269,12 +269,12 @@ def test_a_device_that_is_not_there(tmp_path, refused):
         ({"model_type": "oelm", "method": "oelm-freeze"}, "oelm-freeze"),
     ],
 )
-def test_the_studys_names(names, preset):
+def test_the_names_of_the_study_mean_presets(names, preset):
     assert RunConfig.load(names).method == PRESETS[preset]
 
 
 @pytest.mark.parametrize(
-    ("names", "says"),
+    ("names", "message"),
     [
         ({"model_type": "gpt", "freeze_qk": True}, "not allowed with freeze_qk or ortho_method"),
         ({"model_type": "bert"}, "model_type 'bert': use 'gpt' or 'oelm'"),
@@ -288,17 +288,16 @@ def test_the_studys_names(names, preset):
         ),
     ],
 )
-def test_the_studys_names_contradicting_each_other(names, says):
+def test_contradicting_names_of_the_study_are_refused(names, message):
     with pytest.raises(ConfigError) as error:
         RunConfig.load(names)
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
-# What a config is
+# Configs
 
 
 def test_an_override_changes_a_section_that_is_given_by_a_name_or_an_object():
-    """It replaced the name: a task sst2 with one more field became a language model on stories."""
     task = RunConfig.load({"task": "sst2"}, ["task.revision=v1"]).task
     assert (task.name, task.revision, task.kind) == ("sst2", "v1", "classification")
     frozen = Method.load({"preset": "oelm-freeze", "layers": "last:1"})
@@ -309,27 +308,27 @@ def test_an_override_changes_a_section_that_is_given_by_a_name_or_an_object():
 
 
 @pytest.mark.parametrize(
-    ("fields", "override", "says"),
+    ("fields", "override", "message"),
     [
         ({"model": "random:bert"}, "model.revision=v1", "model.revision: model is 'random:bert', which has no fields"),
         ({"seed": 3}, "seed.data=1", "seed.data: seed is 3, which has no fields to set"),
         ({}, "task.text=review", "task: text, pair and label name columns"),
     ],
 )
-def test_an_override_hides_no_mistake(fields, override, says):
+def test_a_mistake_is_reported_with_an_override_too(fields, override, message):
     with pytest.raises(ConfigError) as error:
         RunConfig.load(fields, [override])
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_mistake_in_an_override_is_not_laid_to_the_file(tmp_path):
+def test_the_error_of_an_override_names_the_override(tmp_path):
     file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
     with pytest.raises(ConfigError) as error:
         RunConfig.load(file, ["seed=1", "out=runs"])
     assert str(error.value).startswith(f"{file} with seed=1 out=runs: out: unknown key. Did you mean 'output'?")
 
 
-def test_the_id_is_of_what_changes_a_number(tmp_path):
+def test_the_id_depends_on_the_settings_that_change_numbers(tmp_path):
     base = config(tmp_path)
     same = [
         config(tmp_path / "elsewhere"),
@@ -357,7 +356,7 @@ def test_the_id_is_of_what_changes_a_number(tmp_path):
     assert config(tmp_path, method=PRESETS["oelm-core"].model_dump()).id == config(tmp_path, method="oelm-core").id
 
 
-def test_a_runs_folder(tmp_path):
+def test_the_folder_of_a_run(tmp_path):
     assert config(tmp_path, seed=3).folder == tmp_path / "run/baseline/seed-3"
     custom = config(tmp_path, method={"preset": "oelm-freeze", "layers": "last:1"}).folder
     other = config(tmp_path, method={"preset": "oelm-freeze", "layers": "first:1"}).folder
@@ -396,7 +395,7 @@ def test_an_override_changes_one_field_and_keeps_the_rest(tmp_path):
     assert fields["method"] == "oelm-freeze"
 
 
-def test_a_yaml_file_may_write_numbers_as_people_do(tmp_path):
+def test_a_yaml_file_may_use_scientific_notation(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("optimizer:\n  learning_rate: 3e-4\n  weight_decay: 1e-1\n")
     assert isinstance(yaml.safe_load(file.read_text())["optimizer"]["learning_rate"], str)

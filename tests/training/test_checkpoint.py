@@ -1,4 +1,4 @@
-"""A run's folder when things go wrong: full disks, cut files, other runs, other processes, trackers that fail."""
+"""A run's folder when things go wrong: full disks, damaged files, other runs and processes, failing trackers."""
 
 import errno
 import hashlib
@@ -30,7 +30,7 @@ from oelm.training import checkpoint as state
 from oelm.training.checkpoint import list_checkpoints, read_checkpoint
 from oelm.training.engine import train
 from tests.support.training import (
-    Slow,
+    Held,
     assert_same_run,
     config,
     die,
@@ -58,7 +58,7 @@ def update_hash(checkpoint: Path) -> None:
 
 
 class Stop(Exception):
-    """Ends a run where a test wants it."""
+    """Ends a run at a chosen step."""
 
 
 def cut_at(monkeypatch, step: int) -> None:
@@ -77,7 +77,7 @@ def cut_at(monkeypatch, step: int) -> None:
 
 @pytest.fixture
 def cut(tmp_path, monkeypatch) -> Path:
-    """A run that ended in its eighth step, with a checkpoint at step 5."""
+    """A run that failed in its eighth step, with a checkpoint at step 5."""
     with monkeypatch.context() as patched:
         cut_at(patched, 7)
         with pytest.raises(Stop):
@@ -92,7 +92,7 @@ def cut(tmp_path, monkeypatch) -> Path:
     ("keep", "expected"),
     [(1, [12]), (2, [10, 12]), (3, [8, 10, 12]), (99, [2, 4, 6, 8, 10, 12])],
 )
-def test_only_so_many_checkpoints_are_kept(keep, expected, tmp_path):
+def test_only_the_last_checkpoints_are_kept(keep, expected, tmp_path):
     run_here(tmp_path, checkpoint={"every": 2, "keep": keep})
     run = config(tmp_path).folder
     assert names(run) == [f"step-{step:08d}" for step in expected]
@@ -106,16 +106,16 @@ def test_without_best_only_checkpoints_are_written(tmp_path):
     assert load_run(run).config.vocab_size == 400
 
 
-def test_a_best_model_of_an_earlier_part_is_not_taken_for_the_best(cut, tmp_path):
-    """The part that kept best models was cut after step 4, and the one that keeps none was best at step 12."""
+def test_a_stale_best_model_is_not_loaded(cut, tmp_path):
+    """The first part of the run kept its best model of step 4; the second part keeps none and was best at step 12."""
     assert torch.equal(load_run(cut).lm_head.weight, oelm.load(cut / "best").lm_head.weight)
     result = run_here(tmp_path / "runs", checkpoint={"best": False})
     assert result["best_step"] == 12
-    says = "step 4, .* best validation was at step 12.* last checkpoint's model"
-    with pytest.warns(UserWarning, match=says):
+    message = r"step 4, .* best validation was at step 12.* last checkpoint's model"
+    with pytest.warns(UserWarning, match=message):
         assert torch.equal(load_run(cut).lm_head.weight, load_run(cut, last=True).lm_head.weight)
     (cut / "result.json").unlink()
-    with pytest.warns(UserWarning, match=says):
+    with pytest.warns(UserWarning, match=message):
         load_run(cut)
 
 
@@ -128,7 +128,7 @@ def test_a_best_model_that_is_newer_than_the_last_checkpoint_is_the_best(tmp_pat
     assert torch.equal(load_run(run).lm_head.weight, oelm.load(run / "best").lm_head.weight)
 
 
-def test_what_is_not_whole_is_not_listed(tmp_path):
+def test_only_complete_checkpoints_are_listed(tmp_path):
     folder = tmp_path / "checkpoints"
     for name in ("step-00000002", ".step-00000003.tmp", "step-00000001", "step-100000000", "step-7", "step-00000009"):
         (folder / name).mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_what_is_not_whole_is_not_listed(tmp_path):
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000001", "step-00000002", "step-100000000"]
 
 
-def test_an_unexpected_error_leaves_a_run_that_goes_on(cut, tmp_path):
+def test_a_run_can_be_resumed_after_an_unexpected_error(cut, tmp_path):
     assert read(cut / "status.json")["state"] == "failed"
     assert names(cut) == ["step-00000005"]
     run_here(tmp_path / "runs")
@@ -148,7 +148,7 @@ def test_an_unexpected_error_leaves_a_run_that_goes_on(cut, tmp_path):
     assert "resumed from step 5" in log
 
 
-def test_times_of_two_gpus_are_not_compared(tmp_path, monkeypatch):
+def test_step_times_from_two_gpus_are_marked_as_not_comparable(tmp_path, monkeypatch):
     identity, loose = build.run_identity, {"train": {"max_steps": 24, "deterministic": False}}
 
     def on(gpu):
@@ -168,8 +168,8 @@ def test_times_of_two_gpus_are_not_compared(tmp_path, monkeypatch):
     assert doubt == "step 5: resumed inexactly: gpu A then, B now; step times are not comparable"
 
 
-def test_a_parameter_that_gets_no_gradient_is_no_obstacle(tmp_path, monkeypatch):
-    """GPT-2's cross-attention trains on what it reads, and a language model gives it nothing to read."""
+def test_a_run_with_a_parameter_without_gradient_resumes_exactly(tmp_path, monkeypatch):
+    """GPT-2's cross-attention is trainable, but a language model never uses it."""
     model = {"model": {"name": "random:gpt2-cross", "fields": {"vocab_size": 400}}}
     runs, whole = (RunConfig.load({**tiny(tmp_path / name), **model}) for name in ("runs", "whole"))
     with monkeypatch.context() as patched:
@@ -181,7 +181,7 @@ def test_a_parameter_that_gets_no_gradient_is_no_obstacle(tmp_path, monkeypatch)
     assert_same_run(runs.folder, whole.folder)
 
 
-def test_a_checkpoint_without_the_optimisers_state_is_refused(cut, tmp_path):
+def test_a_checkpoint_without_optimiser_state_is_refused(cut, tmp_path):
     from safetensors.torch import load_file, save_file
 
     file = cut / "checkpoints/step-00000005/tensors.safetensors"
@@ -193,7 +193,7 @@ def test_a_checkpoint_without_the_optimisers_state_is_refused(cut, tmp_path):
         run_here(tmp_path / "runs")
 
 
-def test_the_times_of_a_run_that_was_cut_are_those_of_all_its_parts(tmp_path, monkeypatch):
+def test_the_times_of_a_resumed_run_include_all_its_parts(tmp_path, monkeypatch):
     changes = {"train": {"max_steps": 24}, "checkpoint": {"every": 12}}
     with monkeypatch.context() as patched:
         cut_at(patched, 14)
@@ -208,7 +208,7 @@ def test_the_times_of_a_run_that_was_cut_are_those_of_all_its_parts(tmp_path, mo
     assert set(timing["seconds_apart"]) == {"validation", "checkpoint", "log"}
 
 
-def test_a_validation_before_the_cut_is_in_the_seconds_of_a_run(tmp_path, monkeypatch):
+def test_the_seconds_of_a_resumed_run_include_the_validation_before_its_checkpoint(tmp_path, monkeypatch):
     validate = engine.validate
 
     def slow(*args):
@@ -223,7 +223,7 @@ def test_a_validation_before_the_cut_is_in_the_seconds_of_a_run(tmp_path, monkey
     assert counters.seconds > 0.5
 
 
-def test_a_cut_tensor_file_is_a_clear_error(cut, tmp_path):
+def test_a_truncated_tensor_file_is_a_clear_error(cut, tmp_path):
     file = cut / "checkpoints/step-00000005/tensors.safetensors"
     os.truncate(file, file.stat().st_size // 2)
     metrics = (cut / "metrics.jsonl").read_bytes()
@@ -235,22 +235,22 @@ def test_a_cut_tensor_file_is_a_clear_error(cut, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("{", "state.json: cannot be read as JSON"),
         ("{}", "checkpoint format is None, this oelm reads 3..*or delete .*checkpoints"),
         ('{"format": 2}', "checkpoint format is 2, this oelm reads 3"),
     ],
 )
-def test_a_damaged_state_file_is_a_clear_error(content, says, cut, tmp_path):
+def test_a_damaged_state_file_is_a_clear_error(content, message, cut, tmp_path):
     (cut / "checkpoints/step-00000005/state.json").write_text(content)
-    with pytest.raises((CheckpointError, FileError), match=says):
+    with pytest.raises((CheckpointError, FileError), match=message):
         run_here(tmp_path / "runs")
 
 
 @pytest.mark.parametrize("file", ["state.json", "tensors.safetensors"])
 @pytest.mark.parametrize(("keep", "then"), [(1, "starts from the beginning"), (2, "resumes from step-00000002")])
-def test_the_way_on_from_a_damaged_checkpoint(file, keep, then, tmp_path, monkeypatch):
+def test_the_error_for_a_damaged_checkpoint_says_how_to_go_on(file, keep, then, tmp_path, monkeypatch):
     changes = {"checkpoint": {"every": 2, "keep": keep}}
     with monkeypatch.context() as patched:
         cut_at(patched, 5)
@@ -264,8 +264,8 @@ def test_the_way_on_from_a_damaged_checkpoint(file, keep, then, tmp_path, monkey
     assert str(refused.value).endswith(f"Delete the folder {newest}, and the run {then}")
     shutil.rmtree(newest)
     assert run_here(tmp_path, **changes)["steps"] == 12
-    told = (config(tmp_path).folder / "train.log").read_text()
-    assert ("resumed from step 2" in told) == (keep == 2)
+    log = (config(tmp_path).folder / "train.log").read_text()
+    assert ("resumed from step 2" in log) == (keep == 2)
 
 
 def test_a_flipped_bit_in_a_frozen_tensor_is_found_on_resume(tmp_path, monkeypatch):
@@ -289,7 +289,7 @@ def test_a_flipped_bit_in_a_frozen_tensor_is_found_on_resume(tmp_path, monkeypat
         run_here(tmp_path, method="oelm-freeze")
 
 
-def test_a_checkpoint_that_lost_its_state_is_not_passed_over(cut, tmp_path):
+def test_a_checkpoint_without_state_file_is_an_error(cut, tmp_path):
     lost = cut / "checkpoints/step-00000005"
     (lost / "state.json").unlink()
     with pytest.raises(CheckpointError) as refused:
@@ -299,7 +299,7 @@ def test_a_checkpoint_that_lost_its_state_is_not_passed_over(cut, tmp_path):
     )
 
 
-def test_metrics_that_are_gone_are_told(cut, tmp_path):
+def test_a_missing_metrics_file_is_noted_in_the_result(cut, tmp_path):
     (cut / "metrics.jsonl").unlink()
     result = run_here(tmp_path / "runs")
     assert any("metrics.jsonl was gone; the lines before are lost" in note for note in result["notes"])
@@ -316,7 +316,7 @@ def test_a_damaged_result_says_what_to_do(tmp_path):
 
 
 def test_a_checkpoint_of_another_run_is_refused(cut, tmp_path):
-    """Copied there by hand, with the same method or another."""
+    """The checkpoint was copied by hand, from a run with the same method or another one."""
     other = config(tmp_path / "other", seed=1)
     (other.folder / "checkpoints").mkdir(parents=True)
     shutil.copytree(cut / "checkpoints/step-00000005", other.folder / "checkpoints/step-00000005")
@@ -334,7 +334,7 @@ def test_a_checkpoint_of_another_run_is_refused(cut, tmp_path):
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path, monkeypatch):
-    """Even where inexact resumption is allowed: it would be another run."""
+    """Even where an inexact resume is allowed: other data make another run."""
     tokens = shutil.copytree(token_folder(), tmp_path / "tokens")
     changes = {"data": {"path": str(tokens)}, "checkpoint": {"resume": "inexact"}}
     with monkeypatch.context() as patched:
@@ -353,13 +353,10 @@ def test_other_data_under_the_same_name_is_refused(tmp_path, monkeypatch):
 # Disks
 
 
-def test_a_full_disk_is_told_before_anything_is_written(cut, tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_before_anything_is_written(cut, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000_000))
-    told = (
-        r"MB are to be written, 67 MB are to stay free, and the disk has 10\.0 MB; make room and start the run again$"
-    )
-    with pytest.raises(FileError, match=told):
+    with pytest.raises(FileError, match=r"MB .*67 MB .*10\.0 MB"):
         run_here(tmp_path / "runs")
     assert names(cut) == ["step-00000005"]
     load_run(cut, last=True)
@@ -369,18 +366,18 @@ def test_a_full_disk_is_told_before_anything_is_written(cut, tmp_path, monkeypat
     assert_same_run(cut, config(tmp_path / "whole").folder)
 
 
-def test_a_run_that_could_not_save_itself_takes_no_step(tmp_path, monkeypatch):
+def test_a_run_without_room_for_a_checkpoint_takes_no_step(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000_000))
-    with pytest.raises(FileError, match="make room and start the run again"):
+    with pytest.raises(FileError, match=r"67 MB .*10\.0 MB"):
         run_here(tmp_path)
     assert not read_metrics(config(tmp_path).folder)
     monkeypatch.undo()
     assert run_here(tmp_path)["steps"] == 12
 
 
-class NoQuestions:
-    """The check for room is passed: the disk fills up while it is written to."""
+class NoSpaceCheck:
+    """Disables the check for free space, so that the disk fills up while it is written to."""
 
     def __call__(self):
         from oelm.training import best
@@ -400,20 +397,19 @@ LOGGING = {"log": {"every": 1}, "checkpoint": {"every": 500}, "eval": {"every": 
     ids=["first-checkpoint", "second-checkpoint", "third-checkpoint", "best", "metrics"],
 )
 def test_a_disk_that_fills_up_is_one_clear_line(size, changes, tmp_path):
-    """On a real, tiny file system: no traceback, no half checkpoint, and with room it goes on as if nothing was."""
+    """On a real, tiny file system: no traceback, no partial checkpoint, and an exact resume once there is room."""
     fields = tiny(tmp_path / "disk", **changes)
     file = written(tmp_path / "run.yaml", fields)
     with mounted(tmp_path / "disk", f"size={size}"):
-        process = start("train", file, sabotage=NoQuestions())
+        process = start("train", file, sabotage=NoSpaceCheck())
         assert process.wait() == 2, process.output
         assert "Traceback" not in process.output
-        told = [line for line in process.output.splitlines() if line.startswith("oelm: ")]
-        assert len(told) == 1
-        assert "No space left on device" in told[0]
+        (message,) = [line for line in process.output.splitlines() if line.startswith("oelm: ")]
+        assert "No space left on device" in message
         run = RunConfig.load(fields).folder
-        whole = ["state.json", "tensors.safetensors"]
-        assert all(sorted(os.listdir(path)) == whole for path in list_checkpoints(run / "checkpoints"))
-        assert [path for path in run.rglob("*.tmp") if path.is_dir()] == [], "what did not fit is not in the way"
+        complete = ["state.json", "tensors.safetensors"]
+        assert all(sorted(os.listdir(path)) == complete for path in list_checkpoints(run / "checkpoints"))
+        assert [path for path in run.rglob("*.tmp") if path.is_dir()] == [], "what did not fit was removed"
         shutil.copytree(run, tmp_path / "saved")
     shutil.copytree(tmp_path / "saved", run)
     finished("train", file)
@@ -423,7 +419,7 @@ def test_a_disk_that_fills_up_is_one_clear_line(size, changes, tmp_path):
 
 @pytest.mark.parametrize(("earlier", "kept"), [(False, "no earlier checkpoint"), (True, "step-00000005 is intact")])
 def test_a_disk_that_refuses_only_when_flushed_is_a_clear_error(earlier, kept, tmp_path, monkeypatch):
-    """As a network's file system may: every write was taken, and the flush says that there was no room."""
+    """As on a network file system: every write succeeds, and the flush reports that there is no room."""
     if earlier:
         with monkeypatch.context() as patched:
             cut_at(patched, 7)
@@ -454,7 +450,7 @@ def test_an_output_that_is_a_file_is_a_clear_error(tmp_path):
 
 
 def test_a_folder_that_may_not_be_written_is_a_clear_error(tmp_path, monkeypatch):
-    """As root nothing is forbidden, so the refusal is made here."""
+    """Tests may run as root, who may write anywhere, so the system's refusal is simulated."""
     real = Path.mkdir
 
     def refuse(path, *arguments, **options):
@@ -467,7 +463,7 @@ def test_a_folder_that_may_not_be_written_is_a_clear_error(tmp_path, monkeypatch
         run_here(tmp_path / "runs")
 
 
-def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
+def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path):
     place = tmp_path / "best"
     with new_folder(place) as folder:
         (folder / "one").write_text("1")
@@ -502,8 +498,8 @@ def test_a_folder_of_another_run_is_refused_and_left_alone(tmp_path):
     assert run_here(tmp_path)["steps"] == 12, "the refusal let go of the folder"
 
 
-def test_a_run_that_was_refused_before_it_began_can_be_corrected(tmp_path):
-    """A folder made for it goes again; one that was there, a matrix's say, learns why. Neither is in the way."""
+def test_a_run_that_was_refused_before_its_first_step_can_be_corrected(tmp_path):
+    """A folder made for it is removed; one that existed, such as a matrix's, records the reason and can be reused."""
     run = config(tmp_path).folder
     other = run.parent.with_name("other")
     other.mkdir(parents=True)
@@ -518,7 +514,7 @@ def test_a_run_that_was_refused_before_it_began_can_be_corrected(tmp_path):
 
 
 def test_a_run_that_failed_in_its_first_step_can_be_corrected(tmp_path, monkeypatch):
-    """It measured its attention and wrote that down, and yet trained nothing: only its log outlives it."""
+    """It recorded its attention and trained nothing, so only its log is kept."""
     run = config(tmp_path).folder
     with monkeypatch.context() as patch:
         cut_at(patch, step=0)
@@ -537,7 +533,7 @@ def test_a_run_that_failed_in_its_first_step_can_be_corrected(tmp_path, monkeypa
 @pytest.mark.parametrize(
     "left", ["a line of metrics", "checkpoints/step-00000001", "checkpoints/.step-00000001.tmp", "best"]
 )
-def test_one_step_on_record_keeps_another_config_out(left, tmp_path):
+def test_a_folder_with_a_recorded_step_refuses_another_config(left, tmp_path):
     run = config(tmp_path).folder
     once = RunFolder(config(tmp_path))
     once.claim()
@@ -554,7 +550,7 @@ def test_one_step_on_record_keeps_another_config_out(left, tmp_path):
     assert (sorted(run.rglob("*")), (run / "config.json").read_bytes(), (run / "metrics.jsonl").read_bytes()) == before
 
 
-def test_a_live_process_in_its_first_step_keeps_another_config_out(tmp_path):
+def test_a_folder_of_a_live_process_refuses_another_config(tmp_path):
     first, second = RunFolder(config(tmp_path)), RunFolder(config(tmp_path, train={"max_steps": 13}))
     first.claim()
     first.start_metrics(0)
@@ -567,7 +563,7 @@ def test_a_live_process_in_its_first_step_keeps_another_config_out(tmp_path):
     second.close()
 
 
-def test_what_does_not_change_a_number_may_change_on_resume(cut, tmp_path):
+def test_settings_without_effect_on_numbers_may_change_on_resume(cut, tmp_path):
     result = run_here(tmp_path / "runs", log={"every": 1, "note": "later"}, checkpoint={"every": 4, "keep": 2})
     assert result["notes"] == ["later"]
     assert names(cut) == ["step-00000008", "step-00000012"]
@@ -576,8 +572,8 @@ def test_what_does_not_change_a_number_may_change_on_resume(cut, tmp_path):
 
 
 def test_a_folder_in_use_by_a_live_process_is_refused(tmp_path):
-    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs", train={"max_steps": 2000}))
-    process = start("train", file, sabotage=Slow(0.01))
+    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
+    process = start("train", file, sabotage=Held(3))
     run = config(tmp_path / "runs").folder
     process.wait_for((run / "metrics.jsonl").exists)
     second = start("train", file)
@@ -587,23 +583,25 @@ def test_a_folder_in_use_by_a_live_process_is_refused(tmp_path):
     assert process.alive
     process.signal(signal.SIGKILL)
     process.wait()
-    free = RunFolder(config(tmp_path / "runs", train={"max_steps": 2000}))
-    free.claim()  # the lock died with its process
+    free = RunFolder(config(tmp_path / "runs"))
+    free.claim()  # the lock ended with its process
     free.close()
 
 
 class DieInAStep:
+    """Dies in the first step."""
+
     def __call__(self):
         from oelm.training.step import Stepper
 
         Stepper.step = lambda stepper, counters: die()
 
 
-def test_a_dead_process_holds_nothing(tmp_path):
+def test_the_folder_of_a_dead_process_is_free(tmp_path):
     file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
     assert start("train", file, sabotage=DieInAStep()).wait() == -signal.SIGKILL
     run = config(tmp_path / "runs").folder
-    assert read(run / "status.json")["state"] == "running", "it had no time to say otherwise"
+    assert read(run / "status.json")["state"] == "running", "it had no time to write another state"
     finished("train", file)
     assert read(run / "status.json")["state"] == "finished"
 
@@ -611,7 +609,7 @@ def test_a_dead_process_holds_nothing(tmp_path):
 # Metrics
 
 
-def test_metrics_are_read_up_to_a_cut_line(tmp_path):
+def test_metrics_are_read_up_to_a_truncated_line(tmp_path):
     file = tmp_path / "metrics.jsonl"
     whole = '{"kind": "train", "step": 1}\n{"kind": "val", "step": 2}\n'
     for cut_line in ("", '{"kind": "tr', '{"kind": "train", "step": 3}', '{"kind": "tr\n', "\x00\x00\x00\n"):
@@ -624,7 +622,7 @@ def test_metrics_are_read_up_to_a_cut_line(tmp_path):
     assert read_metrics(tmp_path) == []
 
 
-def test_resuming_drops_the_lines_of_steps_to_come(tmp_path):
+def test_a_resume_drops_the_metrics_of_steps_that_are_repeated(tmp_path):
     folder = RunFolder(config(tmp_path))
     folder.claim()
     folder.start_metrics(0)
@@ -644,7 +642,7 @@ def test_resuming_drops_the_lines_of_steps_to_come(tmp_path):
     assert read_metrics(folder.path)[-1]["loss"] is None
 
 
-def test_the_commit_is_that_of_the_code_and_not_of_a_project_it_is_installed_below(tmp_path, monkeypatch):
+def test_the_recorded_commit_is_not_that_of_a_project_around_the_installation(tmp_path, monkeypatch):
     def git(*arguments):
         who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
         subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
@@ -662,7 +660,7 @@ def test_the_commit_is_that_of_the_code_and_not_of_a_project_it_is_installed_bel
     assert len(records._git_commit()) == 40
 
 
-def test_fields_that_differ_have_their_whole_names():
+def test_differing_fields_have_dotted_names():
     one = {"a": 1, "b": {"c": 2, "d": {"e": 3}}, "output": "x", "id": 1, "log": {"every": 1}}
     other = {"a": 1, "b": {"c": 5, "d": {"e": 4}}, "output": "y", "id": 2, "log": {"every": 2}, "f": None, "g": 1}
     assert differing(one, one) == []
@@ -698,7 +696,7 @@ class Recorder:
             raise ConnectionError("still no route")
 
 
-def test_trackers_get_what_the_metrics_say(tmp_path, monkeypatch):
+def test_trackers_get_the_recorded_metrics(tmp_path, monkeypatch):
     recorder = Recorder()
     fake(monkeypatch, "wandb", init=recorder.init)
     run_here(tmp_path, log={"trackers": ["wandb"]})
@@ -719,20 +717,20 @@ def test_a_tracker_that_fails_warns_once_and_training_goes_on(tmp_path, monkeypa
     fake(monkeypatch, "trackio", init=recorder.init)
     result = run_here(tmp_path, log={"trackers": ["trackio"]})
     assert result["status"] == "finished"
-    assert recorder.finished == 1, "what was sent before is still closed"
+    assert recorder.finished == 1, "a failed tracker is still closed"
     log = (config(tmp_path).folder / "train.log").read_text()
     assert log.count("tracker trackio is off: ConnectionError: no route to host") == 1
     assert log.count("tracker trackio is off") == 1
 
 
-def test_tensorboard(tmp_path):
+def test_tensorboard_writes_its_files(tmp_path):
     pytest.importorskip("tensorboard")
     run_here(tmp_path, log={"trackers": ["tensorboard"]})
     assert list((config(tmp_path).folder / "tensorboard").glob("events*"))
 
 
-def test_a_tracker_is_told_which_steps_are_taken_again(tmp_path, monkeypatch):
-    """Steps 6 to 8 were sent by a part that was cut after its checkpoint of step 5."""
+def test_tensorboard_purges_the_steps_that_are_repeated(tmp_path, monkeypatch):
+    """An earlier part sent steps 6 to 8 and failed after its checkpoint of step 5."""
     purged = []
     nothing = dict.fromkeys(("add_scalar", "add_text", "flush", "close"), lambda *values: None)
     writer = types.SimpleNamespace(**nothing)
@@ -749,14 +747,14 @@ def test_a_tracker_is_told_which_steps_are_taken_again(tmp_path, monkeypatch):
     assert purged == [0, 6]
 
 
-def test_tensorboard_shows_a_step_that_was_taken_twice_once(tmp_path, monkeypatch):
+def test_tensorboard_shows_a_repeated_step_once(tmp_path, monkeypatch):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     changes = {"log": {"trackers": ["tensorboard"], "every": 1}}
     with monkeypatch.context() as part:
         cut_at(part, 8)
         with pytest.raises(Stop):
             run_here(tmp_path, **changes)
-    time.sleep(1.1)  # files are told apart, and read in order, by the second of their making
+    time.sleep(1.1)  # its files are named and ordered by the second in which they were created
     run_here(tmp_path, **changes)
     shown = events.EventAccumulator(str(config(tmp_path).folder / "tensorboard")).Reload()
     assert [event.step for event in shown.Scalars("train/loss")] == list(range(1, 13))

@@ -1,11 +1,11 @@
-"""Whether training works at all, measured: attention that can look something up must beat attention that cannot."""
+"""Training works: attention that can look something up must beat attention that cannot."""
 
 import pytest
 
 from oelm.config import RunConfig
 from oelm.training.engine import train
 
-# Scores of 1e-14: every token looks at all earlier ones alike, and nothing can be looked up.
+# Scores of 1e-14: every token attends to all earlier ones equally, so that nothing can be looked up.
 UNIFORM = {side: {"init": "gaussian", "std": 1e-8, "frozen": True} for side in ("q", "k")}
 
 

@@ -1,4 +1,4 @@
-"""Fine-tuning that cannot work is refused before it starts, in words that say what to do."""
+"""Invalid fine-tuning runs are refused before they start, with a message that message what to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def opened(tmp_path, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"task": "sst3"}, "sst3"),
         ({"task": {"name": "sst2", "texts": "x"}}, "task.texts: unknown key. Did you mean 'text'"),
@@ -36,10 +36,10 @@ def opened(tmp_path, **changes):
         ({"task": "language", "eval": {"choose": "accuracy"}}, "is a figure of classification, not of language"),
     ],
 )
-def test_configs_that_make_no_sense(changes, says, tmp_path):
+def test_an_invalid_config_is_refused(changes, message, tmp_path):
     with pytest.raises(oelm.OelmError) as error:
         opened(tmp_path, **changes)
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_fresh_model_on_real_data_needs_a_tokenizer(tmp_path):
@@ -53,24 +53,24 @@ def test_a_fresh_model_on_real_data_needs_a_tokenizer(tmp_path):
     assert opened(tmp_path, task="sst2", data={"path": str(tmp_path / "data")}, model=own).config.vocab_size == 400
 
 
-def test_another_models_tokenizer(tmp_path):
+def test_the_tokenizer_of_another_model_is_refused(tmp_path):
     reader = judgement_tokenizer()
     small_model("bert", vocab_size=len(reader) - 5).bert.save_pretrained(tmp_path / "less")
     small_model("bert", vocab_size=len(reader) + 2000).bert.save_pretrained(tmp_path / "more")
     small_model("bert", vocab_size=len(reader), pad_token_id=7).bert.save_pretrained(tmp_path / "other")
     reader.save_pretrained(tmp_path / "reader")
     named = {"tokenizer": str(tmp_path / "reader")}
-    for folder, says in (("less", "the tokenizer's has"), ("more", "not its tokenizer"), ("other", "pad token is")):
-        with pytest.raises(ConfigError, match=says):
+    for folder, message in (("less", "the tokenizer's has"), ("more", "not its tokenizer"), ("other", "pad token is")):
+        with pytest.raises(ConfigError, match=message):
             opened(tmp_path, model={"name": str(tmp_path / folder), **named})
 
 
-def test_an_encoder_run_as_a_decoder(tmp_path):
+def test_an_encoder_configured_as_a_decoder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="random:bert-cross: an encoder run as a decoder"):
         opened(tmp_path, model={"name": "random:bert-cross"})
 
 
-def test_a_tokenizer_whose_padding_lies_beyond_the_positions(tmp_path):
+def test_a_tokenizer_whose_padding_is_beyond_the_positions_is_refused(tmp_path):
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -81,18 +81,18 @@ def test_a_tokenizer_whose_padding_lies_beyond_the_positions(tmp_path):
         opened(tmp_path, model={"name": "random:roberta", "tokenizer": str(tmp_path / "reader")})
 
 
-def test_a_runs_folder_is_no_model(tmp_path):
+def test_the_folder_of_a_run_is_refused_as_a_model(tmp_path):
     run_here(tmp_path)
     with pytest.raises(ConfigError, match="oelm export RUN OUT"):
         opened(tmp_path, model={"name": str(config(tmp_path).folder)})
 
 
-def test_a_length_that_only_the_marks_fill(tmp_path):
+def test_a_length_that_special_tokens_fill_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.sequence_length 2: the tokenizer adds 2 special tokens"):
         opened(tmp_path, data={"sequence_length": 2})
 
 
-def test_an_end_token_within_a_text(tmp_path):
+def test_an_end_token_within_a_text_is_refused(tmp_path):
     (tmp_path / "data").mkdir()
     rows = [f"film good {i},{i % 2}" for i in range(40)]
     (tmp_path / "data/validation.csv").write_text("\n".join(["text,label", *rows, ""]))
@@ -104,25 +104,25 @@ def test_an_end_token_within_a_text(tmp_path):
         opened(tmp_path, task="folder", data={"path": str(tmp_path / "data")}, model=model)
 
 
-def test_fields_of_a_pretrained_model(tmp_path):
-    """Its weights have the sizes that they have, in fine-tuning as in language modelling; a fresh one takes any."""
+def test_the_sizes_of_a_pretrained_model_cannot_be_changed(tmp_path):
+    """Neither in fine-tuning nor in language modelling; those of a fresh model can."""
     model = {"name": str(pretrained(tmp_path / "body")), "fields": {"num_hidden_layers": 1}}
-    says = r"model\.fields: a pretrained model's config is fixed; set model\.from_scratch"
-    with pytest.raises(ConfigError, match=says):
+    message = r"model\.fields: a pretrained model's config is fixed; set model\.from_scratch"
+    with pytest.raises(ConfigError, match=message):
         opened(tmp_path, model=model)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         build_for_run(ModelConfig(**model), vocab_size=64, length=16, seed=0)
     assert opened(tmp_path, model={**model, "from_scratch": True}).config.num_hidden_layers == 1
 
 
-def test_a_model_that_was_operated_on(tmp_path):
+def test_a_model_with_a_method_already_applied_is_refused(tmp_path):
     run_here(tmp_path)
     best = config(tmp_path).folder / "best"
     with pytest.raises(ConfigError, match="a method was applied to it already"):
         opened(tmp_path, model={"name": str(best)})
 
 
-def test_a_checkpoint_that_lacks_weights(tmp_path):
+def test_a_model_folder_without_some_weights_is_refused(tmp_path):
     folder = pretrained(tmp_path / "body")
     from safetensors.torch import load_file, save_file
 
@@ -133,17 +133,17 @@ def test_a_checkpoint_that_lacks_weights(tmp_path):
         opened(tmp_path, model={"name": str(folder)})
 
 
-def test_a_model_without_such_a_head(tmp_path):
+def test_a_model_without_a_classification_head_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot be given a classification head"):
         opened(tmp_path, model={"name": "random:vit"})
 
 
-def test_a_model_that_does_not_write(tmp_path):
+def test_a_model_that_does_not_generate_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"task\.form 'text' needs an encoder-decoder"):
         opened(tmp_path, task={"name": "builtin:sentiment", "form": "text"})
 
 
-def test_texts_beyond_the_models_positions_are_cut_counted_and_said(tmp_path):
+def test_texts_longer_than_the_model_reads_are_truncated_with_a_warning(tmp_path):
     result = run_here(tmp_path, data={"sequence_length": 6})
     assert any("training texts" in warning and "longer than 6 tokens: cut" in warning for warning in result["warnings"])
     roomy = oelm.RunConfig.load(fields(tmp_path, data={"sequence_length": 1000}))
@@ -164,7 +164,7 @@ def test_texts_beyond_the_models_positions_are_cut_counted_and_said(tmp_path):
         ["--out", "here", "output=there"],
     ],
 )
-def test_the_command_is_not_told_a_thing_twice(arguments):
+def test_a_setting_given_twice_on_the_command_line_is_refused(arguments):
     refused = CliRunner().invoke(app, ["finetune", "builtin:sentiment", *arguments])
     assert refused.exit_code == 2
     assert f"{arguments[-1]}: an option sets this field too" in refused.output

@@ -1,4 +1,4 @@
-"""Fine-tuning on built-in data: every method trains, nothing frozen moves, and the records say what happened."""
+"""Fine-tuning on built-in data: every method trains, frozen weights do not change, and the records are right."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_and_nothing_frozen_moves(method, tmp_path):
+def test_every_method_trains_and_frozen_weights_do_not_change(method, tmp_path):
     if method in ("lora", "oft"):
         pytest.importorskip("peft")
     layers = 3 if method == "last-layers" else 2
-    few = {"data": {"fraction": 0.02}, "train": {"max_steps": 40}, "eval": {"every": 40}}  # to be learned by heart
+    few = {"data": {"fraction": 0.02}, "train": {"max_steps": 40}, "eval": {"every": 40}}  # few enough to memorise
     changes = {"method": method, "model": {"fields": {"num_hidden_layers": layers}}, **few}
     run = config(tmp_path, **changes)
     model = open_task(run).build_model(run)
@@ -96,7 +96,7 @@ def test_a_small_bert_learns_the_built_in_task(task, rate, steps, tmp_path):
     assert result["warnings"] == []
 
 
-def test_a_run_that_learned_nothing_says_so(tmp_path):
+def test_a_run_at_chance_level_has_a_warning(tmp_path):
     result = run_here(tmp_path, optimizer={"learning_rate": 1e-9})
     assert result["at_chance"] is True
     (warning,) = result["warnings"]
@@ -107,7 +107,7 @@ def test_a_run_that_learned_nothing_says_so(tmp_path):
 # Records
 
 
-def test_the_result_holds_the_best_and_the_last_epoch_apart(tmp_path):
+def test_the_result_has_the_metrics_of_the_best_and_the_last_epoch(tmp_path):
     changes = {
         "train": {"max_steps": None, "epochs": 2.0},
         "eval": {"every": "epoch"},
@@ -133,13 +133,13 @@ def test_the_result_holds_the_best_and_the_last_epoch_apart(tmp_path):
     assert sum(splits["train"]["per_class"]) == splits["train"]["examples"] == 2000
 
 
-def test_another_figure_can_choose(tmp_path):
+def test_another_metric_can_choose_the_best_model(tmp_path):
     result = run_here(tmp_path, eval={"every": 5, "choose": "loss"})
     lines = [line for line in read_metrics(config(tmp_path).folder) if line["kind"] == "val"]
     assert result["best"]["loss"] == min(line["loss"] for line in lines)
 
 
-def test_validation_is_the_same_in_any_batch_size(tmp_path):
+def test_validation_does_not_depend_on_the_batch_size(tmp_path):
     run_here(tmp_path)
     run = config(tmp_path).folder
     one, other = (evaluate_run(run, batch_size=size) for size in (7, 64))
@@ -166,7 +166,7 @@ def test_attention_is_measured_at_every_validation(tmp_path):
     assert [layer["label"] for layer in lines[0]["layers"]] == ["encoder 0", "encoder 1"]
 
 
-# The arms share what they have in common
+# What the arms of an experiment share
 
 
 def test_arms_share_their_batches_and_their_head(tmp_path):
@@ -181,21 +181,21 @@ def test_arms_share_their_batches_and_their_head(tmp_path):
     assert torch.equal(*weights)
 
 
-def test_the_largest_batch_is_as_wide_as_any(tmp_path):
+def test_no_batch_is_wider_than_the_largest(tmp_path):
     task = open_task(config(tmp_path))
     widest = max(task.batch(first, 16)["input_ids"].shape[1] for first in range(0, task.samples_per_epoch, 16))
     assert task.largest(16)["input_ids"].shape == (16, widest)
     assert task.largest(5000)["labels"].shape == (5000,), "more than there are"
 
 
-def test_accumulation_changes_nothing_but_rounding(tmp_path):
+def test_accumulation_changes_only_rounding(tmp_path):
     still = {"model": {"fields": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}}}
     whole = run_here(tmp_path / "whole", **still)
     parts = run_here(tmp_path / "parts", **still, train={"micro_batch_size": 4})
     assert parts["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-3)
 
 
-def test_some_of_the_validation_rows_stand_for_all_however_the_file_is_sorted(tmp_path):
+def test_the_validation_subset_does_not_depend_on_the_order_of_the_file(tmp_path):
     judgement_tokenizer().save_pretrained(tmp_path / "reader")
     seen = []
     for name, order in (("sorted", sorted), ("as-made", list)):
@@ -224,7 +224,7 @@ def test_some_of_the_validation_rows_stand_for_all_however_the_file_is_sorted(tm
 # Resume
 
 
-def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
+def test_a_killed_and_resumed_run_ends_with_the_same_bits(tmp_path):
     pytest.importorskip("peft")
     for method in ("oelm-exact", "lora"):
         changes = {"method": method, "checkpoint": {"every": 10}}
@@ -240,8 +240,8 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(tmp_path):
         assert_same_run(run, config(whole, **changes).folder)
 
 
-def test_a_tokenizer_that_puts_other_marks_around_a_text_is_refused(tmp_path):
-    """Its vocabulary is the same, but the rest of the run would read other ids."""
+def test_a_resume_with_other_special_tokens_is_refused(tmp_path):
+    """The vocabulary is the same, but the rest of the run would train on other ids."""
     marked, bare = judgement_tokenizer(), judgement_tokenizer()
     bare.backend_tokenizer.post_processor = None
     marked.save_pretrained(tmp_path / "reader")
@@ -260,7 +260,7 @@ def test_a_tokenizer_that_puts_other_marks_around_a_text_is_refused(tmp_path):
     )
 
 
-def test_how_a_tokenizer_was_used_before_does_not_show_in_its_hash(tmp_path):
+def test_the_hash_of_a_tokenizer_does_not_depend_on_its_earlier_use(tmp_path):
     one, other = (ModelTokenizer.of(config(tmp_path)) for _ in range(2))
     other.tokenizer(["a good film"], truncation=True, max_length=3, padding="max_length")
     assert one.sha256 == other.sha256
@@ -274,7 +274,7 @@ def test_how_a_tokenizer_was_used_before_does_not_show_in_its_hash(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_neox", "oelm-gpt", "oelm-gpt-rotary"])
-def test_decoders_pool_the_last_real_token(family, tmp_path):
+def test_decoders_classify_at_the_last_token_that_is_not_padding(family, tmp_path):
     changes = fields(tmp_path, model={"name": f"random:{family}"})
     changes["model"]["fields"] = {}
     run = oelm.RunConfig.load(changes)
@@ -314,7 +314,7 @@ def test_the_projects_gpt_from_scratch(tmp_path):
 
 
 def pretrained(folder, tokenizer=True):
-    """A folder as a pretrained encoder comes: a body without a head, and its tokenizer."""
+    """Save a pretrained encoder: a body without a head, and its tokenizer."""
     reader = judgement_tokenizer()
     small_model("bert", vocab_size=len(reader)).bert.save_pretrained(folder)
     if tokenizer:
@@ -322,8 +322,8 @@ def pretrained(folder, tokenizer=True):
     return folder
 
 
-def test_a_loaded_model_trains_with_its_dropout_from_every_first_step(tmp_path):
-    """transformers loads a model for evaluation. Whether a run measures attention, or was cut, must not show."""
+def test_a_loaded_model_trains_with_dropout_from_its_first_step(tmp_path):
+    """transformers loads a model in evaluation mode. Measuring attention or resuming must not change the weights."""
     name = str(pretrained(tmp_path / "bert"))
     common = {"checkpoint": {"every": 10}, "train": {"max_steps": 20}}
 
@@ -342,8 +342,8 @@ def test_a_loaded_model_trains_with_its_dropout_from_every_first_step(tmp_path):
 
 
 @pytest.mark.parametrize("classes", [("bad", "good"), ("negative", "positive"), ("one", "two", "three")])
-def test_a_head_that_is_kept_under_other_names_is_said(classes, tmp_path):
-    """A classifier of as many classes goes on with its head; one of others gets a new one."""
+def test_a_warning_says_that_a_head_is_kept_under_other_labels(classes, tmp_path):
+    """A classifier with the same number of classes keeps its head; any other gets a new one."""
     folder = pretrained(tmp_path / "body")
     names = dict(enumerate(classes))
     body = small_model("bert", vocab_size=len(judgement_tokenizer()), id2label=names)
@@ -352,9 +352,9 @@ def test_a_head_that_is_kept_under_other_names_is_said(classes, tmp_path):
     changes["model"] = {"name": str(folder)}
     run = oelm.RunConfig.load(changes)
     task = open_task(run)
-    told = [line for line in task.warnings() if "its head is kept" in line]
+    warnings = [line for line in task.warnings() if "its head is kept" in line]
     expected = "its classes bad, good are now negative, positive, in that order"
-    assert [expected in line for line in told] == ([True] if classes[0] == "bad" else [])
+    assert [expected in line for line in warnings] == ([True] if classes[0] == "bad" else [])
     kept = torch.equal(task.build_model(run).classifier.weight, body.classifier.weight)
     assert kept == (len(classes) == 2)
 
@@ -382,7 +382,7 @@ def test_a_pretrained_body_keeps_its_weights_and_gets_a_seeded_head(tmp_path):
         torch.testing.assert_close(model(**batch).logits, before, rtol=1e-5, atol=1e-5)
 
 
-HEART = {"data": {"fraction": 0.02}, "train": {"max_steps": 60}, "eval": {"every": 60}}  # few rows, known by heart
+HEART = {"data": {"fraction": 0.02}, "train": {"max_steps": 60}, "eval": {"every": 60}}  # few enough rows to memorise
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "oelm-gpt", "oelm-gpt-rotary"])
@@ -407,7 +407,7 @@ def test_the_export_runs_in_a_plain_pipeline(family, tmp_path):
         assert other["score"] == pytest.approx(one["probabilities"][one["label"]], abs=1e-4)
 
 
-def test_a_run_that_has_not_started_has_no_model_to_ask(tmp_path):
+def test_predict_refuses_a_run_that_has_not_started(tmp_path):
     run = config(tmp_path)
     run.folder.mkdir(parents=True)
     (run.folder / "config.json").write_text(json.dumps(run.to_dict()))
@@ -416,7 +416,7 @@ def test_a_run_that_has_not_started_has_no_model_to_ask(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "qwen2", "gptj"])
-def test_predict_reads_a_pair_as_training_did(family, tmp_path):
+def test_predict_encodes_a_pair_as_training_does(family, tmp_path):
     changes = fields(tmp_path, task={"name": "builtin:inference"}, **HEART)
     changes["model"] = {"name": f"random:{family}"}
     run = oelm.RunConfig.load(changes)
@@ -437,7 +437,7 @@ def test_predict_reads_a_pair_as_training_did(family, tmp_path):
 
 
 def own_files(place):
-    """The user's own files, with a split that is only reported, and the fields of a run on them."""
+    """Write files of a user with a test split, and return the fields of a run on them."""
     from oelm.data.synthetic.judgements import judgement_tokenizer
 
     (place / "data").mkdir()
@@ -449,7 +449,7 @@ def own_files(place):
     return {"task": {"name": "folder"}, "data": {"path": str(place / "data")}, "model": model}
 
 
-def test_other_splits_are_evaluated_whole_with_the_best_model(tmp_path):
+def test_other_splits_are_evaluated_completely_with_the_best_model(tmp_path):
     changes = {**own_files(tmp_path), "eval": {"sequences": 10, "every": 10}}
     result = run_here(tmp_path, **changes)
     test = result["evaluations"]["test"]
@@ -462,7 +462,7 @@ def test_other_splits_are_evaluated_whole_with_the_best_model(tmp_path):
     assert again["evaluations"]["test"]["confusion"] == test["confusion"]
 
 
-def test_other_splits_are_not_evaluated_with_the_best_model_of_an_earlier_part(tmp_path, monkeypatch):
+def test_other_splits_are_not_evaluated_with_a_stale_best_model(tmp_path, monkeypatch):
     changes = {**own_files(tmp_path), "eval": {"every": 10, "choose": "loss"}, "checkpoint": {"every": 12}}
     with monkeypatch.context() as patched:
         patched.setattr(engine, "_log", fails_at(14, engine._log))
@@ -487,7 +487,7 @@ def fails_at(step, function):
     return failing
 
 
-def test_a_run_that_keeps_no_best_model_is_evaluated_asked_and_exported(tmp_path):
+def test_a_run_without_a_best_model_can_be_evaluated_queried_and_exported(tmp_path):
     changes = {**own_files(tmp_path), "checkpoint": {"best": False}}
     result = run_here(tmp_path, **changes)
     assert result["evaluations"]["test"]["step"] == result["steps"]
@@ -500,7 +500,7 @@ def test_a_run_that_keeps_no_best_model_is_evaluated_asked_and_exported(tmp_path
 # The command line
 
 
-def test_the_command_trains_and_answers(tmp_path):
+def test_the_commands_train_and_predict(tmp_path):
     small = [f"model.fields={json.dumps({'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 2})}"]
     options = ["train.max_steps=6", "eval.sequences=50", "eval.every=6", "train.device=cpu", *small]
     command = ["finetune", "builtin:inference", "--model", "random:bert", "--output", tmp_path, "method=oelm-freeze"]
@@ -534,7 +534,7 @@ def test_the_command_trains_and_answers(tmp_path):
         (["method=oelm-freeze", "optimizer={learning_rate: 3.0e-3}"], 3e-3),
     ],
 )
-def test_the_reference_rate_is_that_of_the_method_unless_one_is_given(arguments, rate, monkeypatch):
+def test_the_learning_rate_of_the_reference_recipe_depends_on_the_method(arguments, rate, monkeypatch):
     chosen = []
 
     def note_rate(config, quiet):

@@ -1,4 +1,4 @@
-"""Perplexity and the figures of classification, against values worked out by hand and against their definitions."""
+"""Perplexity and classification metrics, against values computed by hand and against their definitions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_perplexity_by_hand():
 
 
 def test_two_classes_by_hand():
-    figures = classification_metrics(KNOWN, ("no", "yes"))
-    assert figures["accuracy"] == 0.85
-    assert figures["n"] == 100
+    metrics = classification_metrics(KNOWN, ("no", "yes"))
+    assert metrics["accuracy"] == 0.85
+    assert metrics["n"] == 100
     f1 = (2 * 50 / (60 + 55), 2 * 35 / (40 + 45))
-    assert figures["macro_f1"] == pytest.approx(sum(f1) / 2)
-    assert figures["matthews"] == pytest.approx((50 * 35 - 10 * 5) / math.sqrt(60 * 40 * 55 * 45))
-    assert figures["per_class"]["yes"] == {
+    assert metrics["macro_f1"] == pytest.approx(sum(f1) / 2)
+    assert metrics["matthews"] == pytest.approx((50 * 35 - 10 * 5) / math.sqrt(60 * 40 * 55 * 45))
+    assert metrics["per_class"]["yes"] == {
         "support": 40,
         "predicted": 45,
         "precision": pytest.approx(35 / 45),
@@ -44,10 +44,10 @@ def test_two_classes_by_hand():
     }
 
 
-def test_a_class_that_is_never_predicted_counts_as_nought():
-    figures = classification_metrics(np.array([[3, 0, 0], [2, 0, 0], [0, 0, 5]]), ("a", "b", "c"))
-    assert figures["per_class"]["b"]["f1"] == 0.0
-    assert figures["macro_f1"] == pytest.approx((6 / 8 + 0 + 1) / 3)
+def test_a_class_that_is_never_predicted_has_a_score_of_zero():
+    metrics = classification_metrics(np.array([[3, 0, 0], [2, 0, 0], [0, 0, 5]]), ("a", "b", "c"))
+    assert metrics["per_class"]["b"]["f1"] == 0.0
+    assert metrics["macro_f1"] == pytest.approx((6 / 8 + 0 + 1) / 3)
 
 
 @given(arrays(np.int64, (3, 3), elements=st.integers(0, 50)))
@@ -55,14 +55,14 @@ def test_matthews_is_the_correlation_of_one_hot_answers(confusion):
     rows = [(i, j) for i in range(3) for j in range(3) for _ in range(confusion[i, j])]
     if not rows:
         return
-    truth, said = (np.eye(3)[[row[side] for row in rows]] for side in (0, 1))
-    truth, said = truth - truth.mean(0), said - said.mean(0)
-    spread = math.sqrt((truth**2).sum() * (said**2).sum())
-    expected = (truth * said).sum() / spread if spread > 1e-9 else 0.0
+    truth, predicted = (np.eye(3)[[row[side] for row in rows]] for side in (0, 1))
+    truth, predicted = truth - truth.mean(0), predicted - predicted.mean(0)
+    spread = math.sqrt((truth**2).sum() * (predicted**2).sum())
+    expected = (truth * predicted).sum() / spread if spread > 1e-9 else 0.0
     assert matthews(confusion) == pytest.approx(expected, abs=1e-9)
 
 
-def test_chance_is_the_most_frequent_class_with_its_noise():
+def test_chance_level_is_the_majority_accuracy_within_its_noise():
     assert majority([30, 70], ("no", "yes")) == {"label": "yes", "accuracy": 0.7}
     low, high = accuracy_interval(0.5, 100)
     assert (low, high) == (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4))

@@ -1,4 +1,4 @@
-"""Text to text: encoder-decoders learn to write answers, with each kind of attention frozen apart or together."""
+"""Text to text: encoder-decoders learn to write answers, with one kind of attention frozen or all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def text_run(output, family="t5", **changes):
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
 @pytest.mark.parametrize("attention", ["all", ["encoder"], ["decoder"], ["cross"]])
-def test_answers_are_learned_and_judged(family, attention, tmp_path):
+def test_answers_are_learned_and_scored(family, attention, tmp_path):
     method = {"preset": "oelm-freeze", "attention": attention}
     run = oelm.RunConfig.load(text_run(tmp_path, family, method=method, train={"max_steps": 20}))
     result = train(run, quiet=True)
@@ -49,7 +49,7 @@ def test_the_loss_is_over_the_answers_tokens(tmp_path):
     assert task.token_count(0, 16) == task.target_count(0, 16) + int(batch["attention_mask"].sum())
 
 
-def test_a_trained_one_writes_an_answer(tmp_path):
+def test_a_trained_model_writes_an_answer(tmp_path):
     run = oelm.RunConfig.load(text_run(tmp_path, train={"max_steps": 120, "batch_size": 32}, eval={"every": 60}))
     result = train(run, quiet=True)
     assert result["exact_match"] > 0.2, "it has learned to write one of two words"
@@ -57,7 +57,7 @@ def test_a_trained_one_writes_an_answer(tmp_path):
     assert evaluate_run(run.folder)["exact_match"] > 0.2
 
 
-def test_the_users_own_columns(tmp_path):
+def test_columns_of_the_user(tmp_path):
     (tmp_path / "pairs").mkdir()
     for split, size in (("train", 60), ("validation", 12)):
         rows = "".join(f"film {split} good {i},story {i % 3}\n" for i in range(size))
@@ -80,8 +80,8 @@ def test_the_users_own_columns(tmp_path):
         open_task(oelm.RunConfig.load(base))
 
 
-def test_what_is_judged_does_not_depend_on_the_order_of_the_rows(tmp_path):
-    """A file that is sorted by answer would have one of them in its first rows, and always writing that scored all."""
+def test_the_scored_examples_do_not_depend_on_the_order_of_the_rows(tmp_path):
+    """In a file sorted by answer, a model that always writes the first answer would have a perfect score."""
     from oelm.data.synthetic.judgements import judgement_tokenizer
 
     judgement_tokenizer().save_pretrained(tmp_path / "reader")
@@ -108,7 +108,7 @@ def test_what_is_judged_does_not_depend_on_the_order_of_the_rows(tmp_path):
 
 
 def test_answers_that_the_tokenizer_cannot_write_are_refused(tmp_path):
-    """They would all be empty, and a model that writes nothing would have each of them right."""
+    """They would all be empty, and a model that writes nothing would match each of them."""
     from oelm.data.synthetic.judgements import judgement_tokenizer
 
     rows = "".join(f"the film is good {i},{i % 2}\n" for i in range(40))
@@ -132,7 +132,7 @@ def a_checkpoint(folder, name, **fields):
     return model
 
 
-def test_settings_of_generation_that_came_with_a_checkpoint_are_let_go(tmp_path):
+def test_generation_settings_of_a_pretrained_model_are_dropped(tmp_path):
     model = a_checkpoint(tmp_path / "bart", "bart")
     model.generation_config.num_beams = 4
     model.generation_config.no_repeat_ngram_size = 3
@@ -143,7 +143,7 @@ def test_settings_of_generation_that_came_with_a_checkpoint_are_let_go(tmp_path)
     assert not built.generation_config.no_repeat_ngram_size
 
 
-def test_a_t5_that_lacks_a_layer(tmp_path):
+def test_a_t5_without_some_layer_is_refused(tmp_path):
     a_checkpoint(tmp_path / "t5", "t5").save_pretrained(tmp_path / "t5")
     config = (tmp_path / "t5/config.json").read_text()
     (tmp_path / "t5/config.json").write_text(config.replace('"num_layers": 2', '"num_layers": 3'))
@@ -152,10 +152,10 @@ def test_a_t5_that_lacks_a_layer(tmp_path):
         open_task(run).build_model(run)
 
 
-def test_judging_by_hand():
-    figures = text_metrics(["a cat sat", "dogs"], ["a cat sat", "cats"])
-    assert figures["exact_match"] == 0.5
-    assert 0 < figures["chrf"] < 100
+def test_text_metrics_by_hand():
+    metrics = text_metrics(["a cat sat", "dogs"], ["a cat sat", "cats"])
+    assert metrics["exact_match"] == 0.5
+    assert 0 < metrics["chrf"] < 100
     assert (
         text_metrics(["the same words here", "and here too"], ["the same words here", "and here too"])["chrf"] == 100.0
     )
