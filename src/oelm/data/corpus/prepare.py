@@ -1,10 +1,14 @@
-"""A corpus to a prepared folder: read, split, encode, write. Restartable, bounded in memory, the same every time."""
+"""Turn a corpus into a prepared folder: read, split, encode, write.
+
+A preparation can be interrupted and continued, its memory is bounded, and its result is the same every time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import tokenizers
 from tokenizers import Tokenizer
@@ -14,128 +18,85 @@ from ...base.files import write_text
 from ...base.machine import cores
 from ...errors import DataError
 from ..text_files import Meter
-from ..tokenizer import TextTokenizer, check_bpe_size, load_tokenizer
-from ..tokenizer import train_bpe as train_tokenizer
+from ..tokenizer import TextTokenizer, load_tokenizer, train_bpe
 from .encode import Arrays, Feeder, FeederState, encode_all
 from .header import DTYPES, HEADER, VERSION, Header, SourceHeader, SplitHeader, TokenizerHeader, dtype_for, read_header
+from .options import PrepareKeywords, PrepareOptions
 from .progress import Callback, Progress, reporter
 from .readers import SEPARATOR, Reading
 from .sources import Source, SplitName, resolve
 from .tokens import TOKENIZER, TokenDataset
 from .workspace import TOKENIZER_FILE, Workspace, check_free, discard, workspace
 
-# Text that a BPE is trained on at most: more changes few merges and costs memory with every new word.
+# A BPE is trained on at most this much text: more changes few merges, and every new word costs memory.
 BPE_BYTES = 256 << 20
-CHECKPOINT_BYTES = 32 << 20
 
 
 def prepare(
-    source: str | Path,
-    out: str | Path,
-    tokenizer: str | Path | None = None,
-    *,
-    val: str | Path | None = None,
-    val_fraction: float = 0.01,
-    train_bpe: int | None = None,
-    eos: str | None = None,
-    text_field: str | None = None,
-    separator: str = SEPARATOR,
-    seed: int = 0,
-    limit_bytes: int | None = None,
-    dtype: str = "auto",
-    workers: int | None = None,
-    description: str | None = None,
-    synthetic: bool = False,
-    progress: bool | Callback = False,
-    checkpoint_bytes: int = CHECKPOINT_BYTES,
+    source: str | Path, out: str | Path, tokenizer: str | Path | None = None, **keywords: Unpack[PrepareKeywords]
 ) -> TokenDataset:
     """Turn a corpus into a folder of tokens that `TokenDataset.open` reads, and open it.
 
-    source            a file, a folder of files, or a dataset of the Hub by name
-    out               the folder to write; if it already holds this very dataset, it is opened as it is
+    source            a file, a folder of files, or the name of a dataset on the Hub
+    out               the folder to write; if it already holds this very dataset, it is only opened
     tokenizer         a folder or Hub name; or instead
     train_bpe         the size of a byte-level BPE to train on the training split
     val               a validation file or folder (for a Hub dataset also the name of a split); without it,
-    val_fraction      about this share of the documents, chosen by their content and `seed`; 0 for none
-    eos               the token after each document; by default the tokenizer's own
+    val_fraction      about this share of the documents (0.01), chosen by their content and `seed`; 0 for none
+    eos               the token after each document; by default the tokenizer's EOS token
     text_field        the column or key of the text; by default a usual name, or the only one with text
-    separator         what stands between documents in plain text; "" for nothing
+    separator         what separates documents in plain text (<|endoftext|>); "" for nothing
     limit_bytes       stop reading the training source after this much text
     dtype             uint16, uint32 or auto, the smaller one that holds the vocabulary
     workers           threads that encode; by default one per core. The result does not depend on it
-    progress          True for a bar on standard error, or a function that is given a `Progress`
+    description       what records call the data; by default the source and the tokenizer
+    synthetic         mark the data as generated
+    progress          True for a bar on standard error, or a function that is called with a `Progress`
     checkpoint_bytes  how much text an interrupted run may have to encode again
 
     An interrupted call continues when it is repeated. The folder has its header only when it is complete.
     """
     out = Path(out)
-    _check(val_fraction, seed, limit_bytes, workers, tokenizer, train_bpe)
-    train_source, val_source = resolve(source, val, Reading(text_field, separator))
-    _check_out(out)
-    ready = None if tokenizer is None else load_tokenizer(tokenizer, eos)
-    dtype_for(ready.vocab_size if ready else train_bpe or 0, dtype)
-    with reporter(progress) as report:
-        inputs = _identify(train_source, val_source, report)
-        recipe = {
-            "format": VERSION,
-            "sources": [header.model_dump(mode="json") for header in inputs],
-            "tokenizer": ready.sha256 if ready else None,
-            "train_bpe": train_bpe,
-            "eos": ready.special["eos_token"] if ready else eos or SEPARATOR,
-            "val_fraction": None if val_source else val_fraction,
-            "seed": None if val_source else seed,
-            "text_field": text_field,
-            "separator": separator,
-            "limit_bytes": limit_bytes,
-            "dtype": dtype,
-            "synthetic": synthetic,
-        }
+    options = PrepareOptions(**keywords)
+    options.require_one_tokenizer(tokenizer)
+    train, val = resolve(source, options.val, Reading(options.text_field, options.separator))
+    if not (out / HEADER).is_file():
+        check_free(out)
+    loaded = None if tokenizer is None else load_tokenizer(tokenizer, options.eos)
+    # Checks the requested type before the corpus is read; the final vocabulary may be smaller than the requested one.
+    dtype_for(loaded.vocab_size if loaded else options.train_bpe or 0, options.dtype)
+    with reporter(options.progress) as report:
+        return _Preparation(train=train, val=val, options=options, report=report).run(out, loaded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Preparation:
+    """A corpus, how it is split and encoded, and whom to tell about progress."""
+
+    train: Source
+    val: Source | None
+    options: PrepareOptions
+    report: Callback
+
+    def run(self, out: Path, tokenizer: TextTokenizer | None) -> TokenDataset:
+        """Write the dataset to `out`, continuing an interrupted preparation; return it opened."""
+        inputs = self._identify()
+        recipe = self._recipe(inputs, tokenizer)
         existing = _reuse(out, recipe)
         if existing is not None:
             return existing
-        corpus = _Corpus(train_source, val_source, 0.0 if val_source else val_fraction, seed, limit_bytes)
         with workspace(out, recipe) as work:
             if work.finished:
                 work.move()
             else:
-                ready = ready or _trained(work, corpus, train_bpe or 0, eos, report)
-                header = Header(
-                    oelm_version=__version__,
-                    tokenizers_version=tokenizers.__version__,
-                    description=description or f"{train_source.description}, {ready.name} tokens",
-                    synthetic=synthetic,
-                    tokenizer=TokenizerHeader(name=ready.name, sha256=ready.sha256, trained=ready.trained),
-                    vocab_size=ready.vocab_size,
-                    dtype=dtype_for(ready.vocab_size, dtype),
-                    eos_id=ready.eos_id,
-                    splits={},
-                    sources=inputs,
-                    ignored=(*train_source.ignored, *(val_source.ignored if val_source else ())),
-                    recipe=recipe,
-                )
-                _encode(work, corpus, ready, header, workers or cores(), checkpoint_bytes, report)
-    return TokenDataset.open(out)
+                tokenizer = tokenizer or self._train_tokenizer(work)
+                self._encode(work, tokenizer, self._header(inputs, recipe, tokenizer))
+        return TokenDataset.open(out)
 
-
-@dataclass(frozen=True)
-class _Corpus:
-    """The sources and how they are split: everything that can be read more than once."""
-
-    train: Source
-    val: Source | None
-    val_fraction: float
-    seed: int
-    limit_bytes: int | None
-
-    def feeder(self, meter: Meter, state: FeederState | None = None) -> Feeder:
-        return Feeder(
-            self.train.units(meter),
-            self.val.units(meter) if self.val else None,
-            val_fraction=self.val_fraction,
-            seed=self.seed,
-            limit_bytes=self.limit_bytes,
-            state=state,
-        )
+    @property
+    def val_fraction(self) -> float:
+        """The share of the documents to hold out; 0 when there is a validation source."""
+        return 0.0 if self.val else self.options.val_fraction
 
     @property
     def splits(self) -> tuple[SplitName, ...]:
@@ -143,112 +104,170 @@ class _Corpus:
 
     @property
     def total_bytes(self) -> int | None:
+        """The number of bytes that will be read, or None when it is not known beforehand."""
         sizes = [source.total_bytes for source in (self.train, self.val) if source]
-        return None if None in sizes or self.limit_bytes is not None else sum(size or 0 for size in sizes)
+        return None if None in sizes or self.options.limit_bytes is not None else sum(size or 0 for size in sizes)
 
+    def _identify(self) -> tuple[SourceHeader, ...]:
+        """Hash every input file, so that a changed corpus is never taken for the old one."""
+        total = sum(source.total_bytes or 0 for source in (self.train, self.val) if source)
+        hashed = 0
 
-def _check_out(out: Path) -> None:
-    """Refuse early an output folder that holds neither a dataset nor the start of one."""
-    if not (out / HEADER).is_file():
-        check_free(out)
+        def count(size: int) -> None:
+            nonlocal hashed
+            hashed += size
+            self.report(Progress("hash", hashed, total))
 
+        return (*self.train.identify("train", count), *(self.val.identify("val", count) if self.val else ()))
 
-def _encode(
-    work: Workspace,
-    corpus: _Corpus,
-    tokenizer: TextTokenizer,
-    header: Header,
-    workers: int,
-    checkpoint_bytes: int,
-    report: Callback,
-) -> None:
-    """Encode the corpus into the work folder, from its last checkpoint on, and publish it."""
-    dtype = DTYPES[header.dtype]
-    saved = work.open_parts(corpus.splits, dtype)
-    meter = Meter()
-    feeder = corpus.feeder(meter, FeederState(**saved) if saved else None)
-    total = corpus.total_bytes
-    safe = sum(feeder.state.bytes.values())
+    def _recipe(self, inputs: tuple[SourceHeader, ...], tokenizer: TextTokenizer | None) -> dict[str, Any]:
+        """Return everything that determines the result: equal recipes give equal folders."""
+        options = self.options
+        return {
+            "format": VERSION,
+            "sources": [header.model_dump(mode="json") for header in inputs],
+            "tokenizer": tokenizer.sha256 if tokenizer else None,
+            "train_bpe": options.train_bpe,
+            "eos": tokenizer.special["eos_token"] if tokenizer else options.eos or SEPARATOR,
+            "val_fraction": None if self.val else options.val_fraction,
+            "seed": None if self.val else options.seed,
+            "text_field": options.text_field,
+            "separator": options.separator,
+            "limit_bytes": options.limit_bytes,
+            "dtype": options.dtype,
+            "synthetic": options.synthetic,
+        }
 
-    def write(arrays: Arrays, state: dict[str, Any] | None) -> None:
-        nonlocal safe
-        for split, ids in arrays.items():
-            work.parts[split].append(ids)
-        if state is None:
-            return
-        done = sum(state["bytes"].values())
-        if done - safe >= checkpoint_bytes:
-            work.save(state)
-            safe = done
-        documents = sum(state["documents"].values())
-        report(Progress("encode", meter.bytes, total, documents, sum(part.tokens for part in work.parts.values())))
-
-    encode_all(feeder, tokenizer.backend, tokenizer.eos_id, dtype, workers, write)
-    _check_split(feeder.state, corpus)
-    tokenizer.save(work.folder / TOKENIZER)
-    splits: dict[str, SplitHeader] = {}
-    for split, part in work.parts.items():
-        splits[split] = SplitHeader(
-            file=part.path.name,
-            documents=feeder.state.documents[split],
-            tokens=part.tokens,
-            bytes=feeder.state.bytes[split],
-            max_id=part.max_id,
-            sha256=part.sha256(),
+    def _header(self, inputs: tuple[SourceHeader, ...], recipe: dict[str, Any], tokenizer: TextTokenizer) -> Header:
+        """Return the header without what only encoding can tell: the splits and their shared documents."""
+        return Header(
+            oelm_version=__version__,
+            tokenizers_version=tokenizers.__version__,
+            description=self.options.description or f"{self.train.description}, {tokenizer.name} tokens",
+            synthetic=self.options.synthetic,
+            tokenizer=TokenizerHeader(name=tokenizer.name, sha256=tokenizer.sha256, trained=tokenizer.trained),
+            vocab_size=tokenizer.vocab_size,
+            dtype=dtype_for(tokenizer.vocab_size, self.options.dtype),
+            eos_id=tokenizer.eos_id,
+            splits={},
+            sources=inputs,
+            ignored=(*self.train.ignored, *(self.val.ignored if self.val else ())),
+            recipe=recipe,
         )
-    fields = header.model_dump() | {"splits": splits, "shared_documents": feeder.state.shared}
-    work.publish(Header(**fields))
 
+    def _feeder(self, meter: Meter, state: FeederState | None = None) -> Feeder:
+        return Feeder(
+            self.train.units(meter),
+            self.val.units(meter) if self.val else None,
+            val_fraction=self.val_fraction,
+            seed=self.options.seed,
+            limit_bytes=self.options.limit_bytes,
+            state=state,
+        )
 
-def _trained(work: Workspace, corpus: _Corpus, size: int, eos: str | None, report: Callback) -> TextTokenizer:
-    """The tokenizer trained on the training split: of an interrupted run, or a new one."""
-    path = work.folder / TOKENIZER_FILE
-    if path.is_file():
-        backend = Tokenizer.from_file(str(path))
-        return TextTokenizer(f"bpe-{size}", backend, {"eos_token": eos or SEPARATOR}, trained=size)
-    meter = Meter()
-    feeder = corpus.feeder(meter)
+    def _train_tokenizer(self, work: Workspace) -> TextTokenizer:
+        """Return the tokenizer trained on the training split: that of an interrupted run, or a new one."""
+        path, size, eos = work.folder / TOKENIZER_FILE, self.options.train_bpe or 0, self.options.eos
+        if path.is_file():
+            backend = Tokenizer.from_file(str(path))
+            return TextTokenizer(f"bpe-{size}", backend, {"eos_token": eos or SEPARATOR}, trained=size)
+        meter = Meter()
+        feeder = self._feeder(meter)
 
-    def texts() -> Any:
-        for group in feeder.groups():
-            yield from (piece.text for piece in group if piece.split == "train")
-            report(Progress("train tokenizer", meter.bytes, corpus.total_bytes))
-            if feeder.state.bytes["train"] >= BPE_BYTES:
+        def texts() -> Iterator[str]:
+            for group in feeder.groups():
+                yield from (piece.text for piece in group if piece.split == "train")
+                self.report(Progress("train tokenizer", meter.bytes, self.total_bytes))
+                if feeder.state.bytes["train"] >= BPE_BYTES:
+                    return
+
+        trained = train_bpe(texts(), size, eos)
+        self._check_split(feeder.state, partial=True)
+        write_text(path, trained.backend.to_str())
+        return trained
+
+    def _encode(self, work: Workspace, tokenizer: TextTokenizer, header: Header) -> None:
+        """Encode the corpus into the work folder, starting from its last checkpoint, and publish it."""
+        dtype = DTYPES[header.dtype]
+        saved = work.open_parts(self.splits, dtype)
+        meter = Meter()
+        feeder = self._feeder(meter, FeederState(**saved) if saved else None)
+        total = self.total_bytes
+        saved_bytes = sum(feeder.state.bytes.values())
+
+        def write(arrays: Arrays, state: dict[str, Any] | None) -> None:
+            nonlocal saved_bytes
+            for split, ids in arrays.items():
+                work.parts[split].append(ids)
+            if state is None:
                 return
+            done = sum(state["bytes"].values())
+            if done - saved_bytes >= self.options.checkpoint_bytes:
+                work.save(state)
+                saved_bytes = done
+            tokens = sum(part.tokens for part in work.parts.values())
+            self.report(Progress("encode", meter.bytes, total, sum(state["documents"].values()), tokens))
 
-    trained = train_tokenizer(texts(), size, eos)
-    _check_split(feeder.state, corpus, partial=True)
-    write_text(path, trained.backend.to_str())
-    return trained
+        workers = self.options.workers or cores()
+        encode_all(feeder, tokenizer.backend, tokenizer.eos_id, dtype, workers, write)
+        self._check_split(feeder.state)
+        tokenizer.save(work.folder / TOKENIZER)
+        splits = {
+            split: SplitHeader(
+                file=part.path.name,
+                documents=feeder.state.documents[split],
+                tokens=part.tokens,
+                bytes=feeder.state.bytes[split],
+                max_id=part.max_id,
+                sha256=part.sha256(),
+            )
+            for split, part in work.parts.items()
+        }
+        fields = header.model_dump() | {"splits": splits, "shared_documents": feeder.state.shared}
+        work.publish(Header(**fields))
 
+    def _check_split(self, state: FeederState, partial: bool = False) -> None:
+        """Raise DataError when a split is empty or validation is all training text.
 
-def _identify(train: Source, val: Source | None, report: Callback) -> tuple[SourceHeader, ...]:
-    """Hash every input file, so that a changed corpus is never taken for the old one."""
-    sizes = [source.total_bytes or 0 for source in (train, val) if source]
-    hashed = 0
-
-    def seen(count: int) -> None:
-        nonlocal hashed
-        hashed += count
-        report(Progress("hash", hashed, sum(sizes)))
-
-    return (*train.identify("train", seen), *(val.identify("val", seen) if val else ()))
+        With `partial`, the corpus may not have been read to its end, so validation may still come.
+        """
+        where = self.train.description
+        if not any(state.bytes.values()):
+            raise DataError(f"{where}: the corpus is empty: no document with any text")
+        if state.bytes["train"] == 0:
+            every = f": with val_fraction {self.val_fraction:g} (--val-fraction) every document is for validation"
+            raise DataError(f"{where}: no text is left for training{'' if self.val else every}")
+        if "val" in self.splits and state.bytes["val"] == 0 and not partial:
+            if self.val:
+                raise DataError(f"{self.val.description}: the validation source is empty: no document with any text")
+            raise DataError(
+                f"{where}: val_fraction {self.val_fraction:g} (--val-fraction) left no text for validation; anything "
+                f"above {state.lowest:.4f} takes some. Raise it, give a validation file, or set it to 0 for no "
+                "validation"
+            )
+        if self.val and state.shared == state.documents["val"]:
+            raise DataError(
+                f"{self.val.description}: every document of the validation text is also in the training text: "
+                "they must be different data"
+            )
 
 
 def _reuse(out: Path, recipe: dict[str, Any]) -> TokenDataset | None:
-    """The dataset that `out` already holds, if it was made from this recipe."""
+    """Return the dataset that `out` already holds, or None; raise DataError when its recipe was another one."""
     if not (out / HEADER).is_file():
         return None
-    found = read_header(out).recipe
-    if found == recipe:
+    old_recipe = read_header(out).recipe
+    if old_recipe == recipe:
         try:
             dataset = TokenDataset.open(out)
         except DataError as error:
             raise DataError(f"{error} (delete {out} first)") from None
         discard(out)
         return dataset
-    differing = [key for key in sorted({*recipe, *found}) if recipe.get(key) != found.get(key)]
-    details = "; ".join(f"{key}: {_short(found.get(key))} there, {_short(recipe.get(key))} now" for key in differing)
+    differing = [key for key in sorted({*recipe, *old_recipe}) if recipe.get(key) != old_recipe.get(key)]
+    details = "; ".join(
+        f"{key}: {_short(old_recipe.get(key))} there, {_short(recipe.get(key))} now" for key in differing
+    )
     raise DataError(
         f"{out}: holds a dataset prepared differently ({details}); choose another folder or delete this one"
     )
@@ -259,49 +278,3 @@ def _short(value: Any) -> str:
         return ", ".join(str(item.get("name")) if isinstance(item, dict) else str(item) for item in value[:3])
     text = repr(value)
     return text if len(text) <= 24 else f"{text[:20]}..."
-
-
-def _check_split(state: FeederState, corpus: _Corpus, partial: bool = False) -> None:
-    where = corpus.train.description
-    if not any(state.bytes.values()):
-        raise DataError(f"{where}: the corpus is empty: no document with any text")
-    if state.bytes["train"] == 0:
-        every = f": with val_fraction {corpus.val_fraction:g} (--val-fraction) every document is for validation"
-        raise DataError(f"{where}: no text is left for training{'' if corpus.val else every}")
-    if "val" in corpus.splits and state.bytes["val"] == 0 and not partial:
-        if corpus.val:
-            raise DataError(f"{corpus.val.description}: the validation source is empty: no document with any text")
-        raise DataError(
-            f"{where}: val_fraction {corpus.val_fraction:g} (--val-fraction) left no text for validation; anything "
-            f"above {state.lowest:.4f} takes some. Raise it, give a validation file, or set it to 0 for no validation"
-        )
-    if corpus.val and state.shared == state.documents["val"]:
-        raise DataError(
-            f"{corpus.val.description}: every document of the validation text is also in the training text: "
-            "they must be different data"
-        )
-
-
-def _check(
-    val_fraction: float,
-    seed: int,
-    limit_bytes: int | None,
-    workers: int | None,
-    tokenizer: str | Path | None,
-    train_bpe: int | None,
-) -> None:
-    if not 0.0 <= val_fraction < 1.0:
-        raise DataError(f"val_fraction {val_fraction} (--val-fraction): must be at least 0 and below 1")
-    if not 0 <= seed < 2**64:
-        raise DataError(f"seed {seed}: must be at least 0 and below 2**64")
-    for name, value in (("limit_bytes", limit_bytes), ("workers", workers)):
-        if value is not None and value < 1:
-            raise DataError(f"{name} {value}: must be at least 1")
-    if (tokenizer is None) == (train_bpe is None):
-        given = "no tokenizer" if tokenizer is None else "two tokenizers"
-        raise DataError(
-            f"{given}: give either tokenizer (--tokenizer, a folder or a name) or train_bpe (--train-bpe, a vocabulary "
-            f"size){'' if tokenizer is None else ', not both'}"
-        )
-    if train_bpe is not None:
-        check_bpe_size(train_bpe)
