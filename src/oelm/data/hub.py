@@ -1,11 +1,11 @@
-"""Datasets of the Hugging Face Hub by name, through the `datasets` package: text streamed, labelled tables whole."""
+"""Read datasets of the Hugging Face Hub by name with the `datasets` package: text streamed, labelled tables whole."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,13 +17,13 @@ from .text_files import Meter
 
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_PATIENCE = 20.0  # seconds to wait for the Hub's answer to a small question
+_TIMEOUT = 20.0  # seconds to wait for the commit of a revision
 REVISION = "main"
 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset of the Hub. `lines` says that its rows are lines of one long text rather than documents."""
+    """A dataset on the Hub. With `lines`, its rows are lines of one long text instead of documents."""
 
     repo: str
     config: str | None = None
@@ -43,7 +43,7 @@ REGISTRY = {
 
 
 def parse(name: str) -> HubDataset | None:
-    """A name of the registry, or `owner/name[:config][@revision]`; None where it can be neither."""
+    """Return the dataset of a known name or of `owner/name[:config][@revision]`; None when it is neither."""
     if name in REGISTRY:
         return REGISTRY[name]
     match = _NAME.fullmatch(name)
@@ -51,16 +51,16 @@ def parse(name: str) -> HubDataset | None:
 
 
 def suggest(name: str) -> str:
-    """The known names, for the message about a source that is neither a path nor one of them."""
+    """Return the nearest and all known names, for the message about an unknown source."""
     return f"{nearest(name, REGISTRY)} Known names: {', '.join(REGISTRY)}; others as owner/name or owner/name:config"
 
 
 def read_units(dataset: HubDataset, split: str, reading: Reading, meter: Meter) -> Iterator[Unit]:
-    """The text units of one split of a Hub dataset, in order."""
+    """Yield the text units of one split of a Hub dataset, in order."""
     where = f"{dataset}, split {split!r}"
     texts = _texts(dataset, split, reading, meter, where)
     if dataset.lines:
-        yield from text_units(_Lines(texts).read, "")
+        yield from text_units(_TextReader(texts).read, "")
     else:
         yield from (Unit(text) for text in texts if text.strip())
 
@@ -69,7 +69,9 @@ def _texts(dataset: HubDataset, split: str, reading: Reading, meter: Meter, wher
     datasets = import_optional("datasets", f"the Hub dataset {dataset}")
     column: str | None = None
     number = 0
-    with _explained(where, lambda: f"after {number:,} rows; what is finished is kept" if number else "from the Hub"):
+    with _hub_errors_explained(
+        where, lambda: f"after {number:,} rows; what is finished is kept" if number else "from the Hub"
+    ):
         rows: Any = datasets.load_dataset(
             dataset.repo, dataset.config, split=split, streaming=True, revision=dataset.revision
         )
@@ -81,9 +83,9 @@ def _texts(dataset: HubDataset, split: str, reading: Reading, meter: Meter, wher
             yield text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HubTable:
-    """One split of a dataset of the Hub, whole, for labelled data. `commit` is None where the Hub did not say."""
+    """One split of a dataset on the Hub, for labelled data. `commit` is None when the Hub did not answer."""
 
     repo: str
     config: str | None
@@ -93,9 +95,11 @@ class HubTable:
 
     @property
     def name(self) -> str:
+        """What error messages call the table."""
         return f"{HubDataset(self.repo, self.config, revision=self.revision)}, split {self.split!r}"
 
     def rows(self, choose: ChooseColumns) -> Iterator[tuple[str, Row]]:
+        """Yield every row with its location; `choose` is called with the first one."""
         number = 0
         for batch in self._loaded.iter(batch_size=1000):  # several times faster than row by row
             for values in zip(*batch.values(), strict=True):
@@ -106,51 +110,51 @@ class HubTable:
                 yield f"{self.name}, row {number}", row
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
-        """The names that the dataset gives to the numbers in a column of labels."""
+        """Return the names that the dataset gives to the numbers in a label column, or None."""
         names = getattr(self._loaded.features.get(column), "names", None)
         return tuple(names) if names else None
 
     def source(self) -> dict[str, Any]:
-        place = {"repo": self.repo, "config": self.config, "split": self.split}
-        return place | {"revision": self.revision, "commit": self.commit}
+        """Return where the table is from, for the run's record."""
+        return asdict(self)
 
     @cached_property
     def _loaded(self) -> Any:
         datasets = import_optional("datasets", f"the Hub dataset {self.repo}")
-        with _explained(self.name):
+        with _hub_errors_explained(self.name):
             return datasets.load_dataset(
                 self.repo, self.config, split=self.split, revision=self.commit or self.revision
             )
 
 
 def resolve_commit(repo: str, revision: str | None) -> str | None:
-    """The commit that a revision of a dataset is now, or None where the Hub does not answer.
+    """Return the commit that a revision of a dataset is now, or None when the Hub does not answer.
 
-    Without an answer what is in the local cache may still be read, and the record then says that no commit is known.
+    Without an answer, the local cache may still be read; the record then says that no commit is known.
     """
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    wanted = revision or REVISION
+    revision = revision or REVISION
     try:
-        return HfApi().dataset_info(repo, revision=wanted, timeout=_PATIENCE).sha
+        return HfApi().dataset_info(repo, revision=revision, timeout=_TIMEOUT).sha
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise DataError(f"{repo}: the Hub has no revision {wanted!r} of it ({first_line(error)})") from error
-    # The network stack raises what it likes; whatever it is, there was no answer.
+        raise DataError(f"{repo}: the Hub has no revision {revision!r} of it ({first_line(error)})") from error
+    # The layers of the network stack raise many kinds of errors; all of them mean that there was no answer.
     except Exception:  # noqa: BLE001
         return None
 
 
 @contextmanager
-def _explained(where: str, progress: Callable[[], str] = lambda: "from the Hub") -> Iterator[None]:
-    """Turn whatever the network stack below `datasets` raises into one error that says what to do."""
+def _hub_errors_explained(where: str, progress: Callable[[], str] = lambda: "from the Hub") -> Iterator[None]:
+    """Turn any error of the network stack below `datasets` into a DataError that says what to do."""
     try:
         yield
     except DataError:
         raise
-    # Its layers raise what they like; all of it means the same here.
+    # Its layers raise many kinds of errors, which all mean the same here.
     except Exception as error:
         raise DataError(
             f"{where}: cannot be read {progress()} ({type(error).__name__}: {error}). Check the name and the network "
@@ -158,21 +162,22 @@ def _explained(where: str, progress: Callable[[], str] = lambda: "from the Hub")
         ) from error
 
 
-class _Lines:
-    """Rows of text as something to `read` from."""
+class _TextReader:
+    """Rows of text as a stream with a `read` method."""
 
     def __init__(self, rows: Iterator[str]) -> None:
         self._rows = rows
         self._rest: list[str] = []
 
     def read(self, size: int) -> str:
-        held = sum(map(len, self._rest))
-        while held < size:
+        """Return the next `size` characters, or fewer at the end."""
+        available = sum(map(len, self._rest))
+        while available < size:
             row = next(self._rows, None)
             if row is None:
                 break
             self._rest.append(row)
-            held += len(row)
+            available += len(row)
         text = "".join(self._rest)
         self._rest = [text[size:]] if len(text) > size else []
         return text[:size]

@@ -62,10 +62,10 @@ def token_id(backend: Tokenizer, token: str) -> int:
 
 
 def vocabulary_sha256(backend: Tokenizer) -> str:
-    """The sha256 of a tokenizer's canonical JSON, as far as it decides how text becomes ids, and back.
+    """Return the sha256 of those parts of a tokenizer's JSON that determine how text becomes ids, and back.
 
-    Truncation, padding and the tokens that a post-processor puts around a text do not count: a corpus has none of them,
-    and transformers rewrites them when it loads a tokenizer. `ModelTokenizer` hashes those that a model reads.
+    Truncation, padding and the post-processor, which adds special tokens, are left out: a corpus is encoded without
+    them, and transformers rewrites them when it loads a tokenizer. `ModelTokenizer` hashes those that a model needs.
     """
     content: dict[str, Any] = json.loads(backend.to_str())
     for unused in ("truncation", "padding", "post_processor"):

@@ -1,4 +1,4 @@
-"""Batches as a pure function of seed and position: no iterator state, so nothing to save and nothing to get wrong."""
+"""Batches as a pure function of seed and position: there is no iterator state to save or restore."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Order = npt.NDArray[np.int64]
 
 
 def permutation(seed: int, epoch: int, size: int) -> Order:
-    """The order of the windows in one epoch.
+    """Return the order of the windows in one epoch.
 
-    Sorting raw 64-bit outputs rather than calling numpy's shuffle keeps the order the same under every numpy: the
-    raw stream of a bit generator is fixed, the algorithms of `Generator` are not.
+    It sorts raw 64-bit outputs instead of calling numpy's shuffle, so that it is the same in every version of numpy:
+    the raw stream of a bit generator is fixed, the algorithms of `Generator` are not.
     """
     keys = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(size)
     return np.argsort(keys, kind="stable")
@@ -29,8 +29,8 @@ class Windows:
     its last `length` are targets. Every token but the first of the corpus is a target in exactly one window of an
     epoch; fewer than `length` tokens at the end of the corpus are left over.
 
-    Sample i of a run, counted from 0 without end, belongs to epoch i // count and is the window at place i % count
-    of that epoch's permutation. `fraction` keeps only the first share of the tokens. `text` is what errors call them.
+    Sample i of a run, counted from 0 without end, belongs to epoch i // count and is the window at index i % count of
+    that epoch's permutation. `fraction` keeps only the first share of the tokens. `text` is what errors call them.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Windows:
                 f"a window needs {length + 1:,} tokens, {text} has {kept:,}{share}: "
                 "use a shorter length (data.sequence_length) or more text"
             )
-        # A plain view: slicing a memmap object itself is several times slower.
+        # A plain array view, since slicing a memmap object is several times slower.
         self.tokens = np.asarray(tokens)[:kept]
         self.length = length
         self.seed = seed
@@ -60,19 +60,19 @@ class Windows:
         return self.count
 
     def batch(self, first: int, count: int) -> Batch:
-        """Samples first to first + count - 1, as rows of length + 1 ids. A batch may reach into later epochs."""
+        """Return samples first to first + count - 1 as rows of length + 1 ids; they may reach into later epochs."""
         self._check(first, count)
         windows = np.empty(count, dtype=np.int64)
         done = 0
         while done < count:
-            epoch, place = divmod(first + done, self.count)
-            taken = min(count - done, self.count - place)
-            windows[done : done + taken] = self._order(epoch)[place : place + taken]
+            epoch, index = divmod(first + done, self.count)
+            taken = min(count - done, self.count - index)
+            windows[done : done + taken] = self._order(epoch)[index : index + taken]
             done += taken
         return self._gather(windows)
 
     def sequential(self, first: int, count: int) -> Batch:
-        """Windows first to first + count - 1 in the order of the text, for validation; fewer rows at the end."""
+        """Return windows first to first + count - 1 in the order of the text, for validation; fewer at its end."""
         self._check(first, count)
         return self._gather(np.arange(min(first, self.count), min(first + count, self.count), dtype=np.int64))
 
@@ -84,7 +84,7 @@ class Windows:
         return rows
 
     def _order(self, epoch: int) -> Order:
-        # Two at most: a batch that straddles two epochs, and the next batch, need no others.
+        # Two orders are kept, since a batch may straddle two epochs; the next batch needs no others.
         for known, order in self._orders:
             if known == epoch:
                 return order

@@ -1,4 +1,4 @@
-"""Text units to token arrays: which split a unit goes to, where long text is cut, and the threads that encode."""
+"""Encode text units as token arrays: choose each unit's split, cut long text into pieces, encode them in threads."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tokenizers import Tokenizer
 from .readers import Unit
 from .sources import SplitName
 
-_PIECE = 32 << 10  # characters that are encoded in one go
-_JOB = 256 << 10  # characters that one thread takes at a time
-# Where text is cut: after a lone line break, or before a lone space. There the usual pre-tokenizers cut as well, so
-# the ids are those of the uncut text.
+_PIECE = 32 << 10  # characters that are encoded as one text
+_JOB = 256 << 10  # characters that a thread encodes at a time
+# Text is cut after a single line break or before a single space. The usual pre-tokenizers split there too, so the ids
+# are those of the uncut text.
 _AFTER_LINE = re.compile(r"(?s:.*)(?<=\S)\n(?=\S)")
 _BEFORE_SPACE = re.compile(r"(?s:.*)(?<=\S)(?= \S)")
 
@@ -32,7 +32,7 @@ Arrays = dict[SplitName, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text to encode for one split; `ends` says that the end-of-text token follows."""
+    """Text to encode for one split; with `ends`, the end-of-text token follows."""
 
     split: SplitName
     text: str
@@ -41,9 +41,12 @@ class Piece:
 
 @dataclass
 class FeederState:
-    """How far a corpus has been read: enough, with the corpus itself, to go on from there.
+    """How far a corpus has been read: with the corpus itself, enough to continue from there.
 
-    An open run is text of a document that is not finished: its split, and what has not been handed on.
+    `bytes` and `documents` count per split, `read_bytes` the training source alone. `shared` counts validation
+    documents that are also in the training text. `lowest` is the smallest validation fraction that would hold out a
+    document. `run_split` and `run_text` belong to a document that has not ended: its split (None when there is no
+    such document), and its text that has not become a piece yet.
     """
 
     units: int = 0
@@ -59,8 +62,8 @@ class FeederState:
 class Feeder:
     """Reads units, assigns each to a split by its content, and cuts them into pieces.
 
-    The split depends on nothing but the unit's text and the seed: equal documents always land on the same side, in
-    whatever order and number they come.
+    The split depends only on the unit's text and the seed, so equal documents always are in the same split, whatever
+    their order and number.
     """
 
     def __init__(
@@ -77,42 +80,46 @@ class Feeder:
         self._fraction = 0.0 if val is not None else val_fraction
         self._key = seed.to_bytes(8, "little")
         self._limit = limit_bytes
-        self._held_out: Counter[bytes] = Counter()  # validation documents that the training text has not had
+        # Digests of the validation documents that have not been seen in the training text.
+        self._held_out: Counter[bytes] = Counter()
         self._shared = 0
-        self._document: hashlib.blake2b | None = None  # of the text so far
+        self._document: hashlib.blake2b | None = None  # hash of the current document's text so far
         self.state = state or FeederState()
 
     def groups(self) -> Iterator[list[Piece]]:
-        """The pieces of one unit after the other; between two groups, `state` is a place to resume from."""
+        """Yield the pieces of each unit; between two groups, `state` is a point to resume from."""
         units = self._units()
-        deque(islice(units, self.state.units), maxlen=0)  # what an earlier run has done
-        for unit, forced in units:
-            yield self._take(unit, forced)
-        closing = self._close()
-        if closing:
-            yield closing
+        # Skips the units that an interrupted preparation has encoded. They are read again, to hash the documents.
+        deque(islice(units, self.state.units), maxlen=0)
+        for unit, required_split in units:
+            yield self._take(unit, required_split)
+        last_pieces = self._close()
+        if last_pieces:
+            yield last_pieces
 
     def _units(self) -> Iterator[tuple[Unit, SplitName | None]]:
+        """Yield every unit with its split, or with None when its content decides; validation units come first."""
         for unit in self._val or ():
-            ended = self._ended(unit)
-            if ended:
-                self._held_out[ended] += 1
+            document = self._document_digest(unit)
+            if document:
+                self._held_out[document] += 1
             yield unit, "val"
         for unit in self._train:
             if self._limit is not None and self.state.read_bytes >= self._limit:
                 return
             if self._held_out:
-                self._shared += self._held_out.pop(self._ended(unit), 0)
+                self._shared += self._held_out.pop(self._document_digest(unit), 0)
             yield unit, "train" if self._fraction == 0.0 else None
 
-    def _take(self, unit: Unit, forced: SplitName | None) -> list[Piece]:
+    def _take(self, unit: Unit, required_split: SplitName | None) -> list[Piece]:
+        """Count a unit, and return the pieces that are complete with it."""
         state = self.state
-        split = forced or self._choose(unit)
+        split = required_split or self._choose(unit)
         pieces = self._close() if state.run_split not in (None, split) else []
         size = self._size(unit)
         state.units += 1
         state.bytes[split] += size
-        if forced != "val":
+        if required_split != "val":
             state.read_bytes += size
         state.shared = self._shared
         state.run_split = split
@@ -123,7 +130,7 @@ class Feeder:
         return pieces + [Piece(split, text, ends=False) for text in ready]
 
     def _close(self) -> list[Piece]:
-        """End the open run, if there is one: its text, and the end of the document."""
+        """End the open document, if there is one; return the rest of its text with the end-of-text token."""
         state = self.state
         if state.run_split is None:
             return []
@@ -134,14 +141,15 @@ class Feeder:
         return [*(Piece(split, text, ends=False) for text in ready), Piece(split, last, ends=True)]
 
     def _choose(self, unit: Unit) -> SplitName:
+        """Choose a unit's split: its hash as a number from 0 to 1 is compared with the validation fraction."""
         if unit.joined and self.state.run_split is not None:
             return self.state.run_split
-        place = int.from_bytes(self._digest(unit), "little") / 2**64
-        self.state.lowest = min(self.state.lowest, place)
-        return "val" if place < self._fraction else "train"
+        position = int.from_bytes(self._digest(unit), "little") / 2**64
+        self.state.lowest = min(self.state.lowest, position)
+        return "val" if position < self._fraction else "train"
 
-    def _ended(self, unit: Unit) -> bytes:
-        """The digest of the document that ends with a unit, however it was cut; nothing while it goes on."""
+    def _document_digest(self, unit: Unit) -> bytes:
+        """Return the digest of the document that ends with a unit, however it was cut; b"" while it continues."""
         text = unit.text if self._document else unit.text.lstrip()
         self._document = self._document or hashlib.blake2b(digest_size=8, key=self._key)
         self._document.update((text if unit.more else text.rstrip()).encode())
@@ -159,13 +167,13 @@ class Feeder:
 
 
 def cut(text: str) -> list[str]:
-    """Text as pieces of at most `_PIECE` characters; joined, they are the text."""
+    """Cut text into pieces of at most `_PIECE` characters; joined, they are the text."""
     pieces = []
     start = 0
     while len(text) - start > _PIECE:
         middle, limit = start + _PIECE // 2, start + _PIECE
-        place = _AFTER_LINE.match(text, middle, limit) or _BEFORE_SPACE.match(text, middle, limit)
-        end = place.end() if place else limit
+        boundary = _AFTER_LINE.match(text, middle, limit) or _BEFORE_SPACE.match(text, middle, limit)
+        end = boundary.end() if boundary else limit
         pieces.append(text[start:end])
         start = end
     pieces.append(text[start:])
@@ -180,9 +188,9 @@ def encode_all(
     workers: int,
     write: Callable[[Arrays, dict[str, Any] | None], None],
 ) -> None:
-    """Encode everything the feeder has, `workers` jobs at a time, and write the results in order.
+    """Encode everything that the feeder yields, `workers` jobs at a time, and call `write` with the results in order.
 
-    With each result comes the feeder's state after it, where the result ends between two units, and else None.
+    `write` also gets the feeder's state after a result that ends between two units, and None after any other.
     """
     with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool, _one_thread_per_call():
         pending: deque[tuple[Future[Arrays], dict[str, Any] | None]] = deque()
@@ -204,22 +212,23 @@ def encode_all(
 
 
 def _jobs(feeder: Feeder) -> Iterator[tuple[list[Piece], dict[str, Any] | None]]:
-    held: list[Piece] = []
+    """Yield pieces for one thread at a time, with the state to resume from after them where there is one."""
+    pending: list[Piece] = []
     size = 0
     for group in feeder.groups():
         divided = False
         for piece in group:
             if size >= _JOB:
-                yield held, None
-                held, size, divided = [], 0, True
-            held.append(piece)
+                yield pending, None
+                pending, size, divided = [], 0, True
+            pending.append(piece)
             size += len(piece.text)
-        # A long document always ends its last job, or a corpus of long documents would have no place to resume from.
+        # A long document always ends its last job, or a corpus of long documents would have no point to resume from.
         if divided or size >= _JOB:
-            yield held, asdict(feeder.state)
-            held, size = [], 0
-    if held:
-        yield held, asdict(feeder.state)
+            yield pending, asdict(feeder.state)
+            pending, size = [], 0
+    if pending:
+        yield pending, asdict(feeder.state)
 
 
 def _encode(backend: Tokenizer, pieces: list[Piece], eos_id: int, dtype: np.dtype[Any]) -> Arrays:
@@ -235,7 +244,7 @@ def _encode(backend: Tokenizer, pieces: list[Piece], eos_id: int, dtype: np.dtyp
 
 @contextmanager
 def _one_thread_per_call() -> Iterator[None]:
-    """Each call of the tokenizer on one thread of its own: calls run side by side, so more threads would only wait."""
+    """Let each call of the tokenizer use one thread: calls run in parallel, so more threads would only wait."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

@@ -1,4 +1,4 @@
-"""Progress of a preparation: what a callback is told, and a bar for a terminal."""
+"""Progress of a preparation: what a callback receives, and a bar for the terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a preparation stands, in bytes read from the input; `stage` is 'hash', 'train tokenizer' or 'encode'.
+    """How far a preparation is, in bytes read from the input; `stage` is 'hash', 'train tokenizer' or 'encode'.
 
-    `total` is None where the size is not known beforehand, as for a dataset of the Hub.
+    `total` is None when the size is not known beforehand, as for a dataset on the Hub.
     """
 
     stage: str
@@ -26,12 +26,12 @@ Callback = Callable[[Progress], None]
 
 @contextmanager
 def reporter(progress: bool | Callback) -> Iterator[Callback]:
-    """The callback to report to: the one given, a bar on standard error for True, nothing for False."""
+    """Yield the callback to report to: the given one, a bar on standard error for True, or one that does nothing."""
     if callable(progress):
         yield progress
         return
     if not progress:
-        yield _nothing
+        yield _ignore
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -57,5 +57,5 @@ def reporter(progress: bool | Callback) -> Iterator[Callback]:
         yield show
 
 
-def _nothing(_: Progress) -> None:
+def _ignore(_: Progress) -> None:
     pass

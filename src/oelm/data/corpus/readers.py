@@ -1,6 +1,6 @@
-"""One input file to a stream of text units: plain text, JSON lines, CSV, TSV and Parquet, compressed or not.
+"""Read an input file as a stream of text units: plain text, JSON, CSV, TSV and Parquet, compressed or not.
 
-Nothing is read whole: text comes in blocks, rows one by one, so that memory does not grow with the file.
+No file is read whole: text comes in blocks and rows one by one, so that memory does not grow with the file.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from ..text_files import Meter, format_of, open_text
 
 SEPARATOR = "<|endoftext|>"
 
-_READ = 1 << 20  # characters per read
+# All in characters.
+_READ = 1 << 20  # per read
 _LOOK = 8 << 20  # how far a text file is searched for its first separator
-_LONG = 8 << 20  # a document longer than this is handed on in parts
+_LONG = 8 << 20  # a document longer than this is split into parts
 _BLOCK = 8 << 10  # a block of text without separators is at least this long, where the text allows it
 _BLOCK_MAX = 64 << 10  # and at most this long
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
-# Where text may be found when no column is named, in this order.
+# Columns that are tried in this order when the user names none.
 TEXT_FIELDS = ("text", "content", "document", "story", "article", "body", "sentence")
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A piece of text that goes to one split as a whole: a document, a part of one, or a block of a stream.
+    """Text that goes to one split as a whole: a document, a part of one, or a block of a stream.
 
-    `more` says that the same document goes on in the next unit, `joined` that this unit belongs to the same split
-    as the one before it.
+    With `more`, the same document continues in the next unit. With `joined`, this unit belongs to the same split as
+    the one before it.
     """
 
     text: str
@@ -41,14 +42,14 @@ class Unit:
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are read: the column or key of the text (None: found), and what separates documents in plain text."""
+    """How to read files: the column or key of the text (None: detect it), and the separator of plain-text documents."""
 
     text_field: str | None = None
     separator: str = SEPARATOR
 
 
 def read_units(path: Path, reading: Reading, meter: Meter) -> Iterator[Unit]:
-    """The text units of one file, in order. Units of whitespace alone are left out, blocks of a stream apart."""
+    """Yield the text units of one file in order, without documents of whitespace alone."""
     if format_of(path)[0] == "text":
         with open_text(path, meter, newline=None) as stream:
             yield from text_units(stream.read, reading.separator)
@@ -57,18 +58,21 @@ def read_units(path: Path, reading: Reading, meter: Meter) -> Iterator[Unit]:
 
 
 def _texts(path: Path, reading: Reading, meter: Meter) -> Iterator[str]:
-    """The text of every row of a table; its column is found in the first one."""
-    found: list[str] = []
+    """Return an iterator over the texts of a table; the first row decides the column."""
+    columns: list[str] = []
 
     def choose(row: Row) -> list[str]:
-        found.append(find_text_field(row, reading.text_field, str(path)))
-        return found
+        columns.append(find_text_field(row, reading.text_field, str(path)))
+        return columns
 
-    return (text_of(row, found[0], place) for place, row in read_rows(path, meter, choose))
+    return (text_of(row, columns[0], location) for location, row in read_rows(path, meter, choose))
 
 
 def text_units(read: Callable[[int], str], separator: str) -> Iterator[Unit]:
-    """Documents between separators; without a separator near the start, the blocks of one long document."""
+    """Yield the documents between separators, or the blocks of one long document when no separator is near the start.
+
+    `read` returns the next so many characters.
+    """
     head = read(_LOOK)
     if not separator or separator not in head:
         yield from _blocks(head, read, separator)
@@ -77,8 +81,8 @@ def text_units(read: Callable[[int], str], separator: str) -> Iterator[Unit]:
 
 
 def _documents(head: str, read: Callable[[int], str], separator: str) -> Iterator[Unit]:
-    """Texts between separators, without the line breaks around them; long ones in parts."""
-    rest, inside = head, False  # inside: earlier parts of this document have been handed on
+    """Yield the texts between separators, without the line breaks around them; long ones in parts."""
+    rest, inside = head, False  # inside: earlier parts of this document have been yielded
     while True:
         *whole, rest = rest.split(separator)
         for text in whole:
@@ -87,7 +91,7 @@ def _documents(head: str, read: Callable[[int], str], separator: str) -> Iterato
                 yield Unit(text, joined=inside)
             inside = False
         if len(rest) > _LONG:
-            # The end stays behind: it may hold half a separator, or line breaks before one.
+            # The end of the text is kept: it may hold half a separator, or line breaks before one.
             part = rest[: -max(_READ // 2, len(separator))].rstrip("\n")
             rest = rest[len(part) :]
             yield Unit(part if inside else part.lstrip("\n"), more=True, joined=inside)
@@ -102,12 +106,12 @@ def _documents(head: str, read: Callable[[int], str], separator: str) -> Iterato
 
 
 def _blocks(head: str, read: Callable[[int], str], separator: str) -> Iterator[Unit]:
-    """Text without separators, cut where possible at a blank line; joined again, the blocks are the text exactly.
+    """Yield text without separators in blocks that end at blank lines where possible; joined, they are the text.
 
-    A separator that turns up late in the file still ends a document.
+    A separator that appears late in the file still ends a document.
     """
     rest, start, ended = head, 0, not head
-    inside = False  # earlier blocks of this document have been handed on
+    inside = False  # whether earlier blocks of this document have been yielded
     while True:
         if not ended and len(rest) - start <= _BLOCK_MAX + len(separator):
             block = read(_READ)
@@ -120,7 +124,7 @@ def _blocks(head: str, read: Callable[[int], str], separator: str) -> Iterator[U
         mark = rest.find(separator, start, end + len(separator) - 1) if separator else -1
         if mark >= 0:
             end = mark
-        # Text that ends where a separator follows, or the file does, ends its document.
+        # A document ends where a separator follows, and at the end of the file.
         last = mark >= 0 or (ended and end == len(rest)) or (bool(separator) and rest.startswith(separator, end))
         block = rest[start:end]
         if inside or not last or block.strip():
@@ -130,7 +134,7 @@ def _blocks(head: str, read: Callable[[int], str], separator: str) -> Iterator[U
 
 
 def _block_end(text: str, start: int) -> int:
-    """Where the block from `start` ends: at a blank line, else at a line end, else wherever the limit is."""
+    """Return where the block from `start` ends: at a blank line, else at a line end, else at the limit."""
     limit = min(start + _BLOCK_MAX, len(text))
     blank = _BLANK_LINE.search(text, start + _BLOCK, limit)
     if blank:
@@ -141,19 +145,19 @@ def _block_end(text: str, start: int) -> int:
     return line + 1 if line > start else limit
 
 
-def find_text_field(row: Row, wanted: str | None, where: str) -> str:
-    """The column that holds the text: the one asked for, else a usual name, else the only one with text."""
+def find_text_field(row: Row, requested: str | None, where: str) -> str:
+    """Return the column that holds the text: the requested one, else a usual name, else the only one with text."""
     columns = [str(name) for name in row]
-    if wanted is not None:
-        if wanted not in columns:
-            raise DataError(f"{where}: no column {wanted!r}; it has {', '.join(map(repr, columns))}")
-        return wanted
+    if requested is not None:
+        if requested not in columns:
+            raise DataError(f"{where}: no column {requested!r}; it has {', '.join(map(repr, columns))}")
+        return requested
     for name in TEXT_FIELDS:
         if name in columns:
             return name
-    textual = [name for name, value in row.items() if isinstance(value, str)]
-    if len(textual) == 1:
-        return textual[0]
+    text_columns = [name for name, value in row.items() if isinstance(value, str)]
+    if len(text_columns) == 1:
+        return text_columns[0]
     raise DataError(
         f"{where}: which column holds the text? It has {', '.join(map(repr, columns))}; "
         "name one as text_field (--text-field)"

@@ -1,4 +1,4 @@
-"""What a user names as a corpus, resolved: a file, a folder of files, or a dataset of the Hub."""
+"""Resolve what a user names as a corpus: a file, a folder of files, or a dataset on the Hub."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ _TRAIN = re.compile(r"train([-_.].*)?", re.IGNORECASE)
 
 
 class Source(Protocol):
-    """A corpus that can be read again and again, in the same order each time."""
+    """A corpus that can be read several times, in the same order each time."""
 
     @property
     def description(self) -> str: ...
 
     @property
     def total_bytes(self) -> int | None:
-        """What the meter will show at the end, where that is known."""
+        """The number of bytes that the meter will count, or None when it is not known."""
 
     @property
-    def ignored(self) -> tuple[str, ...]: ...
+    def ignored(self) -> tuple[str, ...]:
+        """The files of a folder that are not read."""
 
-    def identify(self, split: SplitName, seen: Callable[[int], None]) -> tuple[SourceHeader, ...]:
-        """Names, sizes and hashes of the inputs; `seen` is told about every piece hashed."""
+    def identify(self, split: SplitName, count: Callable[[int], None]) -> tuple[SourceHeader, ...]:
+        """Return names, sizes and hashes of the inputs; `count` is called with the size of every block hashed."""
 
-    def units(self, meter: Meter) -> Iterator[Unit]: ...
+    def units(self, meter: Meter) -> Iterator[Unit]:
+        """Yield the text units."""
 
 
 @dataclass(frozen=True)
-class Files:
+class FileSource:
     """One file, or the files of a folder in the order of their names."""
 
     root: Path
@@ -58,9 +60,9 @@ class Files:
     def description(self) -> str:
         return self.root.name if len(self.paths) == 1 else f"{self.root.name} ({len(self.paths)} files)"
 
-    def identify(self, split: SplitName, seen: Callable[[int], None]) -> tuple[SourceHeader, ...]:
+    def identify(self, split: SplitName, count: Callable[[int], None]) -> tuple[SourceHeader, ...]:
         return tuple(
-            SourceHeader(name=self._name(path), split=split, bytes=path.stat().st_size, sha256=hash_file(path, seen))
+            SourceHeader(name=self._name(path), split=split, bytes=path.stat().st_size, sha256=hash_file(path, count))
             for path in self.paths
         )
 
@@ -69,13 +71,13 @@ class Files:
             yield from readers.read_units(path, self.reading, meter)
 
     def _name(self, path: Path) -> str:
-        """Relative to the folder that was named: the same on every machine."""
+        """Return the path relative to the folder that the user named, which is the same on every machine."""
         return path.name if path == self.root else path.relative_to(self.root).as_posix()
 
 
 @dataclass(frozen=True)
-class Hub:
-    """One split of a dataset of the Hub."""
+class HubSource:
+    """One split of a dataset on the Hub."""
 
     dataset: hub.HubDataset
     split: str
@@ -87,7 +89,7 @@ class Hub:
     def description(self) -> str:
         return f"{self.dataset} ({self.split})"
 
-    def identify(self, split: SplitName, seen: Callable[[int], None]) -> tuple[SourceHeader, ...]:
+    def identify(self, split: SplitName, count: Callable[[int], None]) -> tuple[SourceHeader, ...]:
         return (SourceHeader(name=f"{self.dataset} ({self.split})", split=split),)
 
     def units(self, meter: Meter) -> Iterator[Unit]:
@@ -95,9 +97,9 @@ class Hub:
 
 
 def resolve(source: str | Path, val: str | Path | None, reading: Reading) -> tuple[Source, Source | None]:
-    """The training source and, if there is a separate one, the validation source.
+    """Return the training source and, if there is a separate one, the validation source.
 
-    A name of the registry wins over a path of that name; write ./name for the path.
+    A known dataset name takes precedence over a file or folder of that name; write ./name for the path.
     """
     name = str(source)
     if name not in hub.REGISTRY and Path(source).exists():
@@ -106,12 +108,12 @@ def resolve(source: str | Path, val: str | Path | None, reading: Reading) -> tup
     if dataset is None:
         hint = "" if isinstance(source, Path) or _looks_like_path(name) else hub.suggest(name)
         raise DataError(f"{name}: no such file or folder.{hint}")
-    train = Hub(dataset, "train", reading)
+    train = HubSource(dataset, "train", reading)
     if val is None:
-        return train, Hub(dataset, dataset.validation, reading) if dataset.validation else None
+        return train, HubSource(dataset, dataset.validation, reading) if dataset.validation else None
     if Path(val).exists() or _looks_like_path(str(val)):
         return train, _files(Path(val), reading)
-    return train, Hub(dataset, str(val), reading)
+    return train, HubSource(dataset, str(val), reading)
 
 
 def _looks_like_path(name: str) -> bool:
@@ -119,17 +121,17 @@ def _looks_like_path(name: str) -> bool:
     return path.is_absolute() or name.startswith((".", "~")) or "\\" in name or format_of(path) != ("", "")
 
 
-def _files(path: Path, reading: Reading) -> Files:
+def _files(path: Path, reading: Reading) -> FileSource:
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if path.is_dir():
         return _folder(path, reading)
     if not format_of(path)[0]:
         raise DataError(f"{path}: the format is not known by this name; known are {known_suffixes()}")
-    return Files(path, (path,), reading)
+    return FileSource(path, (path,), reading)
 
 
-def _folder(folder: Path, reading: Reading) -> Files:
+def _folder(folder: Path, reading: Reading) -> FileSource:
     inside = [path for path in folder.rglob("*") if path.is_file()]
     visible = [path for path in inside if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     visible.sort(key=lambda path: path.relative_to(folder).as_posix())
@@ -144,17 +146,17 @@ def _folder(folder: Path, reading: Reading) -> Files:
             "on held-out text: name the training file as the source and the validation file as val (--val)"
         )
     ignored = tuple(path.relative_to(folder).as_posix() for path in visible if path not in paths)
-    return Files(folder, paths, reading, ignored)
+    return FileSource(folder, paths, reading, ignored)
 
 
-def hash_file(path: Path, seen: Callable[[int], None] = lambda _: None) -> str:
-    """The sha256 of a file; `seen` is told the size of every block."""
+def hash_file(path: Path, count: Callable[[int], None] = lambda _: None) -> str:
+    """Return the sha256 of a file; `count` is called with the size of every block."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
             while block := file.read(1 << 22):
                 digest.update(block)
-                seen(len(block))
+                count(len(block))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     return digest.hexdigest()

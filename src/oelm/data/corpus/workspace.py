@@ -1,4 +1,4 @@
-"""The unfinished side of a prepared folder: a hidden work folder with checkpoints, published by renaming at the end."""
+"""The work folder of a preparation: hidden, with checkpoints, and published by renaming when it is complete."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .tokens import TOKENIZER
 _JOB = "job.json"
 _CHECKPOINT = "checkpoint.json"
 TOKENIZER_FILE = "trained.json"
-# In this order they are moved to their final place: a folder with a header has everything else.
+# Moved to the output folder in this order: a folder that has a header has everything else.
 _PUBLISHED = (TOKENIZER, "train.bin", "val.bin", HEADER)
 
 
 class Part:
-    """A token file that grows: it can be cut back to a checkpoint and continued."""
+    """A token file that grows; it can be truncated to a checkpoint and continued."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], tokens: int = 0, max_id: int = 0) -> None:
         self.path, self.tokens, self.max_id = path, tokens, max_id
@@ -43,7 +43,7 @@ class Part:
             self.max_id = max(self.max_id, int(ids.max()))
 
     def sync(self) -> None:
-        """Bring everything to the disk."""
+        """Flush everything to the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -56,7 +56,7 @@ class Part:
 
 
 class Workspace:
-    """The work folder of one preparation, held by one process at a time."""
+    """The work folder of one preparation, locked by one process at a time."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -64,12 +64,12 @@ class Workspace:
         self.parts: dict[SplitName, Part] = {}
 
     def checkpoint(self) -> dict[str, Any] | None:
-        """The last checkpoint, if there is one."""
+        """Return the last checkpoint, or None when there is none."""
         path = self.folder / _CHECKPOINT
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def open_parts(self, splits: tuple[SplitName, ...], dtype: np.dtype[Any]) -> dict[str, Any] | None:
-        """Open the token files as the last checkpoint left them; returns its state, or None for a fresh start."""
+        """Open the token files as the last checkpoint left them; return its state, or None for a fresh start."""
         saved = self.checkpoint()
         for split in splits:
             tokens, max_id = saved["parts"][split] if saved else (0, 0)
@@ -77,7 +77,7 @@ class Workspace:
         return saved["state"] if saved else None
 
     def save(self, state: dict[str, Any]) -> None:
-        """Make everything written so far a checkpoint."""
+        """Save a checkpoint of everything written so far."""
         for part in self.parts.values():
             part.sync()
         counts = {split: (part.tokens, part.max_id) for split, part in self.parts.items()}
@@ -88,7 +88,7 @@ class Workspace:
             part.close()
 
     def publish(self, header: Header) -> None:
-        """Move the finished files to their place, the header last."""
+        """Write the header and move the finished files to the output folder, the header last."""
         for part in self.parts.values():
             part.sync()
         self.close_parts()
@@ -97,11 +97,11 @@ class Workspace:
 
     @property
     def finished(self) -> bool:
-        """Whether everything is done but the moving."""
+        """Whether only moving the files is left to do."""
         return (self.folder / HEADER).is_file()
 
     def move(self) -> None:
-        """Move what has not been moved yet. Safe to repeat after an interruption at any point."""
+        """Move the files that have not been moved yet; safe to repeat after an interruption at any point."""
         for name in _PUBLISHED:
             source, target = self.folder / name, self.out / name
             if source.exists():
@@ -111,7 +111,7 @@ class Workspace:
         shutil.rmtree(self.folder)
 
     def clear(self) -> None:
-        """Remove an abandoned preparation, moved parts included: without a header they belong to nobody."""
+        """Remove an abandoned preparation, including files that were moved: without a header they are useless."""
         for path in [
             *(self.folder / name for name in (*_PUBLISHED, _CHECKPOINT, TOKENIZER_FILE, _JOB)),
             *(self.out / name for name in _PUBLISHED if name != HEADER),
@@ -124,15 +124,15 @@ class Workspace:
 
 @contextmanager
 def workspace(out: Path, recipe: dict[str, Any]) -> Iterator[Workspace]:
-    """Hold the work folder of `out` for a preparation with this recipe.
+    """Create and lock the work folder of `out` for a preparation with this recipe.
 
-    Work left by an interrupted preparation is kept if its recipe was the same, and removed if not. After a failure
-    before the first checkpoint nothing stays behind.
+    What an interrupted preparation left is kept if its recipe was the same, and removed otherwise. After a failure
+    before the first checkpoint, everything that was created is removed.
     """
     work = Workspace(out)
     with writing(out):
         created = _create(work)
-        with _held(work):
+        with _locked(work):
             try:
                 job = work.folder / _JOB
                 if not job.is_file() or json.loads(job.read_text(encoding="utf-8")) != recipe:
@@ -149,7 +149,7 @@ def workspace(out: Path, recipe: dict[str, Any]) -> Iterator[Workspace]:
 
 
 def check_free(out: Path) -> None:
-    """Refuse an output folder that holds something else."""
+    """Raise DataError when the output folder holds something else than a preparation."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -160,14 +160,14 @@ def check_free(out: Path) -> None:
 
 
 def discard(out: Path) -> None:
-    """Remove the work folder of a finished dataset: left when a process died between its last move and its end."""
+    """Remove the work folder of a finished dataset, which remains when a process died after its last move."""
     if (out / WORK).exists():
         with writing(out):
             shutil.rmtree(out / WORK)
 
 
 def _create(work: Workspace) -> list[Path]:
-    """Make the folders; returns those that did not exist before, innermost first, without the work folder."""
+    """Create the folders; return those that did not exist before, innermost first, without the work folder."""
     created = []
     missing = work.out
     while not missing.exists():
@@ -177,8 +177,8 @@ def _create(work: Workspace) -> list[Path]:
     return created
 
 
-def _held(work: Workspace) -> AbstractContextManager[Any]:
-    """The work folder's lock."""
+def _locked(work: Workspace) -> AbstractContextManager[Any]:
+    """Return the work folder's lock; raise DataError when another process has it."""
     if sys.platform == "win32":  # which has no such locks
         return nullcontext()
     from ...base.locks import hold
