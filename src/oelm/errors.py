@@ -70,15 +70,9 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a mistyped name: ' Did you mean 'x'?' or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=_CLOSE)
-    return f" Did you mean {close[0]!r}?" if close else ""
-
-
-def near(word: str, known: Iterable[str], count: int = 3) -> str:
-    """The nearest known names, whatever their case: ' Nearest: a, b, c.' or nothing."""
+def nearest(word: str, known: Iterable[str], count: int = 1) -> str:
+    """Return a hint for a mistyped name, " Did you mean 'a' or 'b'?" with up to `count` names, or an empty text."""
     names = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), names, n=count, cutoff=0.5)
-    close += [low for low in names if word.lower() in low and low not in close]
-    return f" Nearest: {', '.join(names[low] for low in close[:count])}." if close else ""
+    close = difflib.get_close_matches(word.lower(), names, n=count, cutoff=_CLOSE)
+    close += [name for name in names if count > 1 and word.lower() in name and name not in close]
+    return f" Did you mean {' or '.join(repr(names[name]) for name in close[:count])}?" if close else ""

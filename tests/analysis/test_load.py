@@ -13,7 +13,7 @@ from oelm.analysis import AnalysisError, load_run, load_runs
 from oelm.analysis.arms import group_runs
 from oelm.analysis.run import method_label
 from oelm.base.locks import hold
-from oelm.lab.status import look
+from oelm.lab.status import read_state
 from oelm.method.spec import Method
 from tests.support.records import change, classification_run, language_run, write
 
@@ -157,12 +157,12 @@ def test_a_record_that_may_not_be_read_spoils_no_other(tmp_path, monkeypatch):
     read = Path.read_bytes, Path.read_text, Path.open
 
     def guarded(method):
-        def look(self, *arguments, **options):
+        def guard(self, *arguments, **options):
             if self.name == "metrics.jsonl" and self.parent == locked:
                 raise PermissionError(13, "Permission denied", str(self))
             return method(self, *arguments, **options)
 
-        return look
+        return guard
 
     for name, method in zip(("read_bytes", "read_text", "open"), read, strict=True):
         monkeypatch.setattr(Path, name, guarded(method))
@@ -195,12 +195,12 @@ def test_the_report_and_the_lab_agree_on_who_is_alive(tmp_path):
     here = {"host": socket.gethostname(), "pid": os.getpid(), "step": 80, "updated": time.time() - 11 * 86_400}
     write(folder, "status.json", {"state": "running", **here})
     assert [item.kind for item in load_runs([tmp_path]).left_out] == ["cut"]
-    assert look(folder).state == "died"
+    assert read_state(folder).state == "died"
     for state in ("running", "failed"):  # one that failed and is run again
         write(folder, "status.json", {"state": state, **here})
         with hold(folder):
             assert [run.path for run in load_runs([tmp_path]).running] == [folder]
-            assert look(folder).state == "running"
+            assert read_state(folder).state == "running"
 
 
 def test_the_same_run_twice_is_counted_once(tmp_path):

@@ -10,10 +10,10 @@ from rich.console import Console
 from oelm.base.strict import merge
 from oelm.cli import demo as demo_module
 from oelm.cli.run_tables import MatrixView, status_table, watch
-from oelm.lab.experiment import find, listed
+from oelm.lab.experiment import find_experiment, runnable_experiments
 from oelm.lab.matrix import Matrix
-from oelm.lab.plan import Request, expand
-from oelm.lab.status import RunState, look, survey
+from oelm.lab.plan import Request, plan_runs
+from oelm.lab.status import RunState, list_runs, read_state
 from tests.lab.test_matrix import ForkLauncher, plan
 from tests.support.lab import experiment_file, lab, refusal, started
 from tests.support.training import read, tiny
@@ -38,7 +38,7 @@ def test_an_experiment_with_arms_is_run_as_a_matrix(tmp_path, monkeypatch):
     result = lab("run", file, "--out", tmp_path / "runs")
     assert (result.exit_code, result.stdout.strip()) == (0, "2 finished")
     assert "2 runs; about" in result.stderr
-    assert {run.method for run in survey(tmp_path / "runs")} == {"baseline", "identity-key"}
+    assert {run.method for run in list_runs(tmp_path / "runs")} == {"baseline", "identity-key"}
 
 
 def test_a_matrix_with_a_failure_says_so_by_its_exit_code(tmp_path, monkeypatch):
@@ -48,21 +48,15 @@ def test_a_matrix_with_a_failure_says_so_by_its_exit_code(tmp_path, monkeypatch)
     assert (result.exit_code, result.stdout.strip()) == (1, "1 failed, 1 finished")
 
 
-def test_help_loads_no_heavy_module():
-    code = "from typer.testing import CliRunner; from tests.support.lab import app; "
-    loaded = _loaded(code + "assert 'matrix' in CliRunner().invoke(app(), ['--help']).output")
-    assert not loaded & {"torch", "transformers", "submitit", "matplotlib"}
-
-
 def test_listing_experiments_loads_no_heavy_module():
-    code = "from typer.testing import CliRunner; from tests.support.lab import app; "
-    loaded = _loaded(code + "assert 'GPT-02' in CliRunner().invoke(app(), ['experiments']).output")
+    code = "from typer.testing import CliRunner; from oelm.cli import app; "
+    loaded = _loaded(code + "assert 'GPT-02' in CliRunner().invoke(app, ['experiments']).output")
     assert not loaded & {"torch", "transformers"}
 
 
 def test_the_list_as_json_is_whole():
     entries = json.loads(lab("experiments", "--json").stdout)
-    assert [entry["id"] for entry in entries] == [experiment.id for experiment in listed()]
+    assert [entry["id"] for entry in entries] == [experiment.id for experiment in runnable_experiments()]
     assert all(entry["asks"] for entry in entries)
 
 
@@ -77,7 +71,7 @@ def test_a_terminal_shows_what_goes_on(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     console = terminal()
     with MatrixView(console, pause=0.0) as view:
-        Matrix(planned, ForkLauncher(), tell=view.say).run(view)
+        Matrix(planned, ForkLauncher(), notify=view.print_event).run(view.show)
     shown = console.file.getvalue()
     for text in ("started  study/baseline/seed-0", "tokens/s", "2 finished", "so far"):
         assert text in shown
@@ -96,7 +90,7 @@ def test_the_status_table_names_what_went_wrong(tmp_path):
     (folder / "config.json").write_text("{}")
     (folder / "status.json").write_text(json.dumps({"state": "failed", "message": "TrainingError: loss is [nan]"}))
     console = terminal()
-    console.print(status_table([look(folder, "x")]))
+    console.print(status_table([read_state(folder, "x")]))
     assert "x: TrainingError: loss is [nan]" in console.file.getvalue()
 
 
@@ -105,9 +99,8 @@ def test_the_status_table_names_what_went_wrong(tmp_path):
 )
 def test_a_narrow_terminal_does_without_columns_and_keeps_words_whole(width, spared, tmp_path):
     figures = {"step": 100000, "max_steps": 100000, "loss": 6.2354, "val_loss": 6.2573, "perplexity": 521.79}
-    run = RunState(
-        "GPT-02-lr-1e-3/oelm-random-matched/seed-10", tmp_path, "finished", **figures, tokens_per_second=20521
-    )
+    name = "GPT-02-lr-1e-3/oelm-random-matched/seed-10"
+    run = RunState(name=name, path=tmp_path, state="finished", **figures, tokens_per_second=20521)
     console = terminal()
     console.width = width
     console.print(status_table([run], width))
@@ -119,14 +112,14 @@ def test_a_narrow_terminal_does_without_columns_and_keeps_words_whole(width, spa
 
 def test_watching_ends_when_nothing_goes_on(tmp_path):
     states = ["waiting", "running", "finished"]
-    readings = [[RunState("study/x", tmp_path, state)] for state in states]
+    readings = [[RunState(name="study/x", path=tmp_path, state=state)] for state in states]
     watch(lambda: readings.pop(0), seconds=0)
     assert readings == []  # it looked until the run was finished, and no further: there is nothing more to read
 
 
 def test_watching_a_folder_without_runs_ends_at_once(tmp_path):
     looks = []
-    watch(lambda: looks.append(0) or survey(tmp_path), seconds=60)
+    watch(lambda: looks.append(0) or list_runs(tmp_path), seconds=60)
     assert looks == [0]
 
 
@@ -136,10 +129,10 @@ def test_watching_a_folder_without_runs_ends_at_once(tmp_path):
 @pytest.fixture
 def small_demo(monkeypatch):
     """The demo on runs that take a fraction of a second."""
-    shipped = find("demo")
+    shipped = find_experiment("demo")
     config = {key: value for key, value in tiny(Path("x")).items() if key != "output"}
     small = shipped.model_copy(update={"config": config, "axes": {"method": ("baseline", "oelm-freeze")}})
-    monkeypatch.setattr(demo_module, "find", lambda _: small)
+    monkeypatch.setattr(demo_module, "find_experiment", lambda _: small)
     monkeypatch.setattr(demo_module, "STEPS", (8,))
     monkeypatch.setattr(demo_module, "ForkedLauncher", lambda slots, _: ForkLauncher(slots))
 
@@ -150,7 +143,7 @@ def test_the_demo_ends_in_plain_words(small_demo, tmp_path):
     assert result.exit_code == 0, result.output
     assert "oelm-freeze" in result.stdout.split("What these small runs show")[1]
     assert (tmp_path / "demo" / "report" / "report.html").is_file()
-    assert len(survey(tmp_path / "demo" / "runs")) == 2 * demo_module.SEEDS
+    assert len(list_runs(tmp_path / "demo" / "runs")) == 2 * demo_module.SEEDS
     again = lab("demo", "--out", tmp_path / "demo")
     assert again.exit_code == 0
     assert "started" not in again.stderr, "what is done is done"
@@ -160,17 +153,17 @@ def test_the_demo_keeps_to_its_budget(small_demo, tmp_path, monkeypatch):
     """Once a run has shown how long one takes, none is started that would not be done in time."""
 
     class Slow(Matrix):
-        def _ended(self, entry, code):
+        def _handle_end(self, entry, code):
             entry.started -= 300  # this machine takes five minutes for a run
-            super()._ended(entry, code)
+            super()._handle_end(entry, code)
 
     monkeypatch.setattr(demo_module, "Matrix", Slow)
     result = lab("demo", "--out", tmp_path / "demo", "--minutes", "4")
     assert result.exit_code == 0, result.output
-    states = [run.state for run in survey(tmp_path / "demo" / "runs")]
+    states = [run.state for run in list_runs(tmp_path / "demo" / "runs")]
     assert states == ["finished"] * 2, "the first seed of both arms"
     assert result.stdout.startswith("Up to seven ways")
-    assert "what does not fit into that is left out" in result.stdout
+    assert "what does not fit is left out" in result.stdout
     assert "left     4 runs: too late to be done in time" in result.stderr
 
 
@@ -189,9 +182,9 @@ def test_a_slow_machine_takes_fewer_steps(tmp_path, monkeypatch):
         monkeypatch.setattr(demo_module, "seconds_per_step", lambda _, seconds=seconds: seconds)
         place = tmp_path / str(seconds)
         place.mkdir()
-        assert demo_module._steps(place, 205, 2) == steps
+        assert demo_module._choose_steps(place, 205, 2) == steps
         monkeypatch.setattr(demo_module, "seconds_per_step", lambda _: 99.0)
-        assert demo_module._steps(place, 205, 2) == steps, "a demo that goes on takes the steps that it had"
+        assert demo_module._choose_steps(place, 205, 2) == steps, "a demo that goes on takes the steps that it had"
 
 
 def test_the_demo_without_a_report_still_shows_its_figures(small_demo, tmp_path, monkeypatch):
@@ -218,11 +211,11 @@ def test_every_experiment_really_trains_at_smoke_scale(tmp_path, monkeypatch):
 
     monkeypatch.setattr(language, "builtin", cache(builtin))
     seen, failed = set(), []
-    for experiment in listed():
-        for run in expand([experiment], Request(scale="smoke", output=str(tmp_path))):
+    for experiment in runnable_experiments():
+        for run in plan_runs([experiment], Request(scale="smoke", output=str(tmp_path))):
             what = (run.config.task.name, run.config.model.name, run.config.method.to_json())
             static = run.config.method.schedule.kind == "static"
-            if what in seen or run.after is not None or not static:
+            if what in seen or run.starts_from is not None or not static:
                 continue
             seen.add(what)
             short = {"train": {"max_steps": 3}, "eval": {"every": 3, "sequences": 8}, "experiment": f"n{len(seen)}"}

@@ -13,7 +13,7 @@ from oelm.base.locks import hold, holder
 from oelm.config import RunConfig
 from oelm.errors import FileError, LabError
 from oelm.lab import control
-from oelm.lab.status import find_run, look, survey
+from oelm.lab.status import find_run, list_runs, read_state
 from oelm.runs.folder import SILENCE, STOP, RunFolder, read_metrics
 from oelm.training.engine import train
 from tests.support.lab import lab, refusal, wait_for
@@ -37,12 +37,12 @@ def zoo(tmp_path_factory):
     assert start("train", file).wait() == 2
     file, config = folder_of(place, experiment="dead")
     process = start("train", file, sabotage=Slow())
-    process.wait_for(lambda: look(config.folder).step is not None)
+    process.wait_for(lambda: read_state(config.folder).step is not None)
     process.signal(9)
     process.wait()
     file, config = folder_of(place, experiment="halted")
     process = start("train", file, sabotage=Slow())
-    process.wait_for(lambda: look(config.folder).step is not None)
+    process.wait_for(lambda: read_state(config.folder).step is not None)
     process.signal(15)
     assert process.wait() == 75
     damaged = place / "runs" / "damaged" / "baseline" / "seed-0"
@@ -56,7 +56,7 @@ def zoo(tmp_path_factory):
 
 
 def test_every_state_is_told_from_the_records(zoo):
-    states = {run.name.split("/")[0]: run.state for run in survey(zoo)}
+    states = {run.name.split("/")[0]: run.state for run in list_runs(zoo)}
     assert states == {
         "done": "finished",
         "broken": "failed",
@@ -71,7 +71,7 @@ def test_the_table_shows_what_there_is_to_know(zoo):
     lines = {line.split("/")[0]: line for line in shown.splitlines()}
     for word in ("finished", "12/12", HERE):
         assert word in lines["done"]
-    head, run = shown.splitlines()[0], look(zoo / "done" / "baseline" / "seed-0")
+    head, run = shown.splitlines()[0], read_state(zoo / "done" / "baseline" / "seed-0")
     for column, value in (("train loss", run.loss), ("val loss", run.val_loss), ("val ppl / acc", run.perplexity)):
         assert float(lines["done"][head.index(column) :].split()[0]) == pytest.approx(value, abs=0.01), column
     assert "died" in lines["dead"]
@@ -86,14 +86,14 @@ def test_the_table_shows_what_there_is_to_know(zoo):
 def test_a_run_that_goes_on_is_seen_with_its_figures(tmp_path):
     file, config = folder_of(tmp_path)
     process = start("train", file, sabotage=Slow(0.05))
-    process.wait_for(lambda: look(config.folder).tokens_per_second is not None)
-    run = look(config.folder)
+    process.wait_for(lambda: read_state(config.folder).tokens_per_second is not None)
+    run = read_state(config.folder)
     assert (run.state, run.host, run.pid, run.max_steps) == ("running", HERE, process.pid, 12)
     assert run.eta_seconds is not None
     assert "running" in lab("status", tmp_path / "runs").stdout
     process.signal(9)
     process.wait()
-    assert look(config.folder).state == "died"
+    assert read_state(config.folder).state == "died"
 
 
 def test_looking_does_not_get_in_the_way_of_a_run(tmp_path):
@@ -144,9 +144,9 @@ def test_a_silent_run_on_another_machine_is_given_time(tmp_path):
     (folder / "config.json").write_text('{"experiment": "x", "seed": 0}')
     status = {"state": "running", "host": "another-machine", "pid": 1}
     (folder / "status.json").write_text(json.dumps({**status, "updated": time.time() - 5}))
-    assert look(folder).state == "running"
+    assert read_state(folder).state == "running"
     (folder / "status.json").write_text(json.dumps({**status, "updated": time.time() - SILENCE - 1}))
-    assert look(folder).state == "died"
+    assert read_state(folder).state == "died"
 
 
 def test_records_without_a_status_are_finished_runs(zoo, tmp_path):
@@ -155,7 +155,7 @@ def test_records_without_a_status_are_finished_runs(zoo, tmp_path):
     shutil.copytree(zoo / "done" / "baseline" / "seed-0", kept)
     for name in ("status.json", "lock", "train.log"):
         (kept / name).unlink()
-    (run,) = survey(tmp_path)
+    (run,) = list_runs(tmp_path)
     assert (run.state, run.step, run.experiment) == ("finished", 12, "done")
 
 
@@ -165,7 +165,7 @@ def test_any_name_can_be_sorted(tmp_path):
         written_run = tmp_path / name
         written_run.mkdir()
         (written_run / "result.json").write_text("{}")
-    found = [run.name for run in survey(tmp_path)]
+    found = [run.name for run in list_runs(tmp_path)]
     assert sorted(found) == sorted(names)
     assert found.index("seed-9") < found.index("seed-10")
 
@@ -182,7 +182,7 @@ def test_a_run_that_may_not_be_read_hides_no_other(tmp_path, monkeypatch):
         return is_file(self)
 
     monkeypatch.setattr(Path, "is_file", guarded)
-    states = {run.name: run.state for run in survey(tmp_path)}
+    states = {run.name: run.state for run in list_runs(tmp_path)}
     assert states["locked"] == "unreadable"
     assert set(states) == {"open", "locked"}
 
@@ -213,7 +213,7 @@ def test_logs_end_with_what_happened(zoo):
 def test_logs_can_be_followed_to_the_end_of_the_run(tmp_path):
     file, config = folder_of(tmp_path)
     process = start("train", file, sabotage=Slow(0.05))
-    process.wait_for(lambda: look(config.folder).step is not None)
+    process.wait_for(lambda: read_state(config.folder).step is not None)
     lines = lab("logs", "-n", "1000", "-f", config.folder).stdout.splitlines()
     assert process.wait() == 0
     assert lines == (config.folder / "train.log").read_text(encoding="utf-8").splitlines(), "all of it, nothing twice"
@@ -226,13 +226,13 @@ def test_logs_can_be_followed_to_the_end_of_the_run(tmp_path):
 def test_a_run_that_is_stopped_saves_and_goes_on_exactly(tmp_path):
     file, config = folder_of(tmp_path)
     process = start("train", file, sabotage=Slow())
-    process.wait_for(lambda: (look(config.folder).step or 0) >= 3)
+    process.wait_for(lambda: (read_state(config.folder).step or 0) >= 3)
     said = lab("stop", "run/baseline", "--out", tmp_path / "runs").stdout
     assert "asked to stop; it saves first" in said
     again = lab("stop", config.folder)
     assert "was asked before" in again.stdout or "is not running" in again.stderr, "asking twice loses nothing"
     assert process.wait() == 75
-    assert look(config.folder).state == "stopped"
+    assert read_state(config.folder).state == "stopped"
     finished("train", file)
     other, undisturbed = folder_of(tmp_path / "other")
     finished("train", other)
@@ -242,11 +242,11 @@ def test_a_run_that_is_stopped_saves_and_goes_on_exactly(tmp_path):
 def test_a_run_on_another_machine_is_stopped_by_a_file(tmp_path, monkeypatch):
     file, config = folder_of(tmp_path)
     process = start("train", file, sabotage=Slow())
-    process.wait_for(lambda: look(config.folder).step is not None)
+    process.wait_for(lambda: read_state(config.folder).step is not None)
     monkeypatch.setattr(control.socket, "gethostname", lambda: "another-machine")
-    assert "asked to stop by a file in its folder" in control.stop(look(config.folder))
+    assert control.stop(read_state(config.folder)).how == "file"
     assert process.wait() == 75
-    assert look(config.folder).state == "stopped"
+    assert read_state(config.folder).state == "stopped"
     assert not (config.folder / STOP).exists()
     (config.folder / STOP).touch()
     finished("train", file)  # a request from before is not meant for this start
@@ -255,7 +255,7 @@ def test_a_run_on_another_machine_is_stopped_by_a_file(tmp_path, monkeypatch):
 def test_all_runs_are_stopped_at_once(tmp_path):
     files = [folder_of(tmp_path, experiment=name) for name in ("one", "two")]
     processes = [start("train", file, sabotage=Slow(0.05)) for file, _ in files]
-    wait_for(lambda: all(look(config.folder).step is not None for _, config in files))
+    wait_for(lambda: all(read_state(config.folder).step is not None for _, config in files))
     said = lab("stop", "--all", "--out", tmp_path / "runs").stdout
     assert said.count("asked to stop") == 2
     assert [process.wait() for process in processes] == [75, 75]
@@ -281,7 +281,7 @@ def test_another_users_or_a_reused_process_is_never_signalled(tmp_path, monkeypa
     sent: list[int] = []
     monkeypatch.setattr(control.os, "kill", lambda pid, number: sent.append(pid))
     with pytest.raises(LabError, match="its state is died"):
-        control.stop(look(config.folder))
+        control.stop(read_state(config.folder))
     assert sent == []
 
 
@@ -294,8 +294,7 @@ def test_a_request_to_an_earlier_process_of_the_same_number_is_not_taken_for_one
         folder = RunFolder(config)
         folder.claim()
         folder.status("running", step=1)
-        assert "asked to stop" in control.stop(look(config.folder))
-        assert "was asked before" in control.stop(look(config.folder))
+        assert [control.stop(read_state(config.folder)).how for _ in range(2)] == ["signal", "before"]
         folder.close()
     assert sent == [os.getpid()] * 2
 
@@ -312,7 +311,7 @@ def test_a_request_that_could_not_be_sent_is_not_taken_for_one_that_was(tmp_path
     monkeypatch.setattr(control.os, "kill", forbid)
     for _ in range(2):
         with pytest.raises(LabError, match="belongs to another user"):
-            control.stop(look(config.folder))
+            control.stop(read_state(config.folder))
     folder.close()
 
 
@@ -324,7 +323,7 @@ def test_clean_frees_checkpoints_of_finished_runs_alone(tmp_path):
     train(done, quiet=True)
     file, halted = folder_of(tmp_path, experiment="halted")
     process = start("train", file, sabotage=Slow())
-    process.wait_for(lambda: look(halted.folder).step is not None)
+    process.wait_for(lambda: read_state(halted.folder).step is not None)
     process.signal(15)
     process.wait()
     before = sorted(path.name for path in done.folder.iterdir())
@@ -342,7 +341,7 @@ def test_clean_frees_checkpoints_of_finished_runs_alone(tmp_path):
     assert "freed" in lab("clean", runs, "--yes").stdout
     assert sorted(path.name for path in done.folder.iterdir()) == [name for name in before if name != "checkpoints"]
     assert any((halted.folder / "checkpoints").iterdir()), "what is needed to go on stays"
-    assert look(done.folder).state == "finished"
+    assert read_state(done.folder).state == "finished"
     assert train(done, quiet=True)["steps"] == 12, "a finished run is still finished"
     lab("clean", runs, "--yes", "--best")
     assert not (done.folder / "best").exists()
@@ -351,7 +350,7 @@ def test_clean_frees_checkpoints_of_finished_runs_alone(tmp_path):
 def test_a_run_that_came_to_life_keeps_what_it_has(tmp_path):
     _, config = folder_of(tmp_path)
     train(config, quiet=True)
-    things = control.freeable(survey(tmp_path / "runs"))
+    things = control.freeable(list_runs(tmp_path / "runs"))
     with hold(config.folder):
         assert control.free(things) == 0
     assert (config.folder / "checkpoints").is_dir()
@@ -386,7 +385,7 @@ def test_an_archive_has_what_a_report_needs_and_nothing_large(zoo, tmp_path):
     assert failed["state"] == "failed"
     assert failed["message"]
     assert not {"host", "pid"} & set(failed)
-    assert [run.state for run in survey(out)] == ["failed", "finished"]
+    assert [run.state for run in list_runs(out)] == ["failed", "finished"]
     again = json.loads(lab("archive", zoo, "--out", out, "--json").stdout)
     assert sorted(one["outcome"] for one in again) == ["left out"] * 3 + ["there"] * 2
     assert train_lines(kept) == 3, "what is there stays as it is"

@@ -10,8 +10,8 @@ from oelm.analysis.arms import differences, group_runs, shared_settings
 from oelm.analysis.load import load_runs
 from oelm.analysis.run import Run, comparable
 from oelm.data.corpus.prepare import prepare
-from oelm.lab.experiment import find, listed
-from oelm.lab.plan import Request, expand
+from oelm.lab.experiment import find_experiment, runnable_experiments
+from oelm.lab.plan import Request, plan_runs
 from tests.support.lab import ROOT, lab, refusal
 
 # Each study's records, and the experiments that go on with it.
@@ -42,7 +42,7 @@ def records(study: str) -> tuple[Run, ...]:
 def planned(name: str, like: Run) -> list[Run]:
     """The runs of an experiment as the analysis would read them, made where a record was made, on its data."""
     data = str(like.config["data"]["path"])
-    runs = expand([find(name)], Request(data=data, seeds=(like.seed,)))
+    runs = plan_runs([find_experiment(name)], Request(data=data, seeds=(like.seed,)))
     told = (like.environment, like.result, like.timing, like.audit, like.metrics, like.status)
     return [Run(Path(run.name), run.config.to_dict(), *told) for run in runs]
 
@@ -96,7 +96,7 @@ def test_the_short_records_differ_in_their_warmup_and_not_only_in_length():
 
 
 def test_trends_share_all_but_what_they_vary():
-    warmups = {run.config.optimizer.warmup_steps for run in expand([find("trend-length")], Request())}
+    warmups = {run.config.optimizer.warmup_steps for run in plan_runs([find_experiment("trend-length")], Request())}
     assert warmups == {100}
     for name, field in (("trend-length", "train.max_steps"), ("trend-size", "model.name"), ("trend-corpus", "data.")):
         settings = [shared_settings(run) for run in planned(name, records("books-65m")[0])]
@@ -106,7 +106,7 @@ def test_trends_share_all_but_what_they_vary():
 
 
 def test_the_longer_runs_are_four_times_the_others():
-    (decide, *_), (first, *_) = (expand([find(name)], Request()) for name in ("decide", "rank-price"))
+    (decide, *_), (first, *_) = (plan_runs([find_experiment(name)], Request()) for name in ("decide", "rank-price"))
     tokens = [run.config.train.max_steps * run.config.train.batch_size * 512 for run in (decide, first)]
     assert tokens == [262_144_000, 65_536_000]
     assert decide.config.optimizer.warmup_steps == 4 * first.config.optimizer.warmup_steps
@@ -126,7 +126,9 @@ def test_the_commands_of_the_documentation_name_them_all():
     """Every experiment of the group stands in docs/lab.md with its command, and that command dry-runs."""
     text = (ROOT / "docs/lab.md").read_text(encoding="utf-8")
     commands = [line.split("#")[0].split() for line in text.splitlines() if line.startswith("oelm matrix ")]
-    group = [experiment.id for experiment in listed() if experiment.group == find("rank-cost").group]
+    group = [
+        experiment.id for experiment in runnable_experiments() if experiment.group == find_experiment("rank-cost").group
+    ]
     assert set(group) <= {word for words in commands for word in words}
     for words in commands:
         if set(group) & set(words):

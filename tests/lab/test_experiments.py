@@ -8,11 +8,11 @@ import yaml
 from oelm.config import RunConfig, parse_override
 from oelm.errors import LabError, OelmError
 from oelm.lab import dry_run as dryrun
-from oelm.lab import preflight as needs_module
+from oelm.lab import preflight
 from oelm.lab.dry_run import dry_run
-from oelm.lab.experiment import find, from_file, listed, shipped
-from oelm.lab.plan import Request, expand, parse_values, run_name
-from oelm.lab.preflight import missing, needs
+from oelm.lab.experiment import find_experiment, load_experiment, runnable_experiments, shipped_experiments
+from oelm.lab.plan import Request, parse_values, plan_runs, run_name
+from oelm.lab.preflight import known_requirements, missing
 from oelm.method.apply import apply
 from oelm.models.flops import train_flops_per_token
 from oelm.models.gpt import OelmGPTForCausalLM
@@ -25,11 +25,11 @@ ROWS = [f"GPT-0{n}" for n in range(1, 8)] + [
     *("ABC-tinystories", "GPT-GLOBAL", "GPT-IMDB", "GPT-AGNEWS", "GPT-SST2", "GPT-XNLI", "GPT-MNLI"),
     *("freeze-ratio", "trained-layers", "progressive", "layer-rates", "sizes", "pretrain-finetune"),
 ]
-NAMES = [experiment.id for experiment in listed()]
+NAMES = [experiment.id for experiment in runnable_experiments()]
 
 
 def runs(name: str, **request):
-    return expand([find(name)], Request(**request))
+    return plan_runs([find_experiment(name)], Request(**request))
 
 
 def config(name: str, **request) -> RunConfig:
@@ -42,7 +42,7 @@ def config(name: str, **request) -> RunConfig:
 
 def test_every_published_row_has_its_experiment():
     assert set(ROWS) <= set(NAMES)
-    assert all(experiment.asks and experiment.title for experiment in listed())
+    assert all(experiment.asks and experiment.title for experiment in runnable_experiments())
 
 
 @pytest.mark.parametrize("scale", ["full", "smoke"])
@@ -84,7 +84,7 @@ def test_an_experiment_has_the_set_up_that_was_published_for_it(name):
     claimed = published.load()[name]
     run = config(name)
     assert run.method.name == claimed.method
-    assert shipped()[name].published == (name,)
+    assert shipped_experiments()[name].published == (name,)
     for field, value in claimed.setup.items():
         found = run.to_dict()
         for part in field.split("."):
@@ -94,7 +94,7 @@ def test_an_experiment_has_the_set_up_that_was_published_for_it(name):
 
 
 def test_every_published_figure_is_named_by_an_experiment():
-    shown = {id for experiment in listed() for id in experiment.published}
+    shown = {id for experiment in runnable_experiments() for id in experiment.published}
     timings = {"BERT-TIME-01", "BERT-TIME-02"}  # figures of a step's time, which `oelm bench` measures
     assert {experiment.id for experiment in published.load()} - timings <= shown
     assert all(id in published.load() for id in shown)
@@ -107,12 +107,12 @@ def test_the_groups_differ_in_the_method_alone():
 
 
 def test_what_an_experiment_needs_is_known():
-    assert {experiment.data for experiment in listed()} - {None} <= set(needs())
+    assert {experiment.data for experiment in runnable_experiments()} - {None} <= set(known_requirements())
 
 
 def test_the_list_shows_what_each_asks_and_what_was_published():
     shown = lab("experiments").stdout
-    for experiment in listed():
+    for experiment in runnable_experiments():
         assert experiment.asks in shown
     assert "perplexity 4.69" in next(line for line in shown.splitlines() if " GPT-02 " in line)
     assert "accuracy 91.28%" in shown
@@ -130,14 +130,18 @@ def test_one_experiment_is_shown_whole():
 
 
 def test_the_arms_alternate_and_seeds_are_outermost():
-    names = [run.name for run in expand([find("GPT-01"), find("GPT-02")], Request(seeds=(0, 1)))]
+    names = [
+        run.name for run in plan_runs([find_experiment("GPT-01"), find_experiment("GPT-02")], Request(seeds=(0, 1)))
+    ]
     assert names == [
         "GPT-01/baseline/seed-0",
         "GPT-02/oelm-freeze/seed-0",
         "GPT-01/baseline/seed-1",
         "GPT-02/oelm-freeze/seed-1",
     ]
-    grid = expand([find("ABC-tinystories")], Request(seeds=(0, 1), axes={"optimizer.learning_rate": (1e-4, 3e-4)}))
+    grid = plan_runs(
+        [find_experiment("ABC-tinystories")], Request(seeds=(0, 1), axes={"optimizer.learning_rate": (1e-4, 3e-4)})
+    )
     assert [run.config.method.name for run in grid[:3]] == ["baseline", "oelm-nofreeze", "oelm-freeze"]
     assert [run.config.seed for run in grid] == [0] * 6 + [1] * 6
 
@@ -180,10 +184,10 @@ def test_an_experiment_that_starts_from_another_brings_it_along():
     planned = runs("pretrain-finetune", scale="smoke", seeds=(3,))
     assert len(planned) == 6
     for run in planned:
-        if run.after is not None:
-            assert planned.index(run.after) < planned.index(run)
-            assert run.config.model.name == str(run.after.folder / "plain")
-            assert run.config.seed == run.after.config.seed == 3
+        if run.starts_from is not None:
+            assert planned.index(run.starts_from) < planned.index(run)
+            assert run.config.model.name == str(run.starts_from.folder / "plain")
+            assert run.config.seed == run.starts_from.config.seed == 3
     with pytest.raises(LabError, match="cannot be set here"):
         runs("pretrain-finetune", overrides=("method=baseline",))
 
@@ -206,16 +210,16 @@ def test_an_axis_reads_a_value_as_an_override_does(text):
 def test_a_file_may_extend_a_shipped_experiment(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({"extends": "ABC-tinystories", "axes": {"seed": [0, 1, 2]}, "notes": ["own"]}))
-    mine = from_file(file)
+    mine = load_experiment(file)
     assert mine.id == "mine"
-    assert len(expand([mine], Request())) == 9
+    assert len(plan_runs([mine], Request())) == 9
     assert (mine.title, mine.published) == ("", ()), "what an experiment says of itself is not inherited"
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ({"extends": "GPT-99"}, "extends 'GPT-99', which does not exist. Nearest: GPT-0"),
+        ({"extends": "GPT-99"}, "extends 'GPT-99', which does not exist. Did you mean 'GPT-0"),
         ({"id": "GPT-01"}, "'GPT-01' is a shipped experiment's id"),
         ({"id": "a/b"}, "id: String should match pattern"),
         ({"axis": {"seed": [1]}}, "axis: unknown key. Did you mean 'axes'?"),
@@ -237,7 +241,7 @@ def test_a_malformed_experiment_is_refused(tmp_path, content, says):
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(content))
     with pytest.raises(LabError) as error:
-        expand([find(str(file))], Request())
+        plan_runs([find_experiment(str(file))], Request())
     assert says in str(error.value)
 
 
@@ -288,7 +292,7 @@ def test_a_dry_run_counts_what_the_method_leaves(method, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["run", "GPT-2"], "unknown experiment 'GPT-2'. Nearest: GPT-02"),
+        (["run", "GPT-2"], "unknown experiment 'GPT-2'. Did you mean 'GPT-02'"),
         (["run", "oelm-freeze"], "unknown experiment 'oelm-freeze'"),
         (["run", "GPT-01", "--seed", "1", "seed=2"], "seed is set to 2 and is an axis"),
         (["run", "GPT-01", "output=x"], "choose the folder with --out"),
@@ -356,21 +360,21 @@ def test_each_missing_thing_is_named_once(tmp_path, monkeypatch):
 
 
 def test_what_the_hub_has_and_cannot_give_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(needs_module, "hub_has", lambda name, kind: False)
-    monkeypatch.setattr(needs_module.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(preflight, "available_from_hub", lambda *_: False)
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: object())
     said = refusal("run", "SST-2-02")
     assert "SST-2, 67,349 sentences, from the Hub as nyu-mll/glue, and the Hub cannot be reached" in said
     assert "the pretrained model bert-base-uncased" in said
     assert "the tokenizer gpt2" in refusal("run", "GPT-IMDB", "--data", tmp_path)
     assert "there is no such folder" in refusal("run", "SST-2-02", "--data", tmp_path / "none")
-    monkeypatch.setattr(needs_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
     assert "pip install 'oelm[data]'" in refusal("run", "SST-2-02")
 
 
 @pytest.mark.parametrize("field", ["model.name", "model.tokenizer"])
 def test_a_folder_that_is_not_there_is_named_whatever_the_hub_has(field, tmp_path, monkeypatch):
-    monkeypatch.setattr(needs_module, "hub_has", lambda name, kind: True)
-    monkeypatch.setattr(needs_module.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(preflight, "available_from_hub", lambda *_: True)
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: object())
     for name in ("./nowhere", "some/where/else"):
         said = refusal("run", "SST-2-02", f"{field}={name}")
         assert f"the {field.removeprefix('model.').replace('name', 'model')} {name}: there is no such folder" in said
@@ -379,12 +383,12 @@ def test_a_folder_that_is_not_there_is_named_whatever_the_hub_has(field, tmp_pat
 def test_errors_of_the_lab_are_oelms():
     assert issubclass(LabError, OelmError)
     with pytest.raises(OelmError):
-        find("nothing-like-it")
+        find_experiment("nothing-like-it")
 
 
 def test_own_data_stands_in_for_the_named_one(tmp_path):
     from tests.support.training import token_folder
 
-    (run,) = expand([find("GPT-02")], Request(data=str(token_folder())))
+    (run,) = plan_runs([find_experiment("GPT-02")], Request(data=str(token_folder())))
     assert missing(run) == []
-    assert find(str(experiment_file(tmp_path))).id == "study"
+    assert find_experiment(str(experiment_file(tmp_path))).id == "study"

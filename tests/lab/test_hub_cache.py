@@ -11,12 +11,12 @@ from oelm.lab import preflight
 
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
-    """Return `hub_has` of a machine that is offline and whose cache is in `tmp_path`."""
+    """Return `available_from_hub` of a machine that is offline and whose cache is in `tmp_path`."""
     scan = huggingface_hub.scan_cache_dir
     monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(preflight, "_cached_repositories", preflight._cached_repositories.__wrapped__)
-    return preflight.hub_has.__wrapped__
+    return preflight.available_from_hub.__wrapped__
 
 
 def test_a_repository_with_a_snapshot_is_cached(tmp_path, cached):

@@ -17,14 +17,16 @@ from oelm.cli.train import train_and_exit
 from oelm.config import RunConfig
 from oelm.lab import matrix as matrix_module
 from oelm.lab.estimate import estimate
-from oelm.lab.experiment import from_file
+from oelm.lab.experiment import load_experiment
 from oelm.lab.launch.forked import ForkedLauncher
-from oelm.lab.launch.local import LAUNCH, LocalLauncher, Slot, command, local_launcher, status_stamp, was_stopped
-from oelm.lab.matrix import TAKEN, Matrix
-from oelm.lab.plan import Request, expand
-from oelm.lab.status import look
+from oelm.lab.launch.interface import LAUNCH, LaunchInfo
+from oelm.lab.launch.local import LocalLauncher, Slot, command, local_launcher
+from oelm.lab.launch.outcome import status_time, was_stopped
+from oelm.lab.matrix import RUNNER_LOCK, Matrix
+from oelm.lab.plan import Request, plan_runs
+from oelm.lab.status import read_state
 from oelm.training.engine import train
-from tests.support.lab import experiment_file, lab, started, wait_for
+from tests.support.lab import experiment_file, into, lab, started, wait_for
 from tests.support.training import Process, Slow, die, outcome, read, start, timeless
 
 AXES = {"method": ["baseline", "oelm-freeze"], "seed": [0, 1]}
@@ -35,7 +37,7 @@ class ForkJob:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.about = {"launcher": "test", "pid": process.pid, "host": "here"}
+        self.info = LaunchInfo(launcher="test", pid=process.pid, host="here")
 
     def poll(self) -> int | None:
         return None if self.process.alive else self.process.wait()
@@ -50,22 +52,22 @@ class ForkLauncher:
     def __init__(self, slots: int = 2, sabotage=None, replace=None) -> None:
         self.slots, self.jobs, self._sabotage, self._replace = slots, [], sabotage or {}, replace or {}
 
-    def ready(self, busy):
+    def ready(self, orphans):
         return sum(job.poll() is None for job in self.jobs) < self.slots
 
-    def start(self, config: Path, folder: Path, lock, busy):
+    def start(self, config: Path, folder: Path, lock, orphans):
         number = len(self.jobs)
         arguments = self._replace.get(number, ["train", config, "--quiet"])
         self.jobs.append(ForkJob(start(*arguments, sabotage=self._sabotage.get(number))))
         return self.jobs[-1]
 
-    def attach(self, about):
+    def attach(self, info):
         return None
 
 
 def plan(place: Path, name: str = "study", **fields):
     fields = {"axes": AXES, **fields}
-    return expand([from_file(experiment_file(place, name, **fields))], Request(output=str(place / "runs")))
+    return plan_runs([load_experiment(experiment_file(place, name, **fields))], Request(output=str(place / "runs")))
 
 
 def finishes(folder: Path) -> int:
@@ -95,7 +97,7 @@ def test_a_matrix_survives_the_death_of_its_runner(tmp_path):
         config=_longer(tmp_path, 300, checkpoint=25),
     )
     arguments = ("matrix", file, "--jobs", 2, "--gpus", "", "--out", tmp_path / "runs", "--yes")
-    planned = expand([from_file(file)], Request(output=str(tmp_path / "runs")))
+    planned = plan_runs([load_experiment(file)], Request(output=str(tmp_path / "runs")))
     first, second = planned[0].folder, planned[1].folder
 
     runner = started(*arguments)
@@ -106,9 +108,9 @@ def test_a_matrix_survives_the_death_of_its_runner(tmp_path):
     os.kill(victim, signal.SIGKILL)
     wait_for(lambda: holder(first) is None)
     assert not (first / "result.json").exists(), "it was killed in the middle"
-    assert look(first).state == "died"
+    assert read_state(first).state == "died"
     if not (second / "result.json").exists():
-        assert holder(second, TAKEN) is not None, "a run whose runner is dead is taken as long as its process lives"
+        assert holder(second, RUNNER_LOCK) is not None, "still locked: its process lives"
 
     again = started(*arguments)
     said, _ = again.communicate(timeout=300)
@@ -159,9 +161,9 @@ def test_arms_share_the_data_order_and_all_common_weights(tmp_path):
 def test_what_is_done_is_skipped_and_what_is_new_is_run(tmp_path):
     planned = plan(tmp_path)
     launcher = ForkLauncher()
-    assert Matrix(planned[:2], launcher, tell=lambda _: None).run() == {"finished": 2}
+    assert Matrix(planned[:2], launcher).run() == {"finished": 2}
     assert len(launcher.jobs) == 2
-    assert Matrix(planned, launcher, tell=lambda _: None).run() == {"finished": 4}
+    assert Matrix(planned, launcher).run() == {"finished": 4}
     assert len(launcher.jobs) == 4
     assert all(finishes(run.folder) == 1 for run in planned)
 
@@ -170,36 +172,36 @@ def test_what_failed_is_tried_again_to_a_limit(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0]})
     said: list[str] = []
     launcher = ForkLauncher(1, {0: die, 1: die})
-    assert Matrix(planned, launcher, retries=2, tell=said.append).run() == {"finished": 1}
+    assert Matrix(planned, launcher, retries=2, notify=into(said)).run() == {"finished": 1}
     assert len(launcher.jobs) == 3
     assert sum("killed by signal 9; it is tried again" in line for line in said) == 2
 
     launcher = ForkLauncher(1, {0: die, 1: die})
     other = plan(tmp_path, "other", axes={"seed": [0]})
-    work = Matrix(other, launcher, retries=1, tell=said.append)
+    work = Matrix(other, launcher, retries=1, notify=into(said))
     assert work.run() == {"failed": 1}
     assert len(launcher.jobs) == 2
     assert "after 2 attempts" in said[-1]
-    assert Matrix(other, ForkLauncher(1), tell=said.append).run() == {"finished": 1}, "another time it goes on"
+    assert Matrix(other, ForkLauncher(1), notify=into(said)).run() == {"finished": 1}, "another time it goes on"
 
 
 def test_a_refusal_is_not_tried_again_and_the_others_go_on(tmp_path):
     planned = plan(tmp_path, axes={"data.fraction": [1e-9, 1.0]})
     said: list[str] = []
     launcher = ForkLauncher(1)
-    assert Matrix(planned, launcher, retries=5, tell=said.append).run() == {"failed": 1, "finished": 1}
+    assert Matrix(planned, launcher, retries=5, notify=into(said)).run() == {"failed": 1, "finished": 1}
     assert len(launcher.jobs) == 2
     assert sum(line.startswith("failed") for line in said) == 1
 
 
 def test_a_folder_that_holds_another_run_is_left_alone(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]})
-    Matrix([run], ForkLauncher(), tell=lambda _: None).run()
+    Matrix([run], ForkLauncher()).run()
     before = (run.folder / "result.json").read_bytes()
     changed = run.config.model_copy(update={"optimizer": run.config.optimizer.model_copy(update={"clip": 0.5})})
     said: list[str] = []
-    other = type(run)(run.experiment, changed, run.place)
-    assert Matrix([other], ForkLauncher(), tell=said.append).run() == {"failed": 1}
+    other = type(run)(run.experiment, changed, run.order)
+    assert Matrix([other], ForkLauncher(), notify=into(said)).run() == {"failed": 1}
     assert "holds another run" in said[0]
     assert (run.folder / "result.json").read_bytes() == before
 
@@ -216,26 +218,26 @@ def test_a_folder_that_holds_another_run_is_left_alone(tmp_path):
 )
 def test_a_damaged_record_holds_up_its_own_run_alone(name, content, finished, tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
-    Matrix(planned[:1], ForkLauncher(), tell=lambda _: None).run()
+    Matrix(planned[:1], ForkLauncher()).run()
     if not finished:
         (planned[0].folder / "result.json").unlink()
     (planned[0].folder / name).write_text(content)
     size = estimate(planned, 1)
     assert (size.runs, size.done) == (2, 0)
     said: list[str] = []
-    assert Matrix(planned, ForkLauncher(), tell=said.append).run() == {"failed": 1, "finished": 1}
+    assert Matrix(planned, ForkLauncher(), notify=into(said)).run() == {"failed": 1, "finished": 1}
     assert any(line.startswith("failed") and str(planned[0].folder / name) in line for line in said)
     assert (planned[0].folder / name).read_text() == content
 
 
 def test_another_runs_result_is_not_taken_for_this_ones_where_its_config_is_gone(tmp_path):
     one, other = plan(tmp_path, axes={"seed": [0, 1]})
-    Matrix([one], ForkLauncher(), tell=lambda _: None).run()
+    Matrix([one], ForkLauncher()).run()
     other.folder.mkdir(parents=True)
     (one.folder / "result.json").rename(other.folder / "result.json")
     assert estimate([other], 1).done == 0
     said: list[str] = []
-    assert Matrix([other], ForkLauncher(), tell=said.append).run() == {"failed": 1}
+    assert Matrix([other], ForkLauncher(), notify=into(said)).run() == {"failed": 1}
     assert "holds another run" in said[0]
 
 
@@ -248,9 +250,9 @@ def test_a_run_that_cannot_be_started_leaves_the_others_going(obstacle, tmp_path
         folder.touch()
     else:
         folder.mkdir()
-        (folder / TAKEN).symlink_to("/dev/full")
+        (folder / RUNNER_LOCK).symlink_to("/dev/full")
     said: list[str] = []
-    assert Matrix(planned, ForkLauncher(2), tell=said.append).run() == {"finished": 1, "failed": 1}
+    assert Matrix(planned, ForkLauncher(2), notify=into(said)).run() == {"finished": 1, "failed": 1}
     assert any(f"it could not be started: {folder}" in line for line in said)
 
 
@@ -266,11 +268,11 @@ def test_a_run_that_diverged_is_not_told_as_done(tmp_path):
     file = experiment_file(tmp_path, axes={"seed": [0]})
     content = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump({**content, "config": merge(content["config"], wild)}))
-    planned = expand([from_file(file)], Request(output=str(tmp_path / "runs")))
+    planned = plan_runs([load_experiment(file)], Request(output=str(tmp_path / "runs")))
     said: list[str] = []
-    assert Matrix(planned, ForkLauncher(), tell=said.append).run() == {"diverged": 1}
+    assert Matrix(planned, ForkLauncher(), notify=into(said)).run() == {"diverged": 1}
     assert "its last validation loss is not a number" in said[-1]
-    assert look(planned[0].folder).state == "diverged"
+    assert read_state(planned[0].folder).state == "diverged"
     again = lab("matrix", file, "--out", tmp_path / "runs")
     assert again.exit_code == 1
     assert again.stdout == "1 diverged\n"
@@ -282,10 +284,10 @@ def test_a_run_whose_folder_is_removed_is_made_again(tmp_path):
     launcher = ForkLauncher()
 
     def remove(_: Matrix) -> None:
-        if len(launcher.jobs) == 1 and (look(run.folder).step or 0) >= 3:
+        if len(launcher.jobs) == 1 and (read_state(run.folder).step or 0) >= 3:
             run.folder.rename(tmp_path / "gone")  # at once: the run writes into it while it is emptied
 
-    assert Matrix([run], launcher, tell=said.append).run(remove) == {"finished": 1}, said
+    assert Matrix([run], launcher, notify=into(said)).run(remove) == {"finished": 1}, said
     assert "its folder was removed while it ran; it is tried again" in said[1]
 
 
@@ -293,15 +295,15 @@ def test_a_run_of_several_processes_that_is_stopped_before_it_begins_is_left(tmp
     """torchrun ends with 1 whatever ended its processes."""
 
     class Torchrun:
-        slots, about, code = 1, {"launcher": "test", "processes": 2}, None
+        slots, info, code = 1, LaunchInfo(launcher="test", processes=2), None
 
-        def ready(self, busy):
+        def ready(self, orphans):
             return True
 
         def start(self, *_):
             return self
 
-        def attach(self, about):
+        def attach(self, info):
             return None
 
         def poll(self):
@@ -312,14 +314,14 @@ def test_a_run_of_several_processes_that_is_stopped_before_it_begins_is_left(tmp
 
     (run,) = plan(tmp_path, axes={"seed": [0]})
     launcher, said = Torchrun(), []
-    work = Matrix([run], launcher, tell=said.append)
+    work = Matrix([run], launcher, notify=into(said))
     assert work.run(lambda _: launcher.code or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}, said
 
 
 def test_a_clock_that_is_set_back_hides_no_end(tmp_path):
     """Nor does that of another machine: the status of this start is the one that is not the last start's."""
     (tmp_path / "status.json").write_text(json.dumps({"state": "stopped", "updated": 1000.0}))
-    before = status_stamp(tmp_path)
+    before = status_time(tmp_path)
     assert not was_stopped(tmp_path, 1, before)
     (tmp_path / "status.json").write_text(json.dumps({"state": "stopped", "updated": 400.0}))
     assert was_stopped(tmp_path, 1, before)
@@ -332,17 +334,17 @@ def test_a_run_that_another_process_has_is_waited_for(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     busy, other = planned[0].folder, planned[1].folder
     busy.mkdir(parents=True)
-    lock = hold(busy, TAKEN)
+    lock = hold(busy, RUNNER_LOCK)
     said: list[str] = []
     launcher = ForkLauncher()
 
     def release(work: Matrix) -> None:
         if (other / "result.json").exists() and not lock.closed:
-            assert {entry.planned.folder: entry.state for entry in work.entries}[busy] == "elsewhere"
+            assert {entry.run.folder: entry.state for entry in work.entries}[busy] == "elsewhere"
             assert len(launcher.jobs) == 1
             lock.close()
 
-    assert Matrix(planned, launcher, tell=said.append).run(release) == {"finished": 2}
+    assert Matrix(planned, launcher, notify=into(said)).run(release) == {"finished": 2}
     assert any(f"waiting  {planned[0].name}: it is run by process {os.getpid()}" in line for line in said)
     assert any(f"taking over {planned[0].name}" in line for line in said)
 
@@ -353,7 +355,7 @@ def test_two_matrices_share_the_work(tmp_path):
     ends: list[dict[str, int]] = []
 
     def work(launcher: ForkLauncher) -> None:
-        ends.append(Matrix(planned, launcher, tell=lambda _: None).run())
+        ends.append(Matrix(planned, launcher).run())
 
     threads = [threading.Thread(target=work, args=(launcher,)) for launcher in launchers]
     for thread in threads:
@@ -369,10 +371,10 @@ def test_asked_to_stop_a_matrix_saves_its_runs_and_goes_on_later(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
     launcher = ForkLauncher(2, {number: Slow(0.1) for number in range(3)})
     said: list[str] = []
-    work = Matrix(planned, launcher, tell=said.append)
+    work = Matrix(planned, launcher, notify=into(said))
 
     def interrupt(_: Matrix) -> None:
-        if all(look(run.folder).step for run in planned[:2]) and not work.stopped:
+        if all(read_state(run.folder).step for run in planned[:2]) and not work.stopped:
             os.kill(os.getpid(), signal.SIGTERM)
 
     assert work.run(interrupt) == {"stopped": 2, "left": 1}
@@ -380,8 +382,8 @@ def test_asked_to_stop_a_matrix_saves_its_runs_and_goes_on_later(tmp_path):
     assert "left     1 run: the same command resumes from here" in said
     told = [line.rpartition(" [")[2] for line in said[-2:]]
     assert told == ["0/3, 1 stopped, 1 left]", "0/3, 2 stopped, 1 left]"], "what is stopped or left is not done"
-    assert [look(run.folder).state for run in planned] == ["stopped", "stopped", "new"]
-    assert Matrix(planned, ForkLauncher(), tell=said.append).run() == {"finished": 3}
+    assert [read_state(run.folder).state for run in planned] == ["stopped", "stopped", "new"]
+    assert Matrix(planned, ForkLauncher(), notify=into(said)).run() == {"finished": 3}
     assert "resumed from step" in (planned[0].folder / "train.log").read_text()
 
 
@@ -391,19 +393,19 @@ def test_all_that_goes_on_is_stopped_with_the_matrix_that_would_start_the_next_r
     said: list[str] = []
 
     def stop_all(work: Matrix) -> None:
-        if look(planned[0].folder).step and len(said) < 2:
+        if read_state(planned[0].folder).step and len(said) < 2:
             if host != "here":
                 monkeypatch.setattr("socket.gethostname", lambda: host)
             said.append(lab("stop", "--all", "--out", tmp_path).stdout)
 
     launcher = ForkLauncher(1, {number: Slow(0.2) for number in range(3)})
-    assert Matrix(planned, launcher, tell=lambda _: None).run(stop_all) == {"stopped": 1, "left": 2}
+    assert Matrix(planned, launcher).run(stop_all) == {"stopped": 1, "left": 2}
     asked = said[0]
     assert f"the matrix of process {os.getpid()} on " in asked
     assert "starts no more runs" in asked
     assert f"{Path('runs') / planned[0].name}: stops with its matrix" in asked
     assert all("was asked to stop before" in text for text in said[1:]), "a second signal would end it unsaved"
-    assert [look(run.folder).state for run in planned] == ["stopped", "new", "new"]
+    assert [read_state(run.folder).state for run in planned] == ["stopped", "new", "new"]
     assert len(launcher.jobs) == 1
 
 
@@ -412,34 +414,33 @@ def test_a_run_that_is_stopped_alone_lets_its_matrix_go_on(tmp_path):
     said: list[str] = []
 
     def stop_one(work: Matrix) -> None:
-        if look(planned[0].folder).step and not said:
+        if read_state(planned[0].folder).step and not said:
             said.append(lab("stop", planned[0].folder).stdout)
 
-    work = Matrix(planned, ForkLauncher(1, {0: Slow(0.2)}), tell=lambda _: None)
+    work = Matrix(planned, ForkLauncher(1, {0: Slow(0.2)}))
     assert work.run(stop_one) == {"stopped": 1, "finished": 1}
     assert "asked to stop; it saves first" in said[0]
 
 
 def test_out_of_time_a_matrix_stops_by_itself(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
-    work = Matrix(planned, ForkLauncher(1), tell=lambda _: None)
-    work.deadline = 0.0
+    work = Matrix(planned, ForkLauncher(1), deadline=0.0)
     assert work.run() == {"left": 2}
 
 
 def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, monkeypatch):
     upstream, downstream = plan(tmp_path, axes={"seed": [0, 1]})
-    linked = type(downstream)(downstream.experiment, downstream.config, downstream.place, upstream)
+    linked = type(downstream)(downstream.experiment, downstream.config, downstream.order, upstream)
     order: list[str] = []
     monkeypatch.setattr(matrix_module, "export_plain", lambda run: order.append(f"export {run.name}") or "")
-    work = Matrix([linked, upstream], ForkLauncher(), tell=order.append)
+    work = Matrix([linked, upstream], ForkLauncher(), notify=into(order))
     assert work.run() == {"finished": 2}
     happened = [line.split()[0] for line in order]
     assert happened == ["started", "finished", "export", "started", "finished"]
 
     broken = plan(tmp_path, "broken", axes={"seed": [0, 1]})
-    linked = type(broken[1])(broken[1].experiment, broken[1].config, broken[1].place, broken[0])
-    work = Matrix([broken[0], linked], ForkLauncher(1, {0: die}), retries=0, tell=order.append)
+    linked = type(broken[1])(broken[1].experiment, broken[1].config, broken[1].order, broken[0])
+    work = Matrix([broken[0], linked], ForkLauncher(1, {0: die}), retries=0, notify=into(order))
     assert work.run() == {"failed": 1, "blocked": 1}
 
 
@@ -465,31 +466,31 @@ def test_an_export_is_out_of_the_terminals_reach(tmp_path, monkeypatch):
 
 
 def test_a_matrix_is_seen_while_it_runs_and_leaves_nothing_of_itself(tmp_path):
-    from oelm.lab.status import survey
+    from oelm.lab.status import list_runs
 
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     seen: set[str] = set()
 
     def look_around(_: Matrix) -> None:
-        seen.update(state.state for state in survey(tmp_path / "runs"))
+        seen.update(state.state for state in list_runs(tmp_path / "runs"))
 
-    Matrix(planned, ForkLauncher(1), tell=lambda _: None).run(look_around)
+    Matrix(planned, ForkLauncher(1)).run(look_around)
     assert {"waiting", "finished"} <= seen
     assert list((tmp_path / "runs" / ".lab").iterdir()) == []
 
 
 def test_a_matrix_that_ends_while_another_looks_is_no_trouble(tmp_path, monkeypatch):
     """What it said is listed, and gone when it is read."""
-    from oelm.lab.status import survey
+    from oelm.lab.status import list_runs
 
     planned = plan(tmp_path, axes={"seed": [0]})
     gone = tmp_path / "runs" / ".lab" / "gone"
     monkeypatch.setattr("oelm.lab.status.live_matrices", lambda root: [gone])
     (tmp_path / "runs").mkdir()
-    assert survey(tmp_path / "runs") == []
+    assert list_runs(tmp_path / "runs") == []
     real = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda path: [*real(path), *([gone] if path == gone.parent else [])])
-    assert Matrix(planned, ForkLauncher(1), tell=lambda _: None).run() == {"finished": 1}
+    assert Matrix(planned, ForkLauncher(1)).run() == {"finished": 1}
 
 
 # Many runs
@@ -513,23 +514,23 @@ def test_threads_are_divided_and_gpus_are_named(monkeypatch):
     monkeypatch.setattr("oelm.base.machine.cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", list)
-    assert local_launcher(jobs=4).room == [Slot((), 2)] * 4
-    assert local_launcher(jobs=2, processes=2).room == [Slot((), 2)] * 2
+    assert local_launcher(jobs=4).all_slots == [Slot((), 2)] * 4
+    assert local_launcher(jobs=2, processes=2).all_slots == [Slot((), 2)] * 2
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0", "1", "2", "3"])
-    monkeypatch.setattr("oelm.lab.launch.local._taken_gpus", lambda: {"2"})
-    assert [slot.gpus for slot in local_launcher().room] == [("0",), ("1",), ("3",)]
-    assert [slot.gpus for slot in local_launcher("2,3", processes=2).room] == [("2", "3")]
+    monkeypatch.setattr("oelm.lab.launch.local._busy_gpus", lambda: {"2"})
+    assert [slot.gpus for slot in local_launcher().all_slots] == [("0",), ("1",), ("3",)]
+    assert [slot.gpus for slot in local_launcher("2,3", processes=2).all_slots] == [("2", "3")]
     assert local_launcher("0", jobs=3).slots == 3
-    assert local_launcher("", jobs=2).room == [Slot((), 4)] * 2, "'' is the CPU"
+    assert local_launcher("", jobs=2).all_slots == [Slot((), 4)] * 2, "'' is the CPU"
 
 
 def test_visible_gpus_are_named_without_the_spaces_between_them(monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local._DRIVERS", ("/dev/null",))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    monkeypatch.setattr("oelm.lab.launch.local._taken_gpus", lambda: {"5"})
-    assert [slot.gpus for slot in local_launcher().room] == [("3",)]
-    assert [slot.gpus for slot in local_launcher("5").room] == [("5",)]
+    monkeypatch.setattr("oelm.lab.launch.local._busy_gpus", lambda: {"5"})
+    assert [slot.gpus for slot in local_launcher().all_slots] == [("3",)]
+    assert [slot.gpus for slot in local_launcher("5").all_slots] == [("5",)]
 
 
 @pytest.mark.parametrize(
@@ -539,9 +540,9 @@ def test_a_run_has_no_more_threads_than_the_user_asks_for(asked, threads, monkey
     monkeypatch.setattr("oelm.base.machine.cores", lambda: 8)
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", list)
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert local_launcher(jobs=2).room == [Slot((), threads)] * 2
+    assert local_launcher(jobs=2).all_slots == [Slot((), threads)] * 2
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0", "1"])
-    assert local_launcher("0,1").room == [Slot(("0",), threads), Slot(("1",), threads)]
+    assert local_launcher("0,1").all_slots == [Slot(("0",), threads), Slot(("1",), threads)]
 
 
 @pytest.mark.parametrize(
@@ -549,8 +550,8 @@ def test_a_run_has_no_more_threads_than_the_user_asks_for(asked, threads, monkey
     [
         ({"gpus": "7"}, "--gpus 7: there is no GPU 7 here; there are 0, 1"),
         ({"gpus": "0,0"}, "names a GPU twice"),
-        ({"gpus": "0", "processes": 2}, "a run takes 2 GPUs and 1 can be used: 0"),
-        ({"jobs": 0}, "both start at 1"),
+        ({"gpus": "0", "processes": 2}, "a run takes 2 GPUs, but only 1 can be used: 0"),
+        ({"jobs": 0}, "at least 1"),
     ],
 )
 def test_gpus_that_do_not_exist_are_refused(arguments, says, monkeypatch):
@@ -561,7 +562,7 @@ def test_gpus_that_do_not_exist_are_refused(arguments, says, monkeypatch):
 
 def test_gpus_that_are_all_in_use_are_refused(monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0"])
-    monkeypatch.setattr("oelm.lab.launch.local._taken_gpus", lambda: {"0"})
+    monkeypatch.setattr("oelm.lab.launch.local._busy_gpus", lambda: {"0"})
     with pytest.raises(Exception, match="are in use; name some with --gpus to share them"):
         local_launcher()
 
@@ -571,22 +572,22 @@ def test_a_slot_is_taken_once(tmp_path, monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local.command", lambda *_: [sys.executable, "-c", "pass"])
     import socket
 
-    orphan = {"host": socket.gethostname(), "pid": 1, "gpus": ["0"]}
+    orphan = LaunchInfo(launcher="local", host=socket.gethostname(), pid=1, gpus=("0",))
     with open(tmp_path / "lock", "w") as lock:
         both = LocalLauncher([Slot(("0",), 1), Slot(("1",), 1)])
         assert both.start(tmp_path, tmp_path, lock, [orphan]).slot.gpus == ("1",)
         assert not LocalLauncher([Slot(("0", "1"), 1)]).ready([orphan])
-        elsewhere = {**orphan, "host": "other"}
+        elsewhere = orphan.model_copy(update={"host": "other"})
         assert LocalLauncher([Slot(("0",), 1)]).start(tmp_path, tmp_path, lock, [elsewhere]).slot.gpus == ("0",)
 
 
 def test_a_run_that_goes_on_keeps_its_threads(tmp_path, monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local.command", lambda *_: [sys.executable, "-c", "pass"])
     (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
-    (tmp_path / LAUNCH).write_text(json.dumps({"threads": 3}))
+    (tmp_path / LAUNCH).write_text(json.dumps({"launcher": "local", "threads": 3}))
     with open(tmp_path / "lock", "w") as lock:
         job = LocalLauncher([Slot((), 1)]).start(tmp_path, tmp_path, lock, [])
-    assert job.slot.threads == job.about["threads"] == 3
+    assert job.slot.threads == job.info.threads == 3
 
 
 def test_several_processes_go_through_torchrun_on_a_free_port():
@@ -600,16 +601,16 @@ def test_several_processes_go_through_torchrun_on_a_free_port():
 def test_runs_that_start_at_once(tmp_path):
     """The demo's launcher: the same results as any other, a session of its own, and a graceful stop."""
     planned = plan(tmp_path, axes={"seed": [0, 1]})
-    assert Matrix(planned, ForkedLauncher(2, train_and_exit), tell=lambda _: None).run() == {"finished": 2}
+    assert Matrix(planned, ForkedLauncher(2, train_and_exit)).run() == {"finished": 2}
     for name, folder in undisturbed(planned, tmp_path / "undisturbed").items():
         threads = read(tmp_path / "runs" / name / "environment.json")["cpu"]["threads"]
         assert threads == threads_each(2)
         assert outcome(tmp_path / "runs" / name).keys() == outcome(folder).keys()
     (slow,) = plan(tmp_path, "slow", axes={"seed": [0]}, config=_longer(tmp_path, 5000, 10_000))
-    work = Matrix([slow], ForkedLauncher(1, train_and_exit), tell=lambda _: None)
+    work = Matrix([slow], ForkedLauncher(1, train_and_exit))
 
     def stop(_: Matrix) -> None:
-        pid = look(slow.folder).pid
+        pid = read_state(slow.folder).pid
         if pid is not None and not work.stopped:
             assert os.getsid(pid) == pid != os.getsid(0), "Ctrl-C in a terminal does not reach it"
             os.kill(os.getpid(), signal.SIGINT)
@@ -621,5 +622,5 @@ def test_runs_that_start_at_once(tmp_path):
 def test_a_run_of_two_processes(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]})
     said: list[str] = []
-    assert Matrix([run], local_launcher("", 1, 2), tell=said.append).run() == {"finished": 1}, said
+    assert Matrix([run], local_launcher("", 1, 2), notify=into(said)).run() == {"finished": 1}, said
     assert read(run.folder / "environment.json")["world_size"] == 2

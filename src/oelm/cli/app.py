@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, data, experiments, methods, report, train, use
+from . import bench, data, experiments, manage, methods, report, train, use
 
 app = typer.Typer(
     name="oelm",
@@ -29,7 +29,15 @@ app.command("bench")(bench.bench)
 app.add_typer(data.data_app, name="data")
 app.command("report")(report.report)
 app.command("compare")(report.compare)
-experiments.register(app)
+app.command("experiments")(experiments.experiments)
+app.command("run")(experiments.run)
+app.command("matrix")(experiments.matrix)
+app.command("status")(manage.status)
+app.command("logs")(manage.logs)
+app.command("stop")(manage.stop)
+app.command("clean")(manage.clean)
+app.command("archive")(manage.archive)
+app.command("demo")(experiments.demo)
 app.command("diagnose")(methods.diagnose)
 app.command("methods")(methods.methods)
 app.command("families")(methods.families)

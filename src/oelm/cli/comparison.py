@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
+
 from ..analysis import AnalysisError, Run
 from ..analysis.arms import MEASURES, Difference
 from ..analysis.compare import Comparison, compare_runs, of_pairs
 from ..analysis.flops import flop_ratio
 from ..report import numbers
 from ..report.words import Words, words
+from .terminal import pad
 
 # What is shown of two runs, where both have it.
 _SHOWN = {
@@ -49,11 +52,10 @@ def _figures(comparison: Comparison, one: Run, other: Run, say: Words) -> list[s
     if bound is not None:
         rows.append((say("flop_bound"), "", "", numbers.percent(bound - 1)))
     rows.insert(0, ("", _short(one), _short(other), say("col_change")))
-    widths = [max(_width(row[column]) for row in rows) for column in range(4)]
-    sides = (1, -1, -1, -1)
+    widths = [max(cell_len(row[column]) for row in rows) for column in range(4)]
     lines = []
     for row in rows:
-        padded = [_pad(text, side * width) for text, side, width in zip(row, sides, widths, strict=True)]
+        padded = [pad(text, width, right=at > 0) for at, (text, width) in enumerate(zip(row, widths, strict=True))]
         lines.append(f"  {'  '.join(padded)}")
     doubtful = one.times_doubt or other.times_doubt
     return [*lines, f"  * {say('note_times_doubtful')}"] if doubtful else lines
@@ -83,13 +85,3 @@ def _name(run: Run) -> str:
 
 def _short(run: Run) -> str:
     return run.method if len(run.method) <= 28 else f"{run.method[:27]}…"
-
-
-def _width(text: str) -> int:
-    """Columns that a text takes in a terminal: a Chinese character takes two."""
-    return sum(2 if "\u2e80" <= char <= "\uffef" else 1 for char in text)
-
-
-def _pad(text: str, width: int) -> str:
-    gap = " " * (abs(width) - _width(text))
-    return text + gap if width > 0 else gap + text

@@ -1,6 +1,6 @@
-"""The main job on a bare machine: seven methods, a tiny GPT, built-in stories, a report, within a bound of time.
+"""The demo: train a tiny GPT with several methods on built-in stories and report the result, within a time limit.
 
-What bounds it is a budget: a slow machine gets fewer seeds, a very slow one fewer steps; what does not fit is stopped.
+A slow machine gets fewer seeds, and a very slow one fewer steps. Runs that would not end in time are not started.
 """
 
 from __future__ import annotations
@@ -16,109 +16,100 @@ from ..base.files import read_record, write_json, writing
 from ..base.machine import cores
 from ..base.strict import merge
 from ..errors import LabError, OelmError
-from ..lab.estimate import seconds_per_step, spell
-from ..lab.experiment import find
+from ..lab.estimate import seconds_per_step
+from ..lab.experiment import find_experiment
 from ..lab.launch.forked import ForkedLauncher
 from ..lab.matrix import Matrix
-from ..lab.plan import Planned, Request, expand
-from ..lab.status import look, so_many
+from ..lab.plan import PlannedRun, Request, plan_runs
+from ..lab.status import read_state
 from ..training.signals import EXIT_REQUEUE
 from .run_tables import MatrixView
+from .terminal import count_of, duration
 from .train import train_and_exit
 
-# As many seeds as are tried for. Arms come first: a machine that is slow does the first seed of all of them.
+# The most seeds per method. All methods get their first seed before any gets its second.
 SEEDS = 3
-# Steps of each run, from what is wanted down to what still shows something.
+# Steps of each run: the first number that the machine can afford for one seed of every method.
 STEPS = (180, 120, 80)
-# Runs at a time, where there are cores for more than two.
+# The most runs at a time, on a machine with many cores.
 _JOBS = 4
-# What the report is left, in seconds.
-REPORT = 25.0
-# Starting a run whose imports are done: its data and its model.
-_START = 4.0
+# Seconds that are reserved for the report.
+_REPORT_SECONDS = 25.0
+# Seconds from the start of a forked run, whose imports are done, to its first step.
+_START_SECONDS = 4.0
 _SETTINGS = "demo.json"
 
 
 def run_demo(out: Path, budget: float) -> int:
-    """Run the demo into a folder: the runs, the report, and in plain words what they show. The exit code."""
-    began = time.monotonic()
-    deadline = began + budget - REPORT
+    """Run the demo into a folder within `budget` seconds, write its report, print a summary; return the exit code."""
+    start = time.monotonic()
     jobs = min(_JOBS, cores())
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    steps = _steps(out, budget - REPORT, jobs)
-    _say("Up to seven ways to set and freeze a tiny GPT's attention,")
-    _say(f"{steps} steps each on built-in stories (synthetic), {jobs} at a time on the CPU,")
-    _say(f"at most {spell(budget)} in all: what does not fit into that is left out. Runs go to {out / 'runs'}.\n")
+    steps = _choose_steps(out, budget - _REPORT_SECONDS, jobs)
+    typer.echo("Up to seven ways to set and freeze a tiny GPT's attention,")
+    typer.echo(f"{steps} steps each on built-in stories (synthetic), {jobs} at a time on the CPU,")
+    typer.echo(f"at most {duration(budget)} in all: what does not fit is left out. Runs go to {out / 'runs'}.\n")
+    runs = _plan(out, steps, tuple(range(SEEDS)))
+    launcher, deadline = ForkedLauncher(jobs, train_and_exit), start + budget - _REPORT_SECONDS
     with MatrixView() as view:
-        work = Matrix(
-            _runs(out, steps, tuple(range(SEEDS))), ForkedLauncher(jobs, train_and_exit), retries=0, tell=view.say
-        )
-        work.deadline = deadline
-        counts = work.run(view)
-    if work.stopped:
-        _say("stopped; the same command resumes it")
+        matrix = Matrix(runs, launcher, retries=0, notify=view.print_event, deadline=deadline)
+        counts = matrix.run(view.show)
+    if matrix.stopped:
+        typer.echo("stopped; the same command resumes it")
         return EXIT_REQUEUE
-    _report(out, began)
+    _report(out, start)
     return 1 if counts.get("failed") else 0
 
 
-def _steps(out: Path, budget: float, jobs: int) -> int:
-    """How many steps each run takes: those of an earlier demo in this folder, else the most that one seed can afford.
+def _choose_steps(out: Path, budget: float, jobs: int) -> int:
+    """Return the steps of each run: those of an earlier demo in this folder, else the most that one seed can afford.
 
-    More steps come before more seeds: after too few the methods are alike, and any number of seeds says so.
+    Steps matter more than seeds: after too few steps all methods look alike, whatever the number of seeds.
     """
     if (out / _SETTINGS).is_file():
         steps = read_record(out / _SETTINGS).get("steps")
         if not isinstance(steps, int):
             raise LabError(f"{out / _SETTINGS}: holds no number of steps; remove {out} to start anew")
         return steps
-    runs = _runs(out, STEPS[0], (0,))
+    runs = _plan(out, STEPS[0], (0,))
     rounds, per_step = math.ceil(len(runs) / jobs), seconds_per_step(runs[0])
-    fits = [steps for steps in STEPS if rounds * (_START + steps * per_step) <= budget]
-    chosen = fits[0] if fits else STEPS[-1]
+    affordable = [steps for steps in STEPS if rounds * (_START_SECONDS + steps * per_step) <= budget]
+    chosen = affordable[0] if affordable else STEPS[-1]
     write_json(out / _SETTINGS, {"steps": chosen})
     return chosen
 
 
-def _runs(out: Path, steps: int, seeds: tuple[int, ...]) -> list[Planned]:
-    """The demo's runs, so many steps long, validated four times on the way."""
-    demo = find("demo")
+def _plan(out: Path, steps: int, seeds: tuple[int, ...]) -> list[PlannedRun]:
+    """Return the demo's runs with this many steps, each validated four times."""
+    demo = find_experiment("demo")
     length = {"train": {"max_steps": steps}, "eval": {"every": max(1, steps // 4)}}
     sized = demo.model_copy(update={"config": merge(demo.config, length)})
-    return expand([sized], Request(seeds=seeds, output=str(out / "runs")))
+    return plan_runs([sized], Request(seeds=seeds, output=str(out / "runs")))
 
 
-def _report(out: Path, began: float) -> None:
-    """Write the report and say what the runs show."""
+def _report(out: Path, start: float) -> None:
+    """Write the report and print what the runs show; without a report, print the perplexities."""
     try:
         from ..report import summary, write_report
-    except ImportError as error:
-        _say(f"\nNo report was written ({error}). Perplexity by method, mean over the finished seeds:")
-        _say("\n".join(_plain_table(out / "runs")))
-        return
-    try:
+
         report = write_report([out / "runs"], out / "report", title="oelm demo")
-    except OelmError as error:
-        _say(f"\nNo report was written: {error}\nPerplexity by method, mean over the finished seeds:")
-        _say("\n".join(_plain_table(out / "runs")))
+    except (ImportError, OelmError) as error:
+        typer.echo(f"\nNo report was written ({error}). Perplexity by method, mean over the finished seeds:")
+        typer.echo("\n".join(_perplexity_table(out / "runs")))
         return
-    _say("\nWhat these small runs show (synthetic text and a tiny model: they say nothing about real text):")
+    typer.echo("\nWhat these small runs show (synthetic text and a tiny model: they say nothing about real text):")
     for line in summary(report.analysis):
-        _say(f"  {line}")
-    _say(f"\nThe report: {out / 'report' / 'report.html'}. Total time: {spell(time.monotonic() - began)}.")
+        typer.echo(f"  {line}")
+    typer.echo(f"\nThe report: {out / 'report' / 'report.html'}. Total time: {duration(time.monotonic() - start)}.")
 
 
-def _plain_table(root: Path) -> list[str]:
-    """Perplexities by method, the least first, for want of a report."""
-    found: dict[str, list[float]] = {}
+def _perplexity_table(root: Path) -> list[str]:
+    """Return the mean perplexity of each method, the lowest first."""
+    by_method: dict[str, list[float]] = {}
     for result in sorted(root.glob("*/*/seed-*/result.json")):
-        run = look(result.parent)
+        run = read_state(result.parent)
         if run.perplexity is not None and run.method is not None:
-            found.setdefault(run.method, []).append(run.perplexity)
-    ranked = sorted(found.items(), key=lambda item: fmean(item[1]))
-    return [f"  {method:<22} {fmean(values):7.3f}  ({so_many(len(values), 'seed')})" for method, values in ranked]
-
-
-def _say(text: str) -> None:
-    typer.echo(text)
+            by_method.setdefault(run.method, []).append(run.perplexity)
+    ranked = sorted(by_method.items(), key=lambda item: fmean(item[1]))
+    return [f"  {method:<22} {fmean(values):7.3f}  ({count_of(len(values), 'seed')})" for method, values in ranked]

@@ -1,27 +1,24 @@
-"""What the lab's commands print: lists of experiments, tables of runs, a live view of a matrix."""
+"""Tables of runs for the terminal: `oelm status`, and the live view of a matrix."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..lab.estimate import spell
-from ..lab.experiment import Experiment
-from ..lab.status import RunState, look, so_many
+from ..lab.launch.interface import LaunchInfo
+from ..lab.matrix import Matrix, MatrixEvent
+from ..lab.status import RunState, read_state
+from .terminal import count_of, duration, pad
 
-if TYPE_CHECKING:
-    from ..lab.matrix import Matrix
-
-STYLES = {
+_STYLES = {
     "running": "bold cyan",
     "finished": "green",
     "stopped": "yellow",
@@ -32,170 +29,162 @@ STYLES = {
     "blocked": "red",
     "elsewhere": "cyan",
 }
-
-
-def published_figure(experiment: Experiment) -> str:
-    """The published figures of an experiment in a few words; empty where nothing was published."""
-    from ..runs.published import load
-
-    parts = []
-    for id in experiment.published:
-        if id in load():
-            entry = load()[id]
-            named = f"{entry.method} " if len(experiment.published) > 1 else ""
-            ppl, accuracy = entry.value("perplexity"), entry.value("accuracy")
-            if ppl is not None:
-                parts.append(f"{named}perplexity {ppl:.2f}")
-            if accuracy is not None:
-                parts.append(f"{named}accuracy {accuracy:.2%}")
-    return ", ".join(parts)
-
-
-def experiment_lines(experiments: Sequence[Experiment]) -> list[str]:
-    """The list of `oelm experiments`: by group, with what each asks and what was published."""
-    width = max(len(experiment.id) for experiment in experiments)
-    lines: list[str] = []
-    group = None
-    for experiment in experiments:
-        if experiment.group != group:
-            group = experiment.group
-            lines += ["", group] if lines else [group]
-        published = published_figure(experiment)
-        lines.append(
-            f"  {experiment.id:<{width}}  {experiment.asks}{f'  [published: {published}]' if published else ''}"
-        )
-    return lines
-
-
-def progress_of(run: RunState) -> str:
-    if run.step is None:
-        return ""
-    return f"{run.step}/{run.max_steps}" if run.max_steps else str(run.step)
-
-
-def cells(run: RunState) -> list[str]:
-    """One run as a row: the columns of `oelm status`."""
-    figure = "" if run.perplexity is None else f"{run.perplexity:.2f}"
-    if run.accuracy is not None:
-        figure = f"{run.accuracy:.2%}"
-    return [
-        run.name,
-        run.state,
-        progress_of(run),
-        "" if run.loss is None else f"{run.loss:.4f}",
-        "" if run.val_loss is None else f"{run.val_loss:.4f}",
-        figure,
-        "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
-        spell(run.eta_seconds) if run.eta_seconds is not None and run.live else "",
-        run.host or "",
-        "" if run.memory is None else f"{run.memory / 2**30:.1f} GiB",
-    ]
-
-
-COLUMNS = ("run", "state", "step", "train loss", "val loss", "val ppl / acc", "tokens/s", "left", "host", "GPU memory")
-
-
-# What a narrow terminal does without, the first of these first; and the room for a run's name, which can be folded.
-_SPARED = ("GPU memory", "host", "tokens/s", "train loss", "val loss", "left", "val ppl / acc")
-_NAME = 20
+_COLUMNS = ("run", "state", "step", "train loss", "val loss", "val ppl / acc", "tokens/s", "left", "host", "GPU memory")
+# The columns that a narrow terminal does without, the first one first, and the least width of a run's name, which is
+# folded where it is longer.
+_OPTIONAL_COLUMNS = ("GPU memory", "host", "tokens/s", "train loss", "val loss", "left", "val ppl / acc")
+_NAME_WIDTH = 20
 
 
 def status_table(runs: Sequence[RunState], width: int | None = None) -> Group:
-    """Runs as a table, of as many columns as a terminal of this width has room for; below it what went wrong."""
-    rows = [cells(run) for run in runs]
+    """Return runs as a table with the columns that fit into this width, and below it what went wrong."""
+    rows = [_cells(run) for run in runs]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    shown = _that_fit(rows, width)
+    shown = _columns_that_fit(rows, width)
     for at in shown:
-        name = COLUMNS[at]
+        name = _COLUMNS[at]
         table.add_column(name, justify="left" if at < 2 or name == "host" else "right", overflow="fold", no_wrap=at > 0)
     for row in rows:
         first, state, *rest = (row[at] for at in shown)
-        table.add_row(first, Text(state, style=STYLES.get(state, "")), *rest)
-    trouble = [Text(f"{run.name}: {run.message}", style="red") for run in runs if run.message]
-    return Group(table, *trouble)
-
-
-def _that_fit(rows: list[list[str]], width: int | None) -> list[int]:
-    """The places of the columns that fit."""
-    widest = [max(len(row[at]) for row in (COLUMNS, *rows)) for at in range(len(COLUMNS))]
-    widest[0] = min(widest[0], _NAME)
-    shown = list(range(len(COLUMNS)))
-    for name in _SPARED:
-        if width is None or sum(widest[at] + 2 for at in shown) - 2 <= width:
-            break
-        shown.remove(COLUMNS.index(name))
-    return shown
+        table.add_row(first, Text(state, style=_STYLES.get(state, "")), *rest)
+    problems = [Text(f"{run.name}: {run.message}", style="red") for run in runs if run.message]
+    return Group(table, *problems)
 
 
 def status_lines(runs: Sequence[RunState]) -> list[str]:
-    """The same as plain lines, for what is no terminal."""
-    rows = [list(COLUMNS), *(cells(run) for run in runs)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """Return the same table as plain lines, for output that is not a terminal."""
+    rows = [list(_COLUMNS), *(_cells(run) for run in runs)]
+    widths = _widths(rows)
+    lines = ["  ".join(pad(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines += [f"{run.name}: {run.message}" for run in runs if run.message]
-    return [*lines, summary_line(runs)]
-
-
-def summary_line(runs: Sequence[RunState]) -> str:
-    states = [run.state for run in runs]
-    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    return f"{so_many(len(runs))}: {counted}" if runs else "no runs"
+    return [*lines, _summary(runs)]
 
 
 def watch(read: Callable[[], list[RunState]], seconds: float = 2.0) -> None:
-    """A live table until no run goes on or waits, or until Ctrl-C."""
+    """Show a live table until no run is running or waiting, or until Ctrl-C."""
     with Live(console=Console(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
             runs = read()
             table = status_table(runs, live.console.width)
-            live.update(Group(table, Text(summary_line(runs))), refresh=True)
+            live.update(Group(table, Text(_summary(runs))), refresh=True)
             if not any(run.state in ("running", "waiting") for run in runs):
                 return
             time.sleep(seconds)
 
 
+def _cells(run: RunState) -> list[str]:
+    """Return one run as a row: a cell for each of the columns."""
+    step = "" if run.step is None else str(run.step)
+    metric = "" if run.perplexity is None else f"{run.perplexity:.2f}"
+    if run.accuracy is not None:
+        metric = f"{run.accuracy:.2%}"
+    return [
+        run.name,
+        run.state,
+        f"{step}/{run.max_steps}" if step and run.max_steps else step,
+        "" if run.loss is None else f"{run.loss:.4f}",
+        "" if run.val_loss is None else f"{run.val_loss:.4f}",
+        metric,
+        "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
+        duration(run.eta_seconds) if run.eta_seconds is not None and run.live else "",
+        run.host or "",
+        "" if run.memory is None else f"{run.memory / 2**30:.1f} GiB",
+    ]
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(cell_len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
+
+
+def _columns_that_fit(rows: list[list[str]], width: int | None) -> list[int]:
+    """Return the positions of the columns that fit into a width; all of them if there is none."""
+    widths = _widths([_COLUMNS, *rows])
+    widths[0] = min(widths[0], _NAME_WIDTH)
+    shown = list(range(len(_COLUMNS)))
+    for name in _OPTIONAL_COLUMNS:
+        if width is None or sum(widths[at] + 2 for at in shown) - 2 <= width:
+            break
+        shown.remove(_COLUMNS.index(name))
+    return shown
+
+
+def _summary(runs: Sequence[RunState]) -> str:
+    states = [run.state for run in runs]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    return f"{count_of(len(runs))}: {counts}" if runs else "no runs"
+
+
 class MatrixView:
-    """A matrix while it goes: in a terminal a live table below the lines of what happened, elsewhere lines alone."""
+    """Shows a matrix while it runs: a line for every event, and in a terminal a live table below them."""
 
     def __init__(self, console: Console | None = None, pause: float = 1.0) -> None:
         self._console = console or Console(stderr=True)
-        self._pause, self._shown = pause, 0.0
+        self._pause, self._last_shown = pause, 0.0
+        self._start = time.monotonic()
         self._live: Live | None = None
-        self._began = time.monotonic()
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> MatrixView:
         if self._live is not None:
             self._live.start()
-            self._console.show_cursor(True)  # a second Ctrl-C ends us at once: nobody would show it again
+            # A second Ctrl-C ends this process at once, which would leave the cursor hidden.
+            self._console.show_cursor(True)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
-    def say(self, text: str) -> None:
+    def print_event(self, event: MatrixEvent) -> None:
+        """Print an event with the time of day."""
         stamp = datetime.now().strftime("%H:%M:%S")
-        self._console.print(f"{stamp} {text}", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(f"{stamp} {event_line(event)}", highlight=False, markup=False, soft_wrap=True)
 
-    def __call__(self, matrix: Matrix) -> None:
-        """Show how it stands."""
-        if self._live is None or time.monotonic() - self._shown < self._pause:
+    def show(self, matrix: Matrix) -> None:
+        """Redraw the live table, at most once per pause."""
+        if self._live is None or time.monotonic() - self._last_shown < self._pause:
             return
-        self._shown = time.monotonic()
-        going = [entry for entry in matrix.entries if entry.state in ("running", "elsewhere")]
-        runs = [look(entry.planned.folder, entry.planned.name) for entry in going]
+        self._last_shown = time.monotonic()
+        in_progress = [entry for entry in matrix.entries if entry.state in ("running", "elsewhere")]
+        runs = [read_state(entry.run.folder, entry.run.name) for entry in in_progress]
         counts = ", ".join(f"{count} {state}" for state, count in matrix.counts().items())
-        passed = spell(time.monotonic() - self._began)
+        elapsed = duration(time.monotonic() - self._start)
         table = status_table(runs, self._console.width)
-        self._live.update(Group(table, Text(f"{counts}; {passed} so far", style="bold")), refresh=True)
+        self._live.update(Group(table, Text(f"{counts}; {elapsed} so far", style="bold")), refresh=True)
 
 
-def interactive() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
+def event_line(event: MatrixEvent) -> str:
+    """Return a line of text for an event of a matrix."""
+    if event.kind == "stopping":
+        return f"{event.message}: saving and stopping {count_of(event.count)}"
+    if event.kind == "leaving":
+        return f"left     {count_of(event.count)}: {event.message}"
+    if event.kind == "started":
+        attempt = f", attempt {event.attempt}" if event.attempt > 1 else ""
+        details = f" ({_slot(event.launch)}{attempt})" if event.launch is not None else ""
+        return f"started  {event.run}{details}{', ' if event.message else ''}{event.message}"
+    if event.kind == "waiting":
+        return f"waiting  {event.run}: {event.message}"
+    if event.kind == "takeover":
+        return f"taking over {event.run}: {event.message}"
+    if event.kind == "retry":
+        return f"failed   {event.run}: {event.message}; it is tried again"
+    elapsed = f" in {event.seconds:.0f} s" if event.seconds else ""
+    return f"{event.kind:<8} {event.run}{elapsed}: {event.message} [{_progress(event.states)}]"
 
 
-def details(experiment: Experiment) -> dict[str, Any]:
-    """All of an experiment, for `oelm experiments NAME` and `--json`."""
-    return {**experiment.model_dump(mode="json", exclude={"abstract"}), "figures": published_figure(experiment)}
+def _progress(states: dict[str, int]) -> str:
+    """Return how many runs are done, and how many are stopped or left, which are not."""
+    not_done = {state: states[state] for state in ("stopped", "left") if state in states}
+    pending = sum(states.get(state, 0) for state in ("waiting", "running", "elsewhere", *not_done))
+    total = sum(states.values())
+    return ", ".join([f"{total - pending}/{total}", *(f"{count} {state}" for state, count in not_done.items())])
+
+
+def _slot(launch: LaunchInfo) -> str:
+    if launch.job:
+        return f"{launch.launcher} job {launch.job}"
+    if launch.gpus:
+        return f"GPU {','.join(launch.gpus)}"
+    return f"CPU, {count_of(launch.threads, 'thread')}" if launch.threads is not None else "CPU"

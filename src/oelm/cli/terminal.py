@@ -1,4 +1,4 @@
-"""What every command shares: clear one-line errors, and libraries that keep quiet."""
+"""What commands share: one-line errors, quiet libraries, progress bars, questions, and words for amounts."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import NoReturn
 
 import typer
 
-from ..errors import OelmError, first_line
+from ..errors import LabError, OelmError, first_line
 
-# What the machine refuses, whatever the code does: a path that may not be read or written, a disk that is full.
+# System errors that are the machine's refusal, not a bug: a path without permission, a full disk.
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EIO}
-# How torch says that memory is too small: by a class of its own for a GPU's, and in the words of an error for the main
-# one. By name, so that help need not import torch.
-_GPU_MEMORY, _CPU_MEMORY = "OutOfMemoryError", "DefaultCPUAllocator"
+# How torch reports too little memory: with its own class for a GPU, and by these words for the CPU. They are compared
+# by name, so that `oelm --help` need not import torch.
+_GPU_MEMORY_ERROR, _CPU_MEMORY_WORDS = "OutOfMemoryError", "DefaultCPUAllocator"
 
 
 def quiet_libraries() -> None:
-    """Keep the notices of transformers and of the Hub's client out of a command's output; errors still show."""
+    """Keep the notices of transformers and huggingface_hub out of a command's output; errors are still shown."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every try to reach the Hub
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every attempt to reach the Hub
 
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turn oelm's own errors, and what the machine refuses, into one clear line and exit code 2.
+    """Turn oelm's own errors, and what the machine refuses, into one line on stderr and exit code 2.
 
     Anything else is a bug and keeps its traceback.
     """
@@ -44,20 +44,25 @@ def errors() -> Iterator[None]:
             raise
         _refuse(f"{error.filename}: {error.strerror}")
     except (MemoryError, RuntimeError) as error:
-        told = type(error).__name__ == _GPU_MEMORY or _CPU_MEMORY in str(error)
-        if not (isinstance(error, MemoryError) or told):
+        from_torch = type(error).__name__ == _GPU_MEMORY_ERROR or _CPU_MEMORY_WORDS in str(error)
+        if not (isinstance(error, MemoryError) or from_torch):
             raise
         _refuse(f"not enough memory: use a smaller model, batch or sequence length ({first_line(error)})")
 
 
+def _refuse(reason: str) -> NoReturn:
+    typer.secho(f"oelm: {reason}", fg="red", err=True)
+    sys.exit(2)
+
+
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A callback that shows what is under way, how much is done and of how much: a line in a terminal, else nothing.
+    """Yield a function of (description, done, total) that draws a bar in a terminal, and does nothing elsewhere.
 
-    It is drawn when told to and never in between: a thread that redraws would run beside what is being timed.
+    The bar is drawn only when the function is called: a thread that redraws it would disturb what is being timed.
     """
     if not sys.stderr.isatty():
-        yield lambda what, done, total: None
+        yield lambda description, done, total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -66,12 +71,39 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
         task = bar.add_task("", visible=False)
 
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total, visible=True, refresh=True)
+        def show(description: str, done: int, total: int) -> None:
+            bar.update(task, description=description, completed=done, total=total, visible=True, refresh=True)
 
         yield show
 
 
-def _refuse(why: str) -> NoReturn:
-    typer.secho(f"oelm: {why}", fg="red", err=True)
-    sys.exit(2)
+def confirm(question: str, yes: bool) -> None:
+    """Return if the user agrees, or has with --yes; exit with 1 if not. Raise if there is no terminal to ask in."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise LabError(f"{question} There is no terminal to ask in: give --yes to continue")
+    if not typer.confirm(question):
+        raise typer.Exit(1)
+
+
+def count_of(count: int, noun: str = "run") -> str:
+    """Return a number of things in words: 1 run, 2 runs."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in a suitable unit: 80 s, 20 min, 3.5 h, 2.1 days."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def pad(text: str, width: int, right: bool = False) -> str:
+    """Return a text filled up with spaces to a display width; a Chinese character takes two columns."""
+    from rich.cells import cell_len
+
+    spaces = " " * (width - cell_len(text))
+    return spaces + text if right else text + spaces

@@ -1,1 +1,1 @@
-"""The lab: every experiment by name, whole matrices of runs, launchers, and what can be seen and done from records."""
+"""The lab: experiments by name, matrices of runs, launchers, and the state of runs as their records show it."""

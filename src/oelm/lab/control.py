@@ -1,4 +1,4 @@
-"""What can be done to runs from their records: find their log, ask them or their matrix to stop, free what is left."""
+"""Act on runs through their folders: read a log, ask runs or matrices to stop, free disk space."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,79 +18,101 @@ from typing import Literal
 from ..base.locks import hold, holder
 from ..errors import FileError, LabError
 from ..runs.folder import ASKED, STOP
-from .launch.local import CONSOLE, launch_of
-from .status import RunState, live_matrices, look
+from .launch.interface import CONSOLE, read_launch
+from .status import RunState, list_runs, live_matrices, read_state
 
+# What a process writes into the lock that it holds.
 _HOLDER = re.compile(r"process (\d+) on (.+)")
 
+# How a process was asked to stop: by SIGTERM, by a file in its folder, or not again because it had been asked before.
+HowAsked = Literal["signal", "file", "before"]
 
-def stop(run: RunState) -> str:
-    """Ask a run to save and stop; says what was done.
 
-    On this machine its process gets SIGTERM, if that process is the one that holds the run's lock. On another machine
-    a file is left in its folder, which it looks for whenever it logs. A job that still waits in a queue is cancelled.
+@dataclass(frozen=True)
+class StopOutcome:
+    """What was done to stop a run, or a matrix and with it its runs.
+
+    name    the run, or the process of the matrix
+    how     how the process was asked; "cancelled" for a job that still waited in a queue; "with matrix" for a run whose
+            matrix was asked and stops it
+    where   the machine that a run on another machine is on, or the id of a cancelled job
     """
-    who = holder(run.path)
-    if who is None and run.state != "running":
+
+    name: str
+    how: Literal["signal", "file", "before", "cancelled", "with matrix"]
+    where: str = ""
+
+
+def stop(run: RunState) -> StopOutcome:
+    """Ask a run to save and stop.
+
+    On this machine its process gets SIGTERM, provided that it is the one that holds the run's lock. A run on another
+    machine finds a file in its folder when it next logs. A job that waits in a queue is cancelled.
+    """
+    process = holder(run.path)
+    if process is None and run.state != "running":
         job = _queued_job(run.path)
-        if job is not None:
-            return _cancel(job)
-        raise LabError(f"{run.name}: is not running; its state is {run.state}")
-    how = _ask(run.path, who or "", run.name)
-    if how == "before":
-        return "was asked before; it is saving, or finishing its step"
-    if how == "signal":
-        return "asked to stop; it saves first"
-    where = run.host or "another machine"
-    return f"it runs on {where}: asked to stop by a file in its folder, which it sees at its next line of log"
+        if job is None:
+            raise LabError(f"{run.name}: is not running; its state is {run.state}")
+        _cancel(job)
+        return StopOutcome(run.name, "cancelled", job)
+    how = _ask(run.path, process or "", run.name)
+    return StopOutcome(run.name, how, (run.host or "another machine") if how == "file" else "")
 
 
-def stop_matrices(root: Path) -> dict[str, str]:
-    """Ask every matrix that runs below a folder to start no more runs and to let those that go on save and stop.
-
-    By the name of its place, what was done to each: signalled on this machine, on another by a file that it looks for.
-    """
-    done = {}
-    for place in live_matrices(root):
-        who = holder(place)
-        if who is None:
-            continue  # it has ended meanwhile
-        how = _ask(place, who, f"the matrix of {who}")
-        told = "was asked to stop before" if how == "before" else "asked to stop"
-        done[place.name] = f"the matrix of {who}: {told}; it starts no more runs, and running ones save first"
-    return done
+def stop_all(root: Path) -> tuple[list[StopOutcome], list[StopOutcome]]:
+    """Ask every matrix and every run in progress below a folder to stop; return (matrices, runs)."""
+    # Matrices come first: otherwise they would start the next run as soon as one stops.
+    matrices = _stop_matrices(root)
+    runs = []
+    for run in list_runs(root):
+        if run.live:
+            with_matrix = _matrix_of(run) in matrices
+            runs.append(StopOutcome(run.name, "with matrix") if with_matrix else stop(run))
+    return list(matrices.values()), runs
 
 
-def matrix_of(run: RunState) -> str | None:
-    """The name of the place of the matrix that started a run last: it stops the run itself, and once is enough."""
+def _stop_matrices(root: Path) -> dict[str, StopOutcome]:
+    """Ask every matrix below a folder to start no more runs and to stop its own; return outcomes by folder name."""
+    outcomes = {}
+    for folder in live_matrices(root):
+        process = holder(folder)
+        if process is not None:  # otherwise it has just ended
+            outcomes[folder.name] = StopOutcome(process, _ask(folder, process, f"the matrix of {process}"))
+    return outcomes
+
+
+def _matrix_of(run: RunState) -> str | None:
+    """Return the folder name of the matrix that started a run."""
     try:
-        return launch_of(run.path).get("matrix")
-    except FileError:  # damaged: nobody stops it but us
+        info = read_launch(run.path)
+    except FileError:  # damaged: the run is stopped directly
         return None
+    return None if info is None else info.matrix
 
 
-def _ask(folder: Path, who: str, name: str) -> Literal["before", "signal", "file"]:
+def _ask(folder: Path, process: str, name: str) -> HowAsked:
     """Ask the process that holds a folder's lock to stop, once: a second signal would end it at once, unsaved."""
     asked = folder / ASKED
-    if who and asked.is_file() and asked.read_text(encoding="utf-8") == who:
+    if process and asked.is_file() and asked.read_text(encoding="utf-8") == process:
         return "before"
-    asked.write_text(who, encoding="utf-8")
-    found = _HOLDER.fullmatch(who)
-    if found and found[2] == socket.gethostname():
+    asked.write_text(process, encoding="utf-8")
+    match = _HOLDER.fullmatch(process)
+    if match and match[2] == socket.gethostname():
         try:
-            os.kill(int(found[1]), signal.SIGTERM)
+            os.kill(int(match[1]), signal.SIGTERM)
             return "signal"
         except ProcessLookupError:
-            pass  # the same name on another machine, or in another container
+            pass  # another machine, or another container, has the same host name
         except PermissionError:
-            asked.unlink(missing_ok=True)  # nobody was
-            raise LabError(f"{name}: process {found[1]} belongs to another user") from None
+            asked.unlink(missing_ok=True)
+            raise LabError(f"{name}: process {match[1]} belongs to another user") from None
     (folder / STOP).touch()
     return "file"
 
 
 def log_file(run: RunState) -> Path:
-    """A run's log; where it ended before it had one, what its process printed."""
+    """Return a run's log, or if it failed before it had one, what its process printed."""
     for name in ("train.log", CONSOLE):
         file = run.path / name
         if file.is_file() and (file.stat().st_size or run.live):
@@ -98,51 +121,51 @@ def log_file(run: RunState) -> Path:
 
 
 def log_lines(run: RunState, last: int, follow: bool = False, pause: float = 0.5) -> Iterator[str]:
-    """The last lines of a run's log; then, if wanted, those that it grows by until no process has the run any more."""
+    """Yield the last lines of a run's log; with `follow` also new ones, until no process has the run any more."""
     with open(log_file(run), encoding="utf-8", errors="replace") as log:
-        going_on = follow
+        in_progress = follow
         yield from deque(log, maxlen=last)
-        while going_on:
-            # Asked before reading: what a run says last, after its result, is read once it has gone.
-            going_on = holder(run.path) is not None or look(run.path).live
+        while in_progress:
+            # Checked before reading, so that the last lines of a run that has just ended are read too.
+            in_progress = holder(run.path) is not None or read_state(run.path).live
             yield from iter(log.readline, "")
-            if going_on:
+            if in_progress:
                 time.sleep(pause)
 
 
 @dataclass(frozen=True)
 class Freeable:
-    """Something of a finished run that can be removed, and its size in bytes."""
+    """A folder of a finished run that can be removed, and its size in bytes."""
 
     path: Path
     bytes: int
 
 
 def freeable(runs: list[RunState], best: bool = False) -> list[Freeable]:
-    """The checkpoints of finished runs, and with `best` their best models too. Records are never among them."""
-    found = []
+    """Return the checkpoints of finished runs, and with `best` their best models too; never their records."""
+    folders = []
     for run in runs:
         if run.state not in ("finished", "diverged") or holder(run.path) is not None:
             continue
         for name in ("checkpoints", "best") if best else ("checkpoints",):
             size = _size(run.path / name)
             if size:
-                found.append(Freeable(run.path / name, size))
-    return found
+                folders.append(Freeable(run.path / name, size))
+    return folders
 
 
-def free(things: list[Freeable]) -> int:
-    """Remove them; the bytes that were freed. A run that came to life meanwhile keeps what it has."""
+def free(folders: list[Freeable]) -> int:
+    """Remove the folders and return the bytes that were freed. A run that a process has by now keeps its own."""
     freed = 0
-    for thing in things:
+    for folder in folders:
         try:
-            with hold(thing.path.parent):
-                shutil.rmtree(thing.path)
-                freed += thing.bytes
+            with hold(folder.path.parent):
+                shutil.rmtree(folder.path)
+                freed += folder.bytes
         except FileError:
-            continue  # a process has it now
+            continue  # a process holds the run's lock
         except OSError as error:
-            raise LabError(f"{thing.path}: cannot be removed ({error.strerror})") from None
+            raise LabError(f"{folder.path}: cannot be removed ({error.strerror})") from None
     return freed
 
 
@@ -151,18 +174,16 @@ def _size(folder: Path) -> int:
 
 
 def _queued_job(folder: Path) -> str | None:
-    """The id of a Slurm job that this run was submitted as."""
-    launch = launch_of(folder)
-    return str(launch["job"]) if launch.get("launcher") == "slurm" and not (folder / "result.json").exists() else None
+    """Return the id of the Slurm job that a run without a result was submitted as, or None."""
+    info = read_launch(folder)
+    submitted = info is not None and info.launcher == "slurm" and not (folder / "result.json").exists()
+    return info.job if info is not None and submitted else None
 
 
-def _cancel(job: str) -> str:
-    import subprocess
-
+def _cancel(job: str) -> None:
     try:
         done = subprocess.run(["scancel", job], capture_output=True, text=True, check=False)
     except OSError:
         raise LabError(f"it waits as Slurm job {job}, and there is no scancel here: cancel it where Slurm is") from None
     if done.returncode:
         raise LabError(f"Slurm job {job} could not be cancelled: {done.stderr.strip()}")
-    return f"Slurm job {job} was cancelled"

@@ -1,4 +1,4 @@
-"""A run tried without its data: the model built without memory, the method checked against it, its steps counted."""
+"""Check a run without its data: build the model without memory, plan the method on it, count its parameters."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from ..config import GPT, RANDOM, ModelConfig
 from ..data.corpus.header import HEADER
 from ..data.corpus.tokens import TokenDataset
 from ..errors import LabError, OelmError
-from .plan import Planned
-from .preflight import Need, needs
+from .plan import PlannedRun
+from .preflight import Requirement, known_requirements
 
-# What a model is given where its data would say it: about the vocabulary of built-in data, and two classes.
-_BUILT_IN, _LABELS = 600, 2
+# Stand-ins for what the data would tell: about the vocabulary of the built-in data, and two classes.
+_BUILTIN_VOCABULARY, _LABELS = 600, 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a run would be: its parameters once the method is applied, what it sets, and when its schedule acts.
+    """What a run would train.
 
-    `matrices` are set or frozen; `adapters` stand beside others. `stand_in` is the type of the model that was counted,
-    where the run's own is pretrained and not read here.
+    parameters, trainable   counts with the method applied
+    matrices, adapters      how many matrices are set or frozen, and how many get an adapter
+    changes_at              the steps at which the method's schedule freezes or unfreezes something
+    flops_per_token         of a training step
+    stand_in                the type of the model that was counted, if the run's own is pretrained and was not read
     """
 
     parameters: int
@@ -36,8 +39,8 @@ class DryRun:
     stand_in: str | None = None
 
 
-def dry_run(run: Planned) -> DryRun:
-    """Check a run as far as that goes without data. Raises a `LabError` that names the run and what does not fit."""
+def dry_run(run: PlannedRun) -> DryRun:
+    """Check a run as far as possible without data; raise a `LabError` that names the run and what does not fit."""
     from ..method.plan import plan
     from ..method.schedule import events
 
@@ -47,60 +50,69 @@ def dry_run(run: Planned) -> DryRun:
         operation = plan(model, config.method)
         batch = (config.data.sequence_length, config.train.micro_batch_size or config.train.batch_size)
         parameters, trainable, flops = _count(model, config.method.to_json(), batch)
-        steps = tuple(event.step for event in events(model, config.method))
-        if steps and config.train.max_steps is not None and steps[-1] >= config.train.max_steps:
-            raise LabError(f"method.schedule acts at step {steps[-1]}, past train.max_steps {config.train.max_steps}")
+        changes_at = tuple(event.step for event in events(model, config.method))
+        last_step = config.train.max_steps
+        if changes_at and last_step is not None and changes_at[-1] >= last_step:
+            raise LabError(f"method.schedule acts at step {changes_at[-1]}, past train.max_steps {last_step}")
     except OelmError as error:
         raise LabError(f"{run.name}: {error}") from None
-    known = _model_of(run).name.startswith((GPT, RANDOM))
-    stand_in = None if known else run.experiment.stand_in
-    return DryRun(parameters, trainable, len(operation.targets), len(operation.adapted), steps, flops, stand_in)
+    built_here = _model_of(run).name.startswith((GPT, RANDOM))
+    return DryRun(
+        parameters=parameters,
+        trainable=trainable,
+        matrices=len(operation.targets),
+        adapters=len(operation.adapted),
+        changes_at=changes_at,
+        flops_per_token=flops,
+        stand_in=None if built_here else run.experiment.stand_in,
+    )
 
 
 @cache
 def _count(model: Any, method: str, batch: tuple[int, int]) -> tuple[int, int, float]:
-    """Parameters, those that train, and FLOPs per token of a skeleton with a method; once for all seeds of an arm.
+    """Return the parameters, the trainable ones, and the FLOPs per token of a skeleton with a method.
 
-    Nothing passes through it, so gradients are taken to come everywhere: too many where the first layers are frozen.
+    Cached, so that it is computed once for all seeds. No data passes through the skeleton, so every layer is assumed to
+    pass gradients on: too many where the first layers are frozen.
     """
     from ..method.apply import outline
     from ..method.spec import Method
     from ..models.flops import train_flops_per_token
 
-    made = outline(model, Method.model_validate_json(method))
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in made.parameters()]
-    trainable = sum(size for size, trains in sizes if trains)
-    return sum(size for size, _ in sizes), trainable, train_flops_per_token(made, *batch)
+    operated = outline(model, Method.model_validate_json(method))
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in operated.parameters()]
+    trainable = sum(size for size, is_trainable in sizes if is_trainable)
+    return sum(size for size, _ in sizes), trainable, train_flops_per_token(operated, *batch)
 
 
-def _model_of(run: Planned) -> ModelConfig:
-    """A run's model; where it starts from another run, that one's."""
-    return run.config.model if run.after is None else run.after.config.model
+def _model_of(run: PlannedRun) -> ModelConfig:
+    """Return a run's model section; for a run that starts from another, the other's."""
+    return run.config.model if run.starts_from is None else run.starts_from.config.model
 
 
-def _skeleton(run: Planned) -> Any:
-    """The model of a run, without its weights."""
+def _skeleton(run: PlannedRun) -> Any:
+    """Return the model of a run, without its weights."""
     model = _model_of(run)
     fields = json.dumps(model.fields, sort_keys=True)
     classify = run.config.task.kind == "classification"
-    room = (_vocabulary(run), run.config.data.sequence_length)
-    return _build(model.name, fields, room, classify, run.experiment.stand_in)
+    sizes = (_vocabulary(run), run.config.data.sequence_length)
+    return _build(model.name, fields, sizes, classify, run.experiment.stand_in)
 
 
-def _vocabulary(run: Planned) -> int:
-    """That of the run's tokens where they are there, else of the data that its experiment is about."""
+def _vocabulary(run: PlannedRun) -> int:
+    """Return the vocabulary of the run's tokens if they are here, else of the data that its experiment names."""
     path = run.config.data.path
     if "builtin:" in f"{path} {run.config.task.name}":
-        return _BUILT_IN
+        return _BUILTIN_VOCABULARY
     if run.config.task.kind == "language" and path is not None and (Path(path) / HEADER).is_file():
         return TokenDataset.open(path).vocab_size
-    need = needs().get(run.experiment.data or "")
-    return need.vocabulary if need is not None else Need.vocabulary
+    requirement = known_requirements().get(run.experiment.data or "")
+    return requirement.vocabulary if requirement is not None else Requirement.vocabulary
 
 
 @cache
-def _build(name: str, fields: str, room: tuple[int, int], classify: bool, stand_in: str | None) -> Any:
-    """A model on the meta device, where it takes no memory and no time, whatever its size; a small one as it is."""
+def _build(name: str, fields: str, sizes: tuple[int, int], classify: bool, stand_in: str | None) -> Any:
+    """Build a model on the meta device, where it takes no memory and no time; a small random one is built as it is."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -112,12 +124,12 @@ def _build(name: str, fields: str, room: tuple[int, int], classify: bool, stand_
         require_fields(small_config(family), json.loads(fields))
         return small_model(family, **json.loads(fields))
     if name.startswith(GPT):
-        sizes = {"vocab_size": room[0], "max_position_embeddings": room[1], **json.loads(fields)}
-        own: Any = gpt_config(name.removeprefix(GPT), **sizes)
+        all_fields = {"vocab_size": sizes[0], "max_position_embeddings": sizes[1], **json.loads(fields)}
+        model_config: Any = gpt_config(name.removeprefix(GPT), **all_fields)
     elif stand_in is not None:
-        own = AutoConfig.for_model(stand_in)
+        model_config = AutoConfig.for_model(stand_in)
     else:
         raise LabError(f"model.name {name}: a dry run cannot see a pretrained model; the experiment names no stand_in")
-    own.num_labels = _LABELS
+    model_config.num_labels = _LABELS
     with torch.device("meta"):
-        return (AutoModelForSequenceClassification if classify else AutoModelForCausalLM).from_config(own)
+        return (AutoModelForSequenceClassification if classify else AutoModelForCausalLM).from_config(model_config)

@@ -1,4 +1,4 @@
-"""The named experiments: what each asks, its config, its axes, and how small it can be made. Data, read from YAML."""
+"""The named experiments: the question, config and axes of each, and its small version. They are read from YAML."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ..base.strict import Strict, explain, merge
 from ..config import read_mapping
-from ..errors import LabError, near
+from ..errors import LabError, nearest
 
 Scale = Literal["full", "smoke"]
-# What an experiment says of itself alone; everything else comes from the one it extends, unless it says otherwise.
-_OWN = ("id", "title", "asks", "abstract", "published")
+# Fields that an experiment does not inherit from the one that it extends.
+_NOT_INHERITED = ("id", "title", "asks", "abstract", "published")
 
 
-class Small(Strict, refusal=LabError):
-    """What the smoke scale changes: fields of the config, and the values of axes (null takes an axis away)."""
+class SmokeScale(Strict, refusal=LabError):
+    """What the smoke scale changes: fields of the config, and the values of axes (null removes an axis)."""
 
     config: dict[str, Any] = {}
     axes: dict[str, tuple[Any, ...] | None] = {}
 
 
-class After(Strict, refusal=LabError):
-    """An experiment that comes first, and the method that each value of the method's axis was trained with there."""
+class Predecessor(Strict, refusal=LabError):
+    """An experiment that must be run first.
+
+    `methods` are the methods of its runs that this experiment starts from, one for each value of the method axis here.
+    """
 
     experiment: str
     methods: tuple[Any, ...]
@@ -40,9 +43,9 @@ class Experiment(Strict, refusal=LabError):
     data        the name of what it needs in `data.yaml`; none for the built-in data
     after       an experiment whose best models, of the same seed, this one starts from
     stand_in    the model type that a dry run builds where `model.name` is a pretrained model
-    published   the figures to show beside it: their ids in `oelm.published`
-    smoke       how to make it run in seconds on built-in data
-    notes       what is known to be doubtful about the set-up, and what its runs compare with
+    published   the published figures to show beside it: their ids in `runs/published.yaml`
+    smoke       changes that make it run in seconds on built-in data
+    notes       known doubts about the set-up, and what its runs can be compared with
     """
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -52,29 +55,29 @@ class Experiment(Strict, refusal=LabError):
     abstract: bool = False
     published: tuple[str, ...] = ()
     data: str | None = None
-    after: After | None = None
+    after: Predecessor | None = None
     stand_in: str | None = None
     config: dict[str, Any] = {}
     axes: dict[str, tuple[Any, ...]] = {}
-    smoke: Small = Small()
+    smoke: SmokeScale = SmokeScale()
     notes: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _methods_pair_up(self) -> Experiment:
+    def _check_predecessor_methods(self) -> Experiment:
         if self.after is not None and len(self.after.methods) != len(self.axes.get("method", ())):
-            raise ValueError("after.methods: as many as there are values on the axis 'method', in the same order")
+            raise ValueError("after.methods: needs one method for each value of the axis 'method', in the same order")
         return self
 
     @field_validator("config")
     @classmethod
-    def _names_come_from_the_lab(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _refuse_fields_that_the_lab_sets(cls, value: dict[str, Any]) -> dict[str, Any]:
         for key in ("experiment", "output", "seed"):
             if key in value:
                 raise ValueError(f"{key} is not part of an experiment's config: its id names it, seeds are an axis")
         return value
 
     def at(self, scale: Scale) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
-        """(config, axes) at a scale."""
+        """Return (config, axes) at a scale."""
         if scale == "full":
             return dict(self.config), dict(self.axes)
         axes = {**self.axes, **self.smoke.axes}
@@ -82,35 +85,36 @@ class Experiment(Strict, refusal=LabError):
 
 
 @cache
-def shipped() -> dict[str, Experiment]:
-    """Every experiment that comes with oelm, by id, in the order of the list."""
+def shipped_experiments() -> dict[str, Experiment]:
+    """Return every experiment that comes with oelm, by id, in the order of the list."""
     return {name: _build(name, _shipped_entries(), f"experiment {name}") for name in _shipped_entries()}
 
 
-def listed() -> list[Experiment]:
-    """The shipped experiments that can be run: not those that others only extend."""
-    return [experiment for experiment in shipped().values() if not experiment.abstract]
+def runnable_experiments() -> list[Experiment]:
+    """Return the shipped experiments that can be run: all but those that only serve others as a base."""
+    return [experiment for experiment in shipped_experiments().values() if not experiment.abstract]
 
 
-def find(name: str) -> Experiment:
-    """A shipped experiment by its id, whatever its case, or one from a YAML file."""
+def find_experiment(name: str) -> Experiment:
+    """Return a shipped experiment by its id, in any case, or load one from a YAML file."""
     if name.endswith((".yaml", ".yml", ".json")):
-        return from_file(Path(name))
-    known = {experiment.id.lower(): experiment for experiment in listed()}
-    if name.lower() not in known:
+        return load_experiment(Path(name))
+    by_id = {experiment.id.lower(): experiment for experiment in runnable_experiments()}
+    if name.lower() not in by_id:
+        known = [experiment.id for experiment in by_id.values()]
         raise LabError(
-            f"unknown experiment {name!r}.{near(name, [e.id for e in listed()])} `oelm experiments` lists all; "
+            f"unknown experiment {name!r}.{nearest(name, known, count=3)} `oelm experiments` lists all; "
             "a file of your own ends in .yaml"
         )
-    return known[name.lower()]
+    return by_id[name.lower()]
 
 
-def from_file(path: Path) -> Experiment:
-    """An experiment of the user's own. It may extend a shipped one; without an id it is called like its file."""
+def load_experiment(path: Path) -> Experiment:
+    """Load a user's experiment. It may extend a shipped one; without an id it is named after its file."""
     content = read_mapping(path)
     content.setdefault("id", path.stem)
     name = str(content["id"])
-    if name in shipped():
+    if name in shipped_experiments():
         raise LabError(f"{path}: {name!r} is a shipped experiment's id; choose another")
     _refuse_contradictions(content, path)
     return _build(name, {**_shipped_entries(), name: content}, str(path))
@@ -118,30 +122,31 @@ def from_file(path: Path) -> Experiment:
 
 @cache
 def _shipped_entries() -> dict[str, dict[str, Any]]:
-    """The shipped experiments as they are written, by id. A file has one key, `experiments`, and a list below it."""
+    """Return the shipped experiments as written, by id. Each file has one key, `experiments`, with a list below it."""
     folder = files("oelm.lab").joinpath("experiments")
-    written = [read_mapping(file) for file in sorted(map(str, folder.iterdir())) if file.endswith(".yaml")]
-    return {entry["id"]: entry for content in written for entry in content["experiments"]}
+    contents = [read_mapping(file) for file in sorted(map(str, folder.iterdir())) if file.endswith(".yaml")]
+    return {entry["id"]: entry for content in contents for entry in content["experiments"]}
 
 
-def _build(name: str, raw: dict[str, dict[str, Any]], where: str) -> Experiment:
+def _build(name: str, entries: dict[str, dict[str, Any]], source: str) -> Experiment:
     try:
-        return Experiment.model_validate(_inherited(name, raw, ()))
+        return Experiment.model_validate(_inherit(name, entries, ()))
     except ValidationError as error:
-        raise LabError(f"{where}: {explain(error, Experiment)}") from None
+        raise LabError(f"{source}: {explain(error, Experiment)}") from None
 
 
-def _inherited(name: str, raw: dict[str, dict[str, Any]], heirs: tuple[str, ...]) -> dict[str, Any]:
-    """An experiment's fields, with those of what it extends below them."""
+def _inherit(name: str, entries: dict[str, dict[str, Any]], heirs: tuple[str, ...]) -> dict[str, Any]:
+    """Return an experiment's fields merged over those of the experiment that it extends."""
     if name in heirs:
         raise LabError(f"experiments extend each other in a circle: {' -> '.join((*heirs, name))}")
-    if name not in raw:
-        raise LabError(f"{heirs[-1]}: extends {name!r}, which does not exist.{near(name, raw)}")
-    fields = dict(raw[name])
+    if name not in entries:
+        raise LabError(f"{heirs[-1]}: extends {name!r}, which does not exist.{nearest(name, entries, count=3)}")
+    fields = dict(entries[name])
     parent = fields.pop("extends", None)
     if parent is None:
         return fields
-    base = {key: value for key, value in _inherited(parent, raw, (*heirs, name)).items() if key not in _OWN}
+    inherited = _inherit(parent, entries, (*heirs, name))
+    base = {key: value for key, value in inherited.items() if key not in _NOT_INHERITED}
     notes = [*base.get("notes", ()), *fields.get("notes", ())]
     merged = merge(base, fields)
     merged["axes"] = {axis: values for axis, values in merged.get("axes", {}).items() if values is not None}
@@ -149,7 +154,7 @@ def _inherited(name: str, raw: dict[str, dict[str, Any]], heirs: tuple[str, ...]
 
 
 def _refuse_contradictions(content: dict[str, Any], path: Path) -> None:
-    """One file that both sets a field and lists values for it."""
+    """Raise if one file both sets a field and lists values for it."""
     for axis in content.get("axes") or {}:
         value: Any = content.get("config") or {}
         for part in str(axis).split("."):

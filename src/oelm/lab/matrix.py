@@ -1,8 +1,8 @@
-"""Runs a whole matrix: skips what is done, goes on with what was cut, tries again what failed, never one run twice.
+"""Run a whole matrix: skip what is done, resume what was interrupted, retry what failed, and never run anything twice.
 
-A run is taken by a lock in its folder that the process which trains it inherits: it is held until that process is gone,
-even when the runner was killed. Two matrices in one folder therefore share the work, and a matrix that is started
-again waits for the processes that its killed predecessor left behind.
+While a run is in progress, a lock in its folder is held by the matrix and by the process that trains it, which inherits
+the lock: it stays locked until that process ends, even if the matrix is killed. So two matrices in one folder share the
+work, and a matrix that is started again waits for the processes that its killed predecessor left behind.
 """
 
 from __future__ import annotations
@@ -19,370 +19,379 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from ..base.files import remove_leftovers, write_json, writing
 from ..base.locks import hold, holder
 from ..errors import FileError, OelmError
 from ..runs.folder import STOP
 from ..training.signals import StopRequest, listening
-from .launch.local import CONSOLE, LAUNCH, Job, Launcher, fresh_status, launch_of, status_stamp, was_stopped
-from .plan import PLAIN, Planned
-from .status import LAB, RunState, is_done, look, so_many
+from .launch.interface import CONSOLE, Job, Launcher, LaunchInfo, read_launch, write_launch
+from .launch.outcome import failure_reason, new_status, status_time, was_stopped
+from .plan import PLAIN, PlannedRun
+from .status import LAB, RunState, is_done, read_state
 
-# The lock of a run that a runner has taken; the run's own lock is held by the process that trains it.
-TAKEN = "runner.lock"
-PLAN = "planned.json"
-# The exit code of the command line when oelm itself refused or gave up.
-REFUSED = 2
-# Errors of a run that would be the same again.
-_REFUSALS = ("ConfigError", "MethodError", "DataError", "ModelError", "FamilyError", "CheckpointError", "LabError")
-_PAUSE = 0.2
-
-Tell = Callable[[str], None]
+# The lock of a run that a matrix has taken. The run's own lock is held by the process that trains it.
+RUNNER_LOCK = "runner.lock"
+# The config that the process of a run is started with.
+PLANNED_CONFIG = "planned.json"
+_PAUSE_SECONDS = 0.2
 
 
 @dataclass
-class Entry:
-    """One run of the matrix: waiting, running (ours), elsewhere (another process has it), or an end it came to."""
+class MatrixEntry:
+    """One run of the matrix. Its state is waiting, running (started here), elsewhere (another process has it), or how
+    it ended: finished, diverged, failed, stopped, blocked (the run that it starts from failed) or left (not started).
+    """
 
-    planned: Planned
+    run: PlannedRun
     state: str = "waiting"
     attempts: int = 0
-    message: str = ""
-    started: float = 0.0  # by time.monotonic()
-    status_before: Any = None
+    started: float = 0.0  # time.monotonic()
+    old_status_time: float | None = None
     seconds: float = 0.0
     job: Job | None = field(default=None, repr=False)
     lock: TextIO | None = field(default=None, repr=False)
 
     @property
-    def open(self) -> bool:
-        return self.state in ("waiting", "running", "elsewhere")
+    def ended(self) -> bool:
+        return self.state not in ("waiting", "running", "elsewhere")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixEvent:
+    """Something that happened in a matrix, to be shown to the user.
+
+    kind        started, waiting (another process has the run), takeover (that process died), retry, leaving (runs stay
+                unstarted), stopping (running ones are asked to save and stop), or the state that a run ended in
+    run         the name of the run; empty if it concerns several
+    message     why, or the run's main figure
+    count       how many runs it concerns, where there are several
+    attempt     how often the run has been started, and `launch` how
+    seconds     how long the run took
+    states      how many runs of the matrix are in which state, when a run has ended
+    """
+
+    kind: str
+    run: str = ""
+    message: str = ""
+    count: int = 1
+    attempt: int = 1
+    launch: LaunchInfo | None = None
+    seconds: float = 0.0
+    states: dict[str, int] = field(default_factory=dict)
 
 
 class Matrix:
-    """A set of runs, a launcher, and how often to try again what failed."""
+    """A set of runs and the launcher that starts them.
 
-    def __init__(self, runs: Sequence[Planned], launcher: Launcher, retries: int = 1, tell: Tell = print) -> None:
-        self.entries = [Entry(run) for run in runs]
-        self.launcher, self.retries, self._tell = launcher, retries, tell
-        self._by_folder = {entry.planned.folder: entry for entry in self.entries}
-        self._stop: StopRequest | None = None
-        self._asked = self._told = False
+    retries     how often a failed run is started again
+    notify      called with every event
+    deadline    a time.monotonic() by which all runs must have ended: no run is started that would take longer
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[PlannedRun],
+        launcher: Launcher,
+        retries: int = 1,
+        notify: Callable[[MatrixEvent], object] = lambda event: None,
+        deadline: float | None = None,
+    ) -> None:
+        self.entries = [MatrixEntry(run) for run in runs]
+        self._entry_by_folder = {entry.run.folder: entry for entry in self.entries}
+        self._launcher, self._retries, self._notify, self._deadline = launcher, retries, notify, deadline
         self._root = Path(runs[0].config.output)
-        self._place = ""
-        self._took: list[float] = []
-        # By time.monotonic(): no run is started that would not be done by then, and those that are not are stopped.
-        self.deadline: float | None = None
+        self._folder_name = ""  # this matrix's folder below LAB
+        self._signal: StopRequest | None = None
+        self._stop_file_seen = self._runs_asked_to_stop = False
+        self._durations: list[float] = []
 
-    def run(self, each: Callable[[Matrix], None] | None = None) -> dict[str, int]:
-        """Work until every run has come to an end, or until asked to stop; how many came to which end.
+    def run(self, watch: Callable[[Matrix], object] = lambda matrix: None) -> dict[str, int]:
+        """Work until every run has ended, or until asked to stop; return how many runs ended in which state.
 
-        `each` is called after every look around: it may show something.
+        `watch` is called after every round, for a live view.
         """
-        with listening() as self._stop, self._announced():
-            self._look_for_work_done()
-            while any(entry.open for entry in self.entries):
+        with listening() as self._signal, self._announced():
+            for entry in self.entries:
+                self._end_if_done(entry, "done before")
+            while not all(entry.ended for entry in self.entries):
                 self._step()
-                if each is not None:
-                    each(self)
+                watch(self)
                 if self._leaving and not self._running():
                     break
-                time.sleep(_PAUSE)
-            if each is not None:
-                each(self)
+                time.sleep(_PAUSE_SECONDS)
+            watch(self)
         return self.counts()
 
     def counts(self) -> dict[str, int]:
+        """Return how many runs are in which state."""
         states = [entry.state for entry in self.entries]
         return {state: states.count(state) for state in dict.fromkeys(states)}
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal asked the matrix to stop, or a file that `oelm stop` left on another machine."""
-        return bool(self._stop) or self._told
+        """Whether the matrix was asked to stop: by a signal, or from another machine by the file of `oelm stop`."""
+        return bool(self._signal) or self._stop_file_seen
 
     @property
     def _leaving(self) -> bool:
-        return self.stopped or (self.deadline is not None and time.monotonic() >= self.deadline)
+        return self.stopped or (self._deadline is not None and time.monotonic() >= self._deadline)
 
-    def _running(self) -> list[Entry]:
+    def _running(self) -> list[MatrixEntry]:
         return [entry for entry in self.entries if entry.state == "running"]
 
     @contextmanager
     def _announced(self) -> Iterator[None]:
-        """Write down what is planned, for `oelm status` and other matrices, and hold it as long as we live."""
-        with writing(self._root / LAB):
-            (self._root / LAB).mkdir(parents=True, exist_ok=True)
-            place = Path(tempfile.mkdtemp(prefix=f"{socket.gethostname()}-{os.getpid()}-", dir=self._root / LAB))
-        with hold(place):
-            for other in place.parent.iterdir():  # left by runners that were killed
-                with suppress(FileNotFoundError):  # by one that ends just now, and takes it away itself
+        """List the planned runs in a locked folder below LAB, for `oelm status` and other matrices."""
+        lab = self._root / LAB
+        with writing(lab):
+            lab.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f"{socket.gethostname()}-{os.getpid()}-", dir=lab))
+        with hold(folder):
+            for other in lab.iterdir():  # folders of matrices that were killed
+                with suppress(FileNotFoundError):  # one that ends at this moment removes its own
                     if time.time() - other.stat().st_mtime > 60 and holder(other) is None:
                         shutil.rmtree(other, ignore_errors=True)
-            names = [entry.planned.name for entry in self.entries]
-            write_json(place / "matrix.json", {"runs": names, "argv": sys.argv})
-            self._place = place.name
+            write_json(folder / "matrix.json", {"runs": [entry.run.name for entry in self.entries], "argv": sys.argv})
+            self._folder_name = folder.name
             try:
                 yield
             finally:
-                shutil.rmtree(place, ignore_errors=True)
-
-    def _look_for_work_done(self) -> None:
-        """Tell at once what is done already; a folder with another run's result is refused before anything starts."""
-        for entry in self.entries:
-            self._is_done(entry, "done before")
-
-    def _is_done(self, entry: Entry, message: str = "") -> bool:
-        """Whether a run's folder holds a result, which ends it here: its own, or one that nobody may write over."""
-        folder = entry.planned.folder
-        try:
-            if not is_done(folder, entry.planned.config.id):
-                return False
-        except FileError as error:
-            self._end(entry, "failed", str(error))
-            return True
-        run = look(folder)
-        if run.state == "diverged":
-            self._end(entry, "diverged", "its last validation loss is not a number; lower the learning rate")
-        else:
-            self._end(entry, "finished", message or _figures(run))
-        return True
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _step(self) -> None:
-        """One look around: what ended, what can start."""
-        self._told = self._told or (self._root / LAB / self._place / STOP).exists()
+        """Do one round: see which runs have ended, and start those that can start."""
+        self._stop_file_seen = self._stop_file_seen or (self._root / LAB / self._folder_name / STOP).exists()
         if self._leaving:
-            self._ask_to_stop()
+            self._ask_runs_to_stop()
         for entry in self._running():
             assert entry.job is not None
             code = entry.job.poll()
             if code is not None:
-                self._ended(entry, code)
+                self._handle_end(entry, code)
         for entry in self.entries:
             if entry.state == "elsewhere":
-                self._look_elsewhere(entry)
+                self._check_elsewhere(entry)
         for entry in self.entries:
-            if self._leaving:  # perhaps since the last one was started, which may take an export
+            if self._leaving:  # checked each time: starting a run may include an export, which takes a while
                 return
-            if entry.state == "waiting" and self._ready(entry):
-                if not self.launcher.ready(self._orphans()):
+            if entry.state == "waiting" and self._can_start(entry):
+                if not self._launcher.ready(self._orphans()):
                     break
                 if self._too_late():
-                    self._leave_the_rest("too late to be done in time")
+                    self._leave_waiting_runs("too late to be done in time")
                     break
                 self._start(entry)
 
     def _too_late(self) -> bool:
-        """Whether a run that starts now would miss the deadline, judging by the last ones."""
-        longest = max(self._took[-4:], default=0.0)
-        return self.deadline is not None and time.monotonic() + longest > self.deadline
+        """Return True when a run that starts now would miss the deadline, judging by the last few."""
+        longest = max(self._durations[-4:], default=0.0)
+        return self._deadline is not None and time.monotonic() + longest > self._deadline
 
-    def _leave_the_rest(self, why: str) -> None:
-        """Runs that have not started stay for another time."""
-        waiting = [entry for entry in self.entries if entry.state == "waiting"]
-        for entry in waiting:
-            entry.state = "left"
-        if waiting:
-            self._tell(f"left     {so_many(len(waiting))}: {why}")
-
-    def _ready(self, entry: Entry) -> bool:
-        """Whether the run that this one starts from is done; where it came to another end, this one cannot start."""
-        if entry.planned.after is None:
+    def _can_start(self, entry: MatrixEntry) -> bool:
+        """Return True when the run that this one starts from is finished; block this one if that ended otherwise."""
+        if entry.run.starts_from is None:
             return True
-        first = self._by_folder[entry.planned.after.folder]
-        if not first.open and first.state != "finished":
-            self._end(entry, "blocked", f"it starts from {first.planned.name}, which {first.state}")
+        first = self._entry_by_folder[entry.run.starts_from.folder]
+        if first.ended and first.state != "finished":
+            self._end(entry, "blocked", f"it starts from {first.run.name}, which {first.state}")
         return first.state == "finished"
 
-    def _start(self, entry: Entry) -> None:
-        """Start a run; one that cannot be started is told, and the others go on."""
+    def _start(self, entry: MatrixEntry) -> None:
+        """Start a run. If that fails, report it and leave the other runs alone."""
         try:
-            self._take_and_start(entry)
+            self._lock_and_start(entry)
         except (OelmError, OSError) as error:
-            why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+            reason = str(error)
+            if isinstance(error, OSError) and error.filename:
+                reason = f"{error.filename}: {error.strerror}"
             if entry.job is not None:
-                self._tell(f"started  {entry.planned.name}, but {why}")
+                self._emit("started", entry, message=f"but {reason}")
                 return
             self._release(entry)
-            self._end(entry, "failed", f"it could not be started: {why}")
+            self._end(entry, "failed", f"it could not be started: {reason}")
 
-    def _take_and_start(self, entry: Entry) -> None:
-        """Take a run and start it, or go on with the job that an earlier runner left in a queue."""
-        folder = entry.planned.folder
+    def _lock_and_start(self, entry: MatrixEntry) -> None:
+        """Lock a run and start it, or attach to the job that an earlier matrix left in a queue."""
+        folder = entry.run.folder
         folder.mkdir(parents=True, exist_ok=True)
-        entry.lock = lock = self._take(entry)
+        entry.lock = lock = self._lock(entry)
         if lock is None:
             return
-        entry.status_before = status_stamp(folder)
-        job = self._attach(folder)
+        entry.old_status_time = status_time(folder)
+        info = read_launch(folder)
+        job = None if info is None else self._launcher.attach(info)
         if job is None:
-            first = entry.planned.after
-            refusal = export_plain(first.folder) if first is not None else ""
-            if refusal:
+            first = entry.run.starts_from
+            problem = "" if first is None else export_plain(first.folder)
+            if problem:
                 self._release(entry)
-                self._end(entry, "failed", f"its start could not be exported: {refusal}")
+                self._end(entry, "failed", f"the model that it starts from could not be exported: {problem}")
                 return
-            write_json(folder / PLAN, entry.planned.config.to_dict())
-            job = self.launcher.start(folder / PLAN, folder, lock, self._orphans())
+            write_json(folder / PLANNED_CONFIG, entry.run.config.to_dict())
+            job = self._launcher.start(folder / PLANNED_CONFIG, folder, lock, self._orphans())
             entry.attempts += 1
         entry.job, entry.state, entry.started = job, "running", time.monotonic()
-        write_json(folder / LAUNCH, {**job.about, "matrix": self._place})
-        again = f", attempt {entry.attempts}" if entry.attempts > 1 else ""
-        self._tell(f"started  {entry.planned.name} ({_where(job.about)}{again})")
+        write_launch(folder, job.info.model_copy(update={"matrix": self._folder_name}))
+        self._emit("started", entry)
 
-    def _take(self, entry: Entry) -> TextIO | None:
-        """The run's lock, or none if another process has it or it was finished meanwhile."""
-        folder = entry.planned.folder
+    def _lock(self, entry: MatrixEntry) -> TextIO | None:
+        """Return the run's lock, or None if another process has the run or has finished it by now."""
+        folder = entry.run.folder
         try:
-            lock = hold(folder, TAKEN, patience=0.1)
+            lock = hold(folder, RUNNER_LOCK, patience=0.1)
         except FileError:
-            who = holder(folder) or holder(folder, TAKEN) or "another process"
+            process = holder(folder) or holder(folder, RUNNER_LOCK) or "another process"
         else:
-            if self._is_done(entry, "done by another matrix"):
+            if self._end_if_done(entry, "done by another matrix"):
                 lock.close()
                 return None
-            by = holder(folder)  # a process that no runner started
-            if by is None:
+            trainer = holder(folder)  # a process that no matrix started
+            if trainer is None:
                 return lock
             lock.close()
-            who = by
+            process = trainer
         entry.state = "elsewhere"
-        self._tell(f"waiting  {entry.planned.name}: it is run by {who} already")
+        self._emit("waiting", entry, message=f"it is run by {process} already")
         return None
 
-    def _orphans(self) -> list[dict[str, Any]]:
-        """How runs that go on here were started whose runner is gone: nobody else counts their slots."""
+    def _orphans(self) -> list[LaunchInfo]:
+        """Return the launch info of live runs whose matrix died; their slots are still taken."""
         orphans = []
         for entry in self.entries:
             if entry.state == "elsewhere":
-                with suppress(FileError):  # damaged: it says of no slot
-                    launch = launch_of(entry.planned.folder)
-                    if holder(self._root / LAB / str(launch.get("matrix"))) is None:
-                        orphans.append(launch)
+                with suppress(FileError):  # a damaged file names no slot
+                    info = read_launch(entry.run.folder)
+                    if info is not None and holder(self._root / LAB / str(info.matrix)) is None:
+                        orphans.append(info)
         return orphans
 
-    def _attach(self, folder: Path) -> Job | None:
-        about = launch_of(folder)
-        return self.launcher.attach(about) if about else None
-
-    def _look_elsewhere(self, entry: Entry) -> None:
-        """A run that another process has: done, gone, or still at it."""
-        folder = entry.planned.folder
-        if self._is_done(entry, "by another process"):
+    def _check_elsewhere(self, entry: MatrixEntry) -> None:
+        """See whether the other process that has a run has finished it, died, or is still at work."""
+        folder = entry.run.folder
+        if self._end_if_done(entry, "by another process"):
             return
-        if holder(folder, TAKEN) is None and holder(folder) is None:
-            state = look(folder).state
-            if state == "stopped":
+        if holder(folder, RUNNER_LOCK) is None and holder(folder) is None:
+            if read_state(folder).state == "stopped":
                 self._end(entry, "stopped", "it was asked to stop; the same command resumes it")
             else:
                 entry.state = "waiting"
-                self._tell(f"taking over {entry.planned.name}: its process is gone")
+                self._emit("takeover", entry, message="its process is gone")
         elif self._leaving:
             entry.state = "left"
 
-    def _ended(self, entry: Entry, code: int) -> None:
-        """A job of ours is over: what its record says is what it came to."""
-        folder, entry.seconds = entry.planned.folder, time.monotonic() - entry.started
-        self._took.append(entry.seconds)
-        about = entry.job.about if entry.job is not None else {}
+    def _end_if_done(self, entry: MatrixEntry, message: str = "") -> bool:
+        """End a run whose folder holds a result and return True. Another run's result counts as a failure."""
+        folder = entry.run.folder
+        try:
+            if not is_done(folder, entry.run.config.id):
+                return False
+        except FileError as error:
+            self._end(entry, "failed", str(error))
+            return True
+        state = read_state(folder)
+        if state.state == "diverged":
+            self._end(entry, "diverged", "its last validation loss is not a number; lower the learning rate")
+        else:
+            self._end(entry, "finished", message or _main_figure(state))
+        return True
+
+    def _handle_end(self, entry: MatrixEntry, code: int) -> None:
+        """Find out from the run's records how a job of this matrix ended."""
+        folder, entry.seconds = entry.run.folder, time.monotonic() - entry.started
+        self._durations.append(entry.seconds)
+        assert entry.job is not None
+        info = entry.job.info
         self._release(entry)
-        if self._is_done(entry):  # its result is written last: whatever came after it changes no number
+        if self._end_if_done(entry):  # the result is written last: an error after it changes no number
             return
-        # torchrun has one code for every end but a good one; a run that has no status of this start had not begun.
-        unbegun = about.get("processes", 1) > 1 and not fresh_status(folder, entry.status_before)
-        if was_stopped(folder, code, entry.status_before):
+        # torchrun exits with 1 for every kind of end; a run without a new status had not begun to train.
+        not_begun = info.processes > 1 and not new_status(folder, entry.old_status_time)
+        if was_stopped(folder, code, entry.old_status_time):
             self._end(entry, "stopped", "saved; the same command resumes it")
-        elif self._asked and (code == -signal.SIGTERM or unbegun):
+        elif self._runs_asked_to_stop and (code == -signal.SIGTERM or not_begun):
             self._end(entry, "left", "it was stopped before its first step")
-        elif about.get("job") and code == -signal.SIGTERM:
+        elif info.job and code == -signal.SIGTERM:
             self._end(entry, "stopped", "its job was cancelled; the same command submits it again")
         elif holder(folder) is not None:
-            entry.state = "elsewhere"  # it lost the race for the folder to a process that no runner started
+            entry.state = "elsewhere"  # a process that no matrix started took the folder first
         else:
-            self._failed(entry, code)
+            self._handle_failure(entry, code)
 
-    def _failed(self, entry: Entry, code: int) -> None:
-        folder = entry.planned.folder
-        reason, refused = why(folder, code, entry.status_before)
+    def _handle_failure(self, entry: MatrixEntry, code: int) -> None:
+        folder = entry.run.folder
+        reason, permanent = failure_reason(folder, code, entry.old_status_time)
         if not folder.is_dir():
-            reason, refused = "its folder was removed while it ran", False
-        if entry.attempts <= self.retries and not refused and not self._leaving:
+            reason, permanent = "its folder was removed while it ran", False
+        if entry.attempts <= self._retries and not permanent and not self._leaving:
             entry.state = "waiting"
-            self._tell(f"failed   {entry.planned.name}: {reason}; it is tried again")
-            self.entries.remove(entry)
+            self._emit("retry", entry, message=reason)
+            self.entries.remove(entry)  # it comes after the runs that have not been tried yet
             self.entries.append(entry)
         else:
-            tries = "" if entry.attempts == 1 else f", after {entry.attempts} attempts"
-            see = f"; see {folder / CONSOLE}" if (folder / CONSOLE).is_file() else ""
-            self._end(entry, "failed", f"{reason}{tries}{see}")
+            attempts = "" if entry.attempts == 1 else f", after {entry.attempts} attempts"
+            console = f"; see {folder / CONSOLE}" if (folder / CONSOLE).is_file() else ""
+            self._end(entry, "failed", f"{reason}{attempts}{console}")
 
-    def _release(self, entry: Entry) -> None:
+    def _release(self, entry: MatrixEntry) -> None:
         if entry.lock is not None:
             entry.lock.close()
         entry.lock = entry.job = None
 
-    def _end(self, entry: Entry, state: str, message: str) -> None:
-        entry.state, entry.message = state, message
-        counts = self.counts()
-        resumable = {kind: counts[kind] for kind in ("stopped", "left") if kind in counts}
-        done = sum(not other.open for other in self.entries) - sum(resumable.values())
-        told = ", ".join([f"{done}/{len(self.entries)}", *(f"{count} {kind}" for kind, count in resumable.items())])
-        took = f" in {entry.seconds:.0f} s" if entry.seconds else ""
-        self._tell(f"{state:<8} {entry.planned.name}{took}: {message} [{told}]")
+    def _end(self, entry: MatrixEntry, state: str, message: str) -> None:
+        entry.state = state
+        self._emit(state, entry, message=message, states=self.counts())
 
-    def _ask_to_stop(self) -> None:
-        """Ask our runs to save and stop, once."""
-        if self._asked:
+    def _ask_runs_to_stop(self) -> None:
+        """Ask the running runs to save and stop, once, and leave the others unstarted."""
+        if self._runs_asked_to_stop:
             return
-        self._asked = True
+        self._runs_asked_to_stop = True
+        cause = "asked to stop by a file" if self._stop_file_seen else "out of time"
+        cause = f"asked to stop by {self._signal.signal}" if self._signal else cause
         running = self._running()
-        cause = "asked to stop by a file" if self._told else "out of time"
-        cause = f"asked to stop by {self._stop.signal}" if self._stop else cause
-        self._tell(f"{cause}: saving and stopping {so_many(len(running))}")
+        self._notify(MatrixEvent(kind="stopping", message=cause, count=len(running)))
         for entry in running:
             assert entry.job is not None
             entry.job.stop()
-        self._leave_the_rest("the same command resumes from here")
+        self._leave_waiting_runs("the same command resumes from here")
+
+    def _leave_waiting_runs(self, reason: str) -> None:
+        """Leave the runs that have not started for another time."""
+        waiting = [entry for entry in self.entries if entry.state == "waiting"]
+        for entry in waiting:
+            entry.state = "left"
+        if waiting:
+            self._notify(MatrixEvent(kind="leaving", message=reason, count=len(waiting)))
+
+    def _emit(self, kind: str, entry: MatrixEntry, message: str = "", states: dict[str, int] | None = None) -> None:
+        event = MatrixEvent(
+            kind=kind,
+            run=entry.run.name,
+            message=message,
+            attempt=entry.attempts,
+            launch=None if entry.job is None else entry.job.info,
+            seconds=entry.seconds,
+            states=states or {},
+        )
+        self._notify(event)
 
 
 def export_plain(run: Path) -> str:
-    """Write a run's best model as a plain one beside it, once; why that was not possible, or nothing."""
-    with hold(run, TAKEN, patience=600):
+    """Write a run's best model into its folder as a plain transformers model, once; return why it failed, or ""."""
+    with hold(run, RUNNER_LOCK, patience=600):
         if any((run / PLAIN).glob("*.safetensors")):
             return ""
-        shutil.rmtree(run / PLAIN, ignore_errors=True)  # left by an export that was cut
+        shutil.rmtree(run / PLAIN, ignore_errors=True)  # left by an export that was interrupted
         remove_leftovers(run)
         command = [sys.executable, "-m", "oelm", "export", str(run), str(run / PLAIN)]
-        # In a session of its own: what the terminal sends reaches the runner alone.
+        # It gets a session of its own, so that Ctrl-C reaches only this process.
         done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
     return (done.stderr.strip().splitlines() or ["no reason given"])[-1] if done.returncode else ""
 
 
-def why(folder: Path, code: int, before: Any) -> tuple[str, bool]:
-    """Why a run failed, and whether it would again: from its record, else from what it printed, else from its end."""
-    if code < 0:
-        return f"its process was killed by signal {-code}", False
-    recorded = fresh_status(folder, before)
-    if recorded.get("state") == "failed":
-        message = str(recorded.get("message"))
-        return message, message.startswith(_REFUSALS)
-    console = folder / CONSOLE
-    lines = console.read_text(encoding="utf-8", errors="replace").splitlines() if console.is_file() else []
-    said = next((line for line in reversed(lines) if line.strip()), "")
-    return said.removeprefix("oelm: ") or f"its process ended with {code}", code == REFUSED
-
-
-def _where(about: dict[str, Any]) -> str:
-    if about.get("job"):
-        return f"{about['launcher']} job {about['job']}"
-    if about.get("gpus"):
-        return f"GPU {','.join(about['gpus'])}"
-    return f"CPU, {about.get('threads')} thread{'s' if about.get('threads') != 1 else ''}"
-
-
-def _figures(run: RunState) -> str:
+def _main_figure(run: RunState) -> str:
     if run.accuracy is not None:
         return f"accuracy {run.accuracy:.4f}"
     if run.perplexity is not None:

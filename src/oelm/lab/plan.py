@@ -1,4 +1,4 @@
-"""Experiments to runs: axes multiplied out, named, checked, and ordered so that the arms of a comparison alternate."""
+"""From experiments to runs: multiply out the axes, name and check every run, and put the runs in order."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from typing import Any
 from ..base.files import parse_yaml
 from ..config import WITHOUT_EFFECT, RunConfig, as_number, parse_override, set_field
 from ..errors import LabError, OelmError
-from .experiment import Experiment, Scale, find
+from .experiment import Experiment, Scale, find_experiment
 
 LEARNING_RATE = "optimizer.learning_rate"
-# How a field is called in the name of a run, where the field's own last word would say too little.
-_SHORT = {LEARNING_RATE: "lr", "model.name": "model", "train.max_steps": "steps", "task.name": "task"}
-# Fields that are no part of the name: a folder of their own says them, or they change no number.
-_ELSEWHERE = ("method", "seed", "data.path", *WITHOUT_EFFECT)
+# How a field is called in the name of a run, where the last part of its own name would say too little.
+_SHORT_NAMES = {LEARNING_RATE: "lr", "model.name": "model", "train.max_steps": "steps", "task.name": "task"}
+# Fields that are not in the name: method and seed have folders of their own, the others change no number.
+_NOT_IN_NAME = ("method", "seed", "data.path", *WITHOUT_EFFECT)
 _LONGEST_NAME = 120
-# In a run's folder: its best model as a plain one, for the runs that start from it.
+# The folder in a run's folder with its best model as a plain transformers model, for the runs that start from it.
 PLAIN = "plain"
+
+# Seed, combination of axis values, experiment, method: each as its position in its list.
+Order = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line adds to an experiment: seeds, axes, fixed fields, a folder of data, an output folder."""
+    """What the command line adds to experiments: seeds, axes, fixed fields, a folder of data, an output folder."""
 
     scale: Scale = "full"
     seeds: tuple[int, ...] | None = None
@@ -41,14 +44,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One run of an experiment: its config, its place in the order, the run that it starts from, and its scale."""
+class PlannedRun:
+    """One run of an experiment: its config, its position in the order, and the run whose best model it starts from."""
 
     experiment: Experiment
     config: RunConfig
-    place: tuple[int, int, int, int]
-    after: Planned | None = None
-    small: bool = False
+    order: Order
+    starts_from: PlannedRun | None = None
+    smoke: bool = False
 
     @cached_property
     def folder(self) -> Path:
@@ -56,48 +59,51 @@ class Planned:
 
     @cached_property
     def name(self) -> str:
-        """The folder below the output folder."""
+        """The run's folder, relative to the output folder."""
         return str(self.folder.relative_to(self.config.output))
 
 
-def expand(experiments: Sequence[Experiment], request: Request) -> list[Planned]:
-    """Every run, seeds outermost and methods innermost, so that a slow hour falls on all arms alike."""
+def plan_runs(experiments: Sequence[Experiment], request: Request) -> list[PlannedRun]:
+    """Return every run of the experiments.
+
+    Seeds are the outermost loop and methods the innermost, so that a slow hour of the machine affects all alike.
+    """
     _refuse_contradictions(experiments, request)
-    runs: list[Planned] = []
+    runs: list[PlannedRun] = []
     for number, experiment in enumerate(experiments):
-        own = _multiply(experiment, request, number)
-        names = Counter(run.name for run in own)
+        its_runs = _multiply_axes(experiment, request, number)
+        names = Counter(run.name for run in its_runs)
         name, count = names.most_common(1)[0]
         if count > 1:
             raise LabError(f"experiment {experiment.id}: two values of an axis give the same run, {name}")
-        runs += own
-    runs.sort(key=lambda run: run.place)
-    # What others start from comes once, before the first of them.
-    ordered: dict[Path, Planned] = {}
+        runs += its_runs
+    runs.sort(key=lambda run: run.order)
+    # A run that others start from is listed once, before the first of them.
+    ordered: dict[Path, PlannedRun] = {}
     for run in runs:
-        if run.after is not None:
-            ordered.setdefault(run.after.folder, run.after)
-        _refuse_another(ordered.get(run.folder), run)
+        if run.starts_from is not None:
+            ordered.setdefault(run.starts_from.folder, run.starts_from)
+        _refuse_same_folder(ordered.get(run.folder), run)
         ordered[run.folder] = run
     return list(ordered.values())
 
 
-def _refuse_another(there: Planned | None, run: Planned) -> None:
-    """Raise if another run has the same folder: one of the two would be lost."""
-    if there is not None and there.config.id != run.config.id:
-        ids = " and ".join(dict.fromkeys((there.experiment.id, run.experiment.id)))
+def _refuse_same_folder(other: PlannedRun | None, run: PlannedRun) -> None:
+    """Raise if a different run has the same folder: one of the two would be lost."""
+    if other is not None and other.config.id != run.config.id:
+        ids = " and ".join(dict.fromkeys((other.experiment.id, run.experiment.id)))
         raise LabError(f"{ids}: both have a run {run.name}, and the two differ; give one of them another id")
 
 
 def run_name(experiment: str, scale: Scale, values: dict[str, Any]) -> str:
-    """The `experiment` of a run's config: the experiment's id, then every field that sets it apart.
+    """Return the `experiment` field of a run's config: the experiment's id, then every field that sets it apart.
 
     `GPT-02`, `GPT-02-smoke`, `GPT-02-lr-1e-3`, `GPT-02-lr-1e-3-fraction-0.1`.
     """
     parts = [experiment] + (["smoke"] if scale == "smoke" else [])
     for name, value in values.items():
-        if not name.startswith(_ELSEWHERE):
-            parts += [_SHORT.get(name, name.rpartition(".")[2]), _as_word(value)]
+        if not name.startswith(_NOT_IN_NAME):
+            parts += [_SHORT_NAMES.get(name, name.rpartition(".")[2]), _as_word(value)]
         elif name.startswith("method."):
             parts += [name.rpartition(".")[2], _as_word(value)]
     whole = "-".join(parts)
@@ -107,20 +113,20 @@ def run_name(experiment: str, scale: Scale, values: dict[str, Any]) -> str:
 
 
 def parse_values(text: str) -> tuple[Any, ...]:
-    """The values of an axis as written on the command line: `1e-4,3e-4` or `[first:1, last:1]`."""
+    """Return the values of an axis as written on the command line: `1e-4,3e-4` or `[first:1, last:1]`."""
     try:
         return tuple(map(as_number, parse_yaml(text if text.lstrip().startswith("[") else f"[{text}]")))
     except ValueError:
         raise LabError(f"{text!r}: cannot be read; values of an axis are separated by commas: 1e-4,3e-4") from None
 
 
-def _multiply(experiment: Experiment, request: Request, number: int) -> list[Planned]:
-    """The runs of one experiment."""
-    fields, listed = experiment.at(request.scale)
+def _multiply_axes(experiment: Experiment, request: Request, number: int) -> list[PlannedRun]:
+    """Return the runs of one experiment; `number` is its position in the matrix."""
+    fields, own_axes = experiment.at(request.scale)
     fixed = dict(map(parse_override, request.overrides))
     seeds = {} if request.seeds is None else {"seed": request.seeds}
-    wanted: dict[str, tuple[Any, ...]] = {**listed, **request.axes, **seeds}
-    axes = {name: values for name, values in wanted.items() if name not in fixed}
+    all_axes: dict[str, tuple[Any, ...]] = {**own_axes, **request.axes, **seeds}
+    axes = {name: values for name, values in all_axes.items() if name not in fixed}
     for name, values in axes.items():
         _check_axis(experiment, name, values)
     if request.data is not None:
@@ -131,57 +137,56 @@ def _multiply(experiment: Experiment, request: Request, number: int) -> list[Pla
     for s, seed in enumerate(axes.get("seed", (0,))):
         for c, combination in enumerate(combinations):
             for m, method in enumerate(axes.get("method", (None,))):
-                given = dict(zip(others, combination, strict=True))
-                own = fields if method is None else {**fields, "method": method}
-                own = {**own, "seed": seed, "output": request.output}
-                for name, value in given.items():
-                    own = set_field(own, name, value)
-                own["experiment"] = run_name(experiment.id, request.scale, {**given, **fixed})
-                runs.append(_planned(experiment, own, request, (s, c, number, m)))
+                values_here = dict(zip(others, combination, strict=True))
+                run_fields = fields if method is None else {**fields, "method": method}
+                run_fields = {**run_fields, "seed": seed, "output": request.output}
+                for name, value in values_here.items():
+                    run_fields = set_field(run_fields, name, value)
+                run_fields["experiment"] = run_name(experiment.id, request.scale, {**values_here, **fixed})
+                runs.append(_plan_run(experiment, run_fields, request, (s, c, number, m)))
     return runs
 
 
-def _planned(
-    experiment: Experiment, fields: dict[str, Any], request: Request, place: tuple[int, int, int, int]
-) -> Planned:
+def _plan_run(experiment: Experiment, fields: dict[str, Any], request: Request, order: Order) -> PlannedRun:
     try:
-        after = _upstream(experiment, fields, request, place)
-        if after is not None:
-            model = {"name": str(after.folder / PLAIN), "tokenizer": str(after.folder / "best")}
+        first = _run_to_start_from(experiment, fields, request, order)
+        if first is not None:
+            model = {"name": str(first.folder / PLAIN), "tokenizer": str(first.folder / "best")}
             fields = {**fields, "model": model}
-        return Planned(
-            experiment, RunConfig.load(fields, list(request.overrides)), place, after, request.scale == "smoke"
-        )
+        config = RunConfig.load(fields, list(request.overrides))
+        return PlannedRun(experiment, config, order, first, request.scale == "smoke")
     except OelmError as error:
         raise LabError(f"experiment {experiment.id}: {error}") from None
 
 
-def _upstream(
-    experiment: Experiment, fields: dict[str, Any], request: Request, place: tuple[int, int, int, int]
-) -> Planned | None:
-    """The run whose best model this one starts from."""
+def _run_to_start_from(
+    experiment: Experiment, fields: dict[str, Any], request: Request, order: Order
+) -> PlannedRun | None:
+    """Return the run whose best model this one starts from, or None."""
     if experiment.after is None:
         return None
     if any(override.startswith(("method", "model.")) for override in request.overrides) or "method" in request.axes:
         raise LabError(f"its model and methods follow from {experiment.after.experiment}; they cannot be set here")
-    base = find(experiment.after.experiment)
-    config, _ = base.at(request.scale)
-    own = {"method": experiment.after.methods[place[3]], "experiment": run_name(base.id, request.scale, {})}
-    same = {key: fields[key] for key in ("seed", "output")}
-    return Planned(base, RunConfig.load({**config, **same, **own}), place, small=request.scale == "smoke")
+    first = find_experiment(experiment.after.experiment)
+    config, _ = first.at(request.scale)
+    method = experiment.after.methods[order[3]]
+    shared = {"seed": fields["seed"], "output": fields["output"]}
+    name = run_name(first.id, request.scale, {})
+    loaded = RunConfig.load({**config, **shared, "method": method, "experiment": name})
+    return PlannedRun(first, loaded, order, smoke=request.scale == "smoke")
 
 
 def _check_axis(experiment: Experiment, name: str, values: tuple[Any, ...]) -> None:
     if not values:
         raise LabError(f"experiment {experiment.id}: axis {name} has no values")
     texts = [json.dumps(value, sort_keys=True, default=str) for value in values]
-    twice = [text for text in dict.fromkeys(texts) if texts.count(text) > 1]
-    if twice:
-        raise LabError(f"experiment {experiment.id}: axis {name} lists {', '.join(twice)} more than once")
+    repeated = [text for text in dict.fromkeys(texts) if texts.count(text) > 1]
+    if repeated:
+        raise LabError(f"experiment {experiment.id}: axis {name} lists {', '.join(repeated)} more than once")
 
 
 def _refuse_contradictions(experiments: Sequence[Experiment], request: Request) -> None:
-    """Two ways of saying one thing that say it differently."""
+    """Raise if two parts of a request set the same thing."""
     fixed = dict(map(parse_override, request.overrides))
     for name in fixed:
         if name in request.axes or (name == "seed" and request.seeds is not None):
@@ -195,18 +200,18 @@ def _refuse_contradictions(experiments: Sequence[Experiment], request: Request) 
     if request.data is not None and request.scale == "smoke":
         raise LabError(f"--data {request.data}: smoke runs use built-in data; leave --data out, or run at full scale")
     names = [experiment.id for experiment in experiments]
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
-        raise LabError(f"{', '.join(twice)}: named twice")
+    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if repeated:
+        raise LabError(f"{', '.join(repeated)}: named twice")
 
 
 def _as_word(value: Any) -> str:
-    """A value as part of a folder's name: 0.0003 is 3e-4."""
+    """Return a value as part of a folder's name: 0.0003 becomes 3e-4."""
     if isinstance(value, float) and 0 < abs(value) < 0.01:
         mantissa, _, exponent = f"{value:.6e}".partition("e")
         return f"{float(mantissa):g}e{int(exponent)}"
     if isinstance(value, float):
-        return f"{value:g}".replace("+", "")  # 1e+20: a name has no such sign
+        return f"{value:g}".replace("+", "")  # 1e+20 becomes 1e20: a plus sign is not allowed in a name
     if isinstance(value, dict):
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:6]
     if isinstance(value, list | tuple):

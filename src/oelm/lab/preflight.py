@@ -1,4 +1,4 @@
-"""What an experiment needs that is not on this machine, and how to get it: said before anything else happens."""
+"""What runs need that this machine does not have, and how to get it: checked before anything is started."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlparse
 
 from ..base.files import looks_local, parse_yaml
 from ..config import GPT, RANDOM, RunConfig
 from ..errors import LabError
-from .plan import Planned
+from .plan import PlannedRun
+
+# The length of a labelled task's data where `data.yaml` does not give it: about that of the built-in data.
+_ROWS, _TOKENS_PER_ROW = 2000, 32
 
 
-@dataclass(frozen=True)
-class Need:
-    """A data set or a model: what it is, how it is got, and its size, for estimates and dry runs."""
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """A dataset or a model that an experiment needs: an entry of `data.yaml`.
+
+    what                a description for the user
+    hub, get            its name on the Hub, and the command that gets it
+    rows, tokens        training examples, and tokens in each, for estimates
+    vocabulary          the vocabulary of its tokens, for dry runs
+    """
 
     kind: Literal["tokens", "examples", "model"]
     what: str
@@ -32,37 +41,37 @@ class Need:
 
 
 @cache
-def needs() -> dict[str, Need]:
-    """Every data set and local model of the shipped experiments, by name."""
+def known_requirements() -> dict[str, Requirement]:
+    """Return every dataset and local model of the shipped experiments, by name."""
     content = parse_yaml(files("oelm.lab").joinpath("data.yaml").read_text(encoding="utf-8"))
-    return {name: Need(**entry) for name, entry in content.items()}
+    return {name: Requirement(**entry) for name, entry in content.items()}
 
 
-def require_all(runs: list[Planned]) -> None:
-    """Raise with all that is missing for these runs, each thing once, and what to do about it."""
+def require_available(runs: list[PlannedRun]) -> None:
+    """Raise if anything is missing for these runs, with each missing thing once and how to get it."""
     lacking = dict.fromkeys(text for run in runs for text in missing(run))
     if lacking:
         advice = "Or try it first on built-in data in a minute: --scale smoke"
         raise LabError("\n".join((*lacking, advice)))
 
 
-def missing(run: Planned) -> list[str]:
-    """What a run needs and this machine does not have."""
-    lacking = [_data(run)]
-    if run.after is None:  # else model and tokenizer are those of the run before it
-        lacking += [_model(run.config), _tokenizer(run.config)]
+def missing(run: PlannedRun) -> list[str]:
+    """Return a sentence for everything that a run needs and this machine does not have."""
+    lacking = [_missing_data(run)]
+    if run.starts_from is None:  # otherwise model and tokenizer come from the run that it starts from
+        lacking += [_missing_model(run.config), _missing_tokenizer(run.config)]
     return [f"{run.experiment.id} needs {text}" for text in lacking if text]
 
 
-def _data(run: Planned) -> str | None:
+def _missing_data(run: PlannedRun) -> str | None:
     config = run.config
     path, task = config.data.path, config.task.name
     if (path or task).startswith("builtin:"):
         return None
-    need = needs().get(run.experiment.data or "")
+    requirement = known_requirements().get(run.experiment.data or "")
     if config.task.kind == "language":
-        return _tokens(str(path), need)
-    what = need.what if need else f"the examples of {task}"
+        return _missing_tokens(str(path), requirement)
+    what = requirement.what if requirement else f"the examples of {task}"
     if path is not None:
         return None if Path(path).is_dir() else f"{what} in {path}: there is no such folder"
     from ..data.labelled.tasks import TASKS
@@ -75,7 +84,7 @@ def _data(run: Planned) -> str | None:
             f"{what}. From the Hub ({repo}): pip install 'oelm[data]', and it is downloaded when the run starts. From "
             "local files: --data DIR"
         )
-    if hub_has(repo, "dataset"):
+    if available_from_hub(repo, "dataset"):
         return None
     return (
         f"{what}, from the Hub as {repo}, and the Hub cannot be reached from here. Download it on another machine and "
@@ -83,7 +92,7 @@ def _data(run: Planned) -> str | None:
     )
 
 
-def _tokens(path: str, need: Need | None) -> str | None:
+def _missing_tokens(path: str, requirement: Requirement | None) -> str | None:
     folder = Path(path)
     if (folder / "data.json").is_file():
         return None
@@ -91,52 +100,51 @@ def _tokens(path: str, need: Need | None) -> str | None:
         state = f"in {path}, which `oelm data prepare` did not write, or has not finished"
     else:
         state = f"as tokens in {path}, which is not there"
-    if need is None:
+    if requirement is None:
         return f"text {state}. Prepare it with: oelm data prepare SOURCE --out {path}"
-    get = f"{need.get} --out {path}"
-    if need.hub is None:
-        return f"{need.what}, {state}. Prepare it, or text of your own, with:\n    {get}\nElsewhere: --data DIR."
-    text = f"{need.what} ({need.hub} on the Hugging Face Hub), {state}. Get it, once, with:\n    {get}\n"
+    what, command = requirement.what, f"{requirement.get} --out {path}"
+    if requirement.hub is None:
+        return f"{what}, {state}. Prepare it, or text of your own, with:\n    {command}\nElsewhere: --data DIR."
+    text = f"{what} ({requirement.hub} on the Hugging Face Hub), {state}. Get it, once, with:\n    {command}\n"
     return f"{text}Your own copy: oelm data prepare FILE --tokenizer gpt2 --out DIR, and then --data DIR."
 
 
-def _model(config: RunConfig) -> str | None:
+def _missing_model(config: RunConfig) -> str | None:
     name = config.model.name
-    need = needs().get(name)
-    if need is not None and need.kind == "model" and not Path(name).is_dir():
+    requirement = known_requirements().get(name)
+    if requirement is not None and requirement.kind == "model" and not Path(name).is_dir():
         return (
-            f"{need.what} in the folder {name}, which is not there. Get it, once, with:\n    {need.get}\n"
+            f"{requirement.what} in the folder {name}, which is not there. Get it, once, with:\n    {requirement.get}\n"
             "Another model: model.name=NAME, and its runs are a set-up of their own."
         )
-    if name.startswith((GPT, RANDOM)) or Path(name).is_dir():
+    if name.startswith((GPT, RANDOM)):
         return None
-    if looks_local(name) or Path(name).exists():
-        return f"the model {name}: there is no such folder"
-    if hub_has(name, "model"):
-        return None
-    return (
-        f"the pretrained model {name}, which is not in the cache, and the Hub cannot be reached from here. Download "
-        f"its folder on another machine and name it: model.name=DIR"
-    )
+    return _missing_from_hub("model", name, "model.name")
 
 
-def _tokenizer(config: RunConfig) -> str | None:
+def _missing_tokenizer(config: RunConfig) -> str | None:
     name = config.model.tokenizer
-    if name is None or Path(name).is_dir():
+    return None if name is None else _missing_from_hub("tokenizer", name, "model.tokenizer")
+
+
+def _missing_from_hub(what: Literal["model", "tokenizer"], name: str, field: str) -> str | None:
+    """Return what is missing of a model or tokenizer that is a local folder or a name on the Hub."""
+    if Path(name).is_dir():
         return None
     if looks_local(name) or Path(name).exists():
-        return f"the tokenizer {name}: there is no such folder"
-    if hub_has(name, "model"):
+        return f"the {what} {name}: there is no such folder"
+    if available_from_hub(name, "model"):
         return None
+    kind = "pretrained model" if what == "model" else what
     return (
-        f"the tokenizer {name}, which is not in the cache, and the Hub cannot be reached from here. Download its "
-        "folder on another machine and name it: model.tokenizer=DIR"
+        f"the {kind} {name}, which is not in the cache, and the Hub cannot be reached from here. Download its folder "
+        f"on another machine and name it: {field}=DIR"
     )
 
 
 @cache
-def hub_has(name: str, kind: Literal["model", "dataset"]) -> bool:
-    """Whether something of the Hub is in this machine's cache, or the Hub can be reached to get it."""
+def available_from_hub(name: str, kind: Literal["model", "dataset"]) -> bool:
+    """Return True when a repository of the Hub is in this machine's cache, or the Hub can be reached to get it."""
     from huggingface_hub import constants
 
     return (name, kind) in _cached_repositories() or (not constants.HF_HUB_OFFLINE and _reachable(constants.ENDPOINT))
@@ -157,7 +165,7 @@ def _cached_repositories() -> set[tuple[str, str]]:
 @cache
 def _reachable(endpoint: str) -> bool:
     if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
-        return True  # a proxy knows; a connection of ours would not
+        return True  # a direct connection from here would fail where the proxy's succeeds
     address = urlparse(endpoint)
     try:
         with socket.create_connection((address.hostname or "", address.port or 443), timeout=3):
@@ -166,13 +174,15 @@ def _reachable(endpoint: str) -> bool:
         return False
 
 
-def tokens_of(run: Planned) -> float:
-    """How many tokens a run trains on, as far as can be known without its data."""
-    config: Any = run.config
-    length, batch = config.data.sequence_length, config.train.batch_size
-    if config.task.kind == "language" and config.train.max_steps is not None:
-        return float(config.train.max_steps * batch * length)
-    need = needs().get(run.experiment.data or "") if run.config.data.path != "builtin:stories" else None
-    rows = (need.rows if need and need.rows else 2000) * config.data.fraction
-    samples = config.train.max_steps * batch if config.train.max_steps else rows * config.train.epochs
-    return float(samples * min(length, need.tokens if need and need.tokens else 32))
+def training_tokens(run: PlannedRun) -> float:
+    """Return how many tokens a run trains on, as far as that is known without its data."""
+    config = run.config
+    train, length = config.train, config.data.sequence_length
+    if config.task.kind == "language" and train.max_steps is not None:
+        return float(train.max_steps * train.batch_size * length)
+    requirement = known_requirements().get(run.experiment.data or "")
+    if config.data.path == "builtin:stories":
+        requirement = None
+    rows = ((requirement and requirement.rows) or _ROWS) * config.data.fraction
+    samples = train.max_steps * train.batch_size if train.max_steps else rows * (train.epochs or 0)
+    return float(samples * min(length, (requirement and requirement.tokens) or _TOKENS_PER_ROW))

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from oelm.errors import LabError
-from oelm.lab.launch.slurm import SlurmJob, TrainJob, slurm_launcher
+from oelm.lab.launch.interface import LaunchInfo
+from oelm.lab.launch.slurm import SlurmJob, SlurmOptions, TrainJob, slurm_launcher
 from oelm.lab.matrix import Matrix
-from oelm.lab.status import look
+from oelm.lab.status import read_state
 from tests.lab.test_matrix import finishes, plan, undisturbed
-from tests.support.lab import refusal
+from tests.support.lab import into, refusal
 from tests.support.training import outcome, timeless
 
 submitit = pytest.importorskip("submitit")
@@ -34,18 +35,18 @@ def test_a_preempted_job_is_requeued_and_goes_on_exactly(tmp_path):
     signalled: list[int] = []
 
     def preempt(_: Matrix) -> None:
-        state = look(run.folder)
+        state = read_state(run.folder)
         if not signalled and state.live and (state.step or 0) >= 6:
             signalled.append(state.pid)
             os.kill(state.pid, signal.SIGUSR2)
 
-    launcher = slurm_launcher(tmp_path / "runs", cluster="local", gpus=0, minutes=5)
-    assert Matrix([run], launcher, tell=said.append).run(preempt) == {"finished": 1}, said
+    launcher = slurm_launcher(tmp_path / "runs", SlurmOptions(gpus=0, minutes=5), cluster="local")
+    assert Matrix([run], launcher, notify=into(said)).run(preempt) == {"finished": 1}, said
     assert len(signalled) == 1
     log = (run.folder / "train.log").read_text()
     assert "stopped by SIGUSR2" in log
     assert "resumed from step" in log
-    assert look(run.folder).pid != signalled[0], "another process brought it to its end"
+    assert read_state(run.folder).pid != signalled[0], "another process brought it to its end"
     assert finishes(run.folder) == 1
     (alone,) = undisturbed([run], tmp_path / "undisturbed").values()
     assert outcome(run.folder) == outcome(alone)
@@ -59,15 +60,15 @@ def test_a_job_that_is_asked_to_stop_is_not_requeued(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]}, config=_longer(tmp_path, 2000, checkpoint=1000))
 
     def stop(_: Matrix) -> None:
-        state = look(run.folder)
+        state = read_state(run.folder)
         if state.live and (state.step or 0) >= 3:
             from oelm.lab import control
 
             control.stop(state)
 
-    launcher = slurm_launcher(tmp_path / "runs", cluster="local", gpus=0, minutes=5)
-    assert Matrix([run], launcher, tell=lambda _: None).run(stop) == {"stopped": 1}
-    assert look(run.folder).state == "stopped"
+    launcher = slurm_launcher(tmp_path / "runs", SlurmOptions(gpus=0, minutes=5), cluster="local")
+    assert Matrix([run], launcher).run(stop) == {"stopped": 1}
+    assert read_state(run.folder).state == "stopped"
 
 
 def test_a_job_is_the_same_run_again():
@@ -85,7 +86,7 @@ def test_without_a_cluster_the_launcher_says_so(tmp_path, monkeypatch):
 def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "submitit", None)
     with pytest.raises(LabError, match=r"pip install 'oelm\[slurm\]'"):
-        slurm_launcher(tmp_path)
+        slurm_launcher(tmp_path, SlurmOptions())
 
 
 def test_a_cluster_gets_what_was_asked_for(tmp_path, monkeypatch):
@@ -94,9 +95,8 @@ def test_a_cluster_gets_what_was_asked_for(tmp_path, monkeypatch):
     stub.write_text("#!/bin/sh\n")
     stub.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    launcher = slurm_launcher(
-        tmp_path / "runs", partition="long", gpus=2, minutes=90, cpus=3, warning=120, extra={"account": "lab"}
-    )
+    options = SlurmOptions(partition="long", gpus=2, minutes=90, cpus=3, warning=120, extra={"account": "lab"})
+    launcher = slurm_launcher(tmp_path / "runs", options)
     script = launcher.executor._executor._make_submission_file_text("train", "id")
     for line in (
         "--partition=long",
@@ -113,17 +113,17 @@ def test_a_cluster_gets_what_was_asked_for(tmp_path, monkeypatch):
 
 
 def test_a_job_of_a_dead_runner_is_found_again_and_takes_its_slot(tmp_path, monkeypatch):
-    launcher = slurm_launcher(tmp_path / "runs", cluster="local", gpus=0, jobs=1)
+    launcher = slurm_launcher(tmp_path / "runs", SlurmOptions(gpus=0), jobs=1, cluster="local")
     launcher.cluster = "slurm"
-    about = {"launcher": "slurm", "job": "17", "folder": str(tmp_path / "runs" / "submitit")}
+    info = LaunchInfo(launcher="slurm", job="17", folder=str(tmp_path / "runs" / "submitit"))
     states = iter(["PENDING", "COMPLETED"])
     monkeypatch.setattr(submitit.SlurmJob, "state", property(lambda _: next(states)))
     monkeypatch.setattr(submitit.SlurmJob, "done", lambda *_, **__: False)
     assert launcher.ready([])
-    assert launcher.attach(about).about == about
+    assert launcher.attach(info).info == info
     assert not launcher.ready([])
-    assert launcher.attach(about) is None
-    assert launcher.attach({"launcher": "local", "pid": 3}) is None
+    assert launcher.attach(info) is None
+    assert launcher.attach(LaunchInfo(launcher="local", pid=3)) is None
 
 
 class Queued:
@@ -149,14 +149,14 @@ class Queue:
     def __init__(self, job: Queued) -> None:
         self.job, self.starts = job, 0
 
-    def ready(self, busy) -> bool:
+    def ready(self, orphans) -> bool:
         return self.starts == 0
 
-    def start(self, config, folder, lock, busy) -> SlurmJob:
+    def start(self, config, folder, lock, orphans) -> SlurmJob:
         self.starts += 1
-        return SlurmJob(self.job, {"launcher": "slurm", "job": self.job.job_id, "run": str(folder)})
+        return SlurmJob(self.job, LaunchInfo(launcher="slurm", job=self.job.job_id, run=str(folder)))
 
-    def attach(self, about) -> None:
+    def attach(self, info) -> None:
         return None
 
 
@@ -168,7 +168,7 @@ def test_a_job_that_is_cancelled_in_the_queue_is_not_submitted_again(tmp_path):
     def cancel(_: Matrix) -> None:
         queue.job.state = "CANCELLED by 1000"
 
-    assert Matrix([run], queue, retries=5, tell=said.append).run(cancel) == {"stopped": 1}
+    assert Matrix([run], queue, retries=5, notify=into(said)).run(cancel) == {"stopped": 1}
     assert queue.starts == 1
     assert "its job was cancelled" in said[-1]
 
@@ -185,23 +185,23 @@ def test_a_matrix_that_stops_leaves_the_jobs_that_have_not_begun(state, tmp_path
         queue.job.state = "CANCELLED"
 
     monkeypatch.setattr("subprocess.run", scancel)
-    work = Matrix([run], queue, tell=lambda _: None)
+    work = Matrix([run], queue)
     assert work.run(lambda _: cancelled or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}
     assert cancelled == [["scancel", "17"]]
 
 
 def test_a_run_that_sbatch_refuses_does_not_end_the_matrix(tmp_path, monkeypatch):
-    launcher = slurm_launcher(tmp_path / "runs", cluster="local", gpus=0)
+    launcher = slurm_launcher(tmp_path / "runs", SlurmOptions(gpus=0), cluster="local")
 
     def refuse(*_):
         raise submitit.core.utils.FailedJobError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
 
     monkeypatch.setattr(launcher.executor, "submit", refuse)
     said: list[str] = []
-    assert Matrix(plan(tmp_path), launcher, tell=said.append).run() == {"failed": 4}
+    assert Matrix(plan(tmp_path), launcher, notify=into(said)).run() == {"failed": 4}
     assert "sbatch refused it: sbatch: error: QOSMaxSubmitJobPerUserLimit" in said[0]
 
 
 def test_a_job_needs_more_time_than_its_warning(tmp_path):
     with pytest.raises(LabError, match="--time 5: a job is told to save 5 minutes before its time is up"):
-        slurm_launcher(tmp_path, minutes=5)
+        slurm_launcher(tmp_path, SlurmOptions(minutes=5))

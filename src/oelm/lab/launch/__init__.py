@@ -1,1 +1,1 @@
-"""Launchers: how the runs of a matrix are started, locally or through Slurm."""
+"""Starting runs: as processes of this machine (`local`, `forked`) or as Slurm jobs (`slurm`)."""

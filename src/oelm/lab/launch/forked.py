@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, TextIO
 
 from ...base.machine import threads_each
-from .local import CONSOLE
+from .interface import CONSOLE, LaunchInfo
 
 # What the process that runs are forked from imports, once, beside the module of the training function.
 _PRELOADED = ["oelm.evaluation.evaluate", "oelm.training.engine", "oelm.training.tasks.open", "oelm.data"]
@@ -26,7 +26,7 @@ class ForkedJob:
     """A run in a forked process."""
 
     process: Any
-    about: dict[str, Any]
+    info: LaunchInfo
 
     def poll(self) -> int | None:
         code = self.process.exitcode
@@ -52,23 +52,23 @@ class ForkedLauncher:
         self._context.set_forkserver_preload([train.__module__, *_PRELOADED])
         self._running: list[ForkedJob] = []
 
-    def ready(self, busy: Sequence[dict[str, Any]]) -> bool:
+    def ready(self, orphans: Sequence[LaunchInfo]) -> bool:
         self._running = [job for job in self._running if job.poll() is None]
-        here = [other for other in busy if other.get("host") == socket.gethostname()]
-        return len(self._running) + len(here) < self.slots
+        others = [info for info in orphans if info.host == socket.gethostname()]
+        return len(self._running) + len(others) < self.slots
 
-    def start(self, config: Path, folder: Path, lock: TextIO, busy: Sequence[dict[str, Any]]) -> ForkedJob:
+    def start(self, config: Path, folder: Path, lock: TextIO, orphans: Sequence[LaunchInfo]) -> ForkedJob:
         # A process forked by the server does not inherit `lock`. If this process is killed, the run's own lock, which
         # the run takes itself, still shows that it is in progress.
         arguments = (self._train, str(config), str(folder / CONSOLE), self._threads)
         process = self._context.Process(target=_train_detached, args=arguments)
         with _without_main():
             process.start()
-        about = {"launcher": "forked", "host": socket.gethostname(), "pid": process.pid, "threads": self._threads}
-        self._running.append(ForkedJob(process, about))
+        info = LaunchInfo(launcher="forked", host=socket.gethostname(), pid=process.pid, threads=self._threads)
+        self._running.append(ForkedJob(process, info))
         return self._running[-1]
 
-    def attach(self, about: dict[str, Any]) -> None:
+    def attach(self, info: LaunchInfo) -> None:
         """Return None: a process whose launcher died cannot be waited for; its lock shows when it is done."""
         return
 
