@@ -1,4 +1,4 @@
-"""The project's GPT: its counts, its function in every mode that a transformers model has, and its export."""
+"""The project's GPT: parameter counts, outputs in every mode of a transformers model, saving and export."""
 
 import json
 import os
@@ -45,12 +45,12 @@ def some_ids(rows: int = 2, length: int = 12) -> torch.Tensor:
     return torch.randint(3, 96, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
-def says(model, ids: torch.Tensor, **more: object) -> torch.Tensor:
+def logits_of(model, ids: torch.Tensor, **more: object) -> torch.Tensor:
     with torch.no_grad():
         return model(ids, **more).logits
 
 
-# Counts
+# Parameter counts and initial values
 
 
 def test_the_reference_counts_of_medium_512():
@@ -65,8 +65,8 @@ def test_the_reference_counts_of_medium_512():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_size(size):
-    """The count by the formula: per block 12 d² and 13 d of biases and norms without attention's 4 d."""
+def test_parameter_count_of_every_size(size):
+    """Each block has 12 d² weights, and 9 d biases and norms: 13 d less the 4 d of attention's missing biases."""
     width, layers = SIZES[size]
     with torch.device("meta"):
         model = OelmGPTForCausalLM(gpt_config(size, vocab_size=1000, max_position_embeddings=64))
@@ -82,8 +82,8 @@ def test_rotary_positions_have_no_parameters():
     assert not any("rotary" in name for name in rotary.state_dict())
 
 
-def test_first_values():
-    """Matrices have a standard deviation of 0.02, those that write to the residual stream less; the rest is fixed."""
+def test_initial_values():
+    """Matrices have a standard deviation of 0.02, the last of each residual branch less; norms and biases are fixed."""
     torch.manual_seed(0)
     model = OelmGPTForCausalLM(OelmGPTConfig(**{**SMALL, "hidden_size": 256, "vocab_size": 512}))
     for name, parameter in model.named_parameters():
@@ -95,7 +95,7 @@ def test_first_values():
     assert model.lm_head.weight is model.transformer.wte.weight
 
 
-def test_arms_share_every_weight_they_have_in_common(tmp_path):
+def test_weights_are_a_function_of_the_seed(tmp_path):
     run = config(tmp_path)
     one, other = (build_for_run(run.model, 400, 32, seed) for seed in (0, 0))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
@@ -103,38 +103,38 @@ def test_arms_share_every_weight_they_have_in_common(tmp_path):
     assert not torch.equal(one.transformer.wte.weight, third.transformer.wte.weight)
 
 
-# Its function
+# Outputs
 
 
 @both
-def test_no_token_sees_a_later_one(positions):
+def test_attention_is_causal(positions):
     model, ids = small_gpt(positions), some_ids()
     changed = ids.clone()
     changed[:, 7] = (changed[:, 7] + 1) % 96
     for attention in ("sdpa", "eager"):
         model.set_attn_implementation(attention)
-        before, after = says(model, ids), says(model, changed)
+        before, after = logits_of(model, ids), logits_of(model, changed)
         assert distance(before[:, :7], after[:, :7]) == 0
-        assert (before - after)[:, 7:].abs().amax(-1).min() > 1e-3, "and every later one sees it"
+        assert (before - after)[:, 7:].abs().amax(-1).min() > 1e-3, "every later token attends to the changed one"
 
 
 @both
-def test_order_matters(positions):
+def test_outputs_depend_on_token_order(positions):
     model, ids = small_gpt(positions), some_ids(1)
     swapped = ids.clone()
     swapped[0, [2, 3]] = ids[0, [3, 2]]
-    assert distance(says(model, ids)[:, -1], says(model, swapped)[:, -1]) > 1e-3
+    assert distance(logits_of(model, ids)[:, -1], logits_of(model, swapped)[:, -1]) > 1e-3
 
 
 @both
-def test_eager_attention_is_the_kernels_attention(positions):
+def test_eager_attention_equals_the_kernels(positions):
     model, ids = small_gpt(positions), some_ids()
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
-    plain, padded = says(model, ids), says(model, ids, attention_mask=mask)
+    plain, padded = logits_of(model, ids), logits_of(model, ids, attention_mask=mask)
     model.set_attn_implementation("eager")
-    assert distance(says(model, ids), plain) < 1e-4
-    assert distance(says(model, ids, attention_mask=mask)[mask.bool()], padded[mask.bool()]) < 1e-4
+    assert distance(logits_of(model, ids), plain) < 1e-4
+    assert distance(logits_of(model, ids, attention_mask=mask)[mask.bool()], padded[mask.bool()]) < 1e-4
     with torch.no_grad():
         out = model(ids, output_attentions=True, output_hidden_states=True)
     assert [tuple(layer.shape) for layer in out.attentions] == [(2, 4, 12, 12)] * 3
@@ -144,9 +144,9 @@ def test_eager_attention_is_the_kernels_attention(positions):
 
 
 @both
-def test_a_cache_changes_nothing(positions):
+def test_a_cache_does_not_change_the_logits(positions):
     model, ids = small_gpt(positions), some_ids()
-    whole = says(model, ids, use_cache=False)
+    whole = logits_of(model, ids, use_cache=False)
     cache, parts = None, []
     for start, end in ((0, 5), (5, 8), (8, 9), (9, 12)):
         with torch.no_grad():
@@ -156,46 +156,46 @@ def test_a_cache_changes_nothing(positions):
 
 
 @both
-def test_padding_on_the_left_changes_nothing(positions):
-    """A padded row, with positions counted from its first real token, says what the row alone says."""
+def test_padding_on_the_left_does_not_change_the_logits(positions):
+    """A padded row, with positions counted from its first real token, has the logits of the row without padding."""
     model, ids = small_gpt(positions), some_ids()
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
-    places = (mask.cumsum(1) - 1).clamp(min=0)
-    padded = says(model, ids, attention_mask=mask, position_ids=places)
-    assert distance(padded[0, 4:], says(model, ids[:1, 4:])[0]) < 1e-4
-    assert distance(padded[1], says(model, ids[1:])[0]) < 1e-4
+    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+    padded = logits_of(model, ids, attention_mask=mask, position_ids=position_ids)
+    assert distance(padded[0, 4:], logits_of(model, ids[:1, 4:])[0]) < 1e-4
+    assert distance(padded[1], logits_of(model, ids[1:])[0]) < 1e-4
 
 
 @both
-def test_texts_packed_in_one_row_do_not_see_each_other(positions):
+def test_texts_packed_in_one_row_do_not_attend_to_each_other(positions):
     model, ids = small_gpt(positions), some_ids(1)
-    places = torch.tensor([[*range(5), *range(7)]])
+    position_ids = torch.tensor([[*range(5), *range(7)]])
     for attention in ("sdpa", "eager"):
         model.set_attn_implementation(attention)
-        packed = says(model, ids, position_ids=places, use_cache=False)
-        assert distance(packed[:, 5:], says(model, ids[:, 5:])) < 1e-4
-        assert distance(packed[:, :5], says(model, ids[:, :5])) < 1e-4
+        packed = logits_of(model, ids, position_ids=position_ids, use_cache=False)
+        assert distance(packed[:, 5:], logits_of(model, ids[:, 5:])) < 1e-4
+        assert distance(packed[:, :5], logits_of(model, ids[:, :5])) < 1e-4
 
 
 @both
-def test_generation(positions):
+def test_greedy_generation(positions):
     model, ids = small_gpt(positions), some_ids()
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
-    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    written = model.generate(ids, attention_mask=mask, **how)
-    assert written.shape == (2, 20)
-    assert torch.equal(written, model.generate(ids, attention_mask=mask, use_cache=False, **how))
-    alone = model.generate(ids[:1, 4:], **how)
-    assert torch.equal(alone[0], written[0, 4:])
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    generated = model.generate(ids, attention_mask=mask, **options)
+    assert generated.shape == (2, 20)
+    assert torch.equal(generated, model.generate(ids, attention_mask=mask, use_cache=False, **options))
+    unpadded = model.generate(ids[:1, 4:], **options)
+    assert torch.equal(unpadded[0], generated[0, 4:])
     greedy = ids[1:]
     for _ in range(8):
-        greedy = torch.cat([greedy, says(model, greedy)[:, -1:].argmax(-1)], 1)
-    assert torch.equal(greedy[0], written[1])
+        greedy = torch.cat([greedy, logits_of(model, greedy)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(greedy[0], generated[1])
 
 
-def test_more_tokens_than_positions_is_a_clear_error():
+def test_more_tokens_than_positions_is_an_error():
     model = small_gpt()
     with pytest.raises(ValueError, match="33 tokens are more than the model's 32 positions"):
         model(some_ids(1, 33))
@@ -203,7 +203,7 @@ def test_more_tokens_than_positions_is_a_clear_error():
         cache = model(some_ids(1, 30), use_cache=True).past_key_values
     with pytest.raises(ValueError, match="33 tokens are more than the model's 32 positions"):
         model(some_ids(1, 3), past_key_values=cache)
-    assert says(small_gpt("rotary"), some_ids(1, 33)).shape == (1, 33, 96)
+    assert logits_of(small_gpt("rotary"), some_ids(1, 33)).shape == (1, 33, 96)
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
         model()
 
@@ -211,68 +211,68 @@ def test_more_tokens_than_positions_is_a_clear_error():
 @both
 def test_dropout_is_active_only_in_training(positions):
     model, ids = small_gpt(positions, dropout=0.5), some_ids()
-    assert torch.equal(says(model, ids), says(model, ids))
+    assert torch.equal(logits_of(model, ids), logits_of(model, ids))
     none = small_gpt(positions, dropout=0.0)
-    assert torch.equal(says(model, ids), says(none, ids))
+    assert torch.equal(logits_of(model, ids), logits_of(none, ids))
     model.train()
-    assert distance(says(model, ids), says(model, ids)) > 0.01
+    assert distance(logits_of(model, ids), logits_of(model, ids)) > 0.01
     torch.manual_seed(3)
-    one = says(model, ids)
+    one = logits_of(model, ids)
     torch.manual_seed(3)
-    assert torch.equal(one, says(model, ids))
+    assert torch.equal(one, logits_of(model, ids))
     none.train()
-    assert torch.equal(says(none, ids), says(none, ids))
+    assert torch.equal(logits_of(none, ids), logits_of(none, ids))
 
 
 @both
-def test_the_loss_is_that_of_the_next_token(positions):
+def test_the_loss_is_the_cross_entropy_of_the_next_token(positions):
     model, ids = small_gpt(positions), some_ids()
     labels = ids.clone()
     labels[0, :6] = -100
     with torch.no_grad():
         loss = model(ids, labels=labels).loss
-    scores, wanted = says(model, ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(scores, wanted, ignore_index=-100))
-    kept = says(model, ids, logits_to_keep=3)
-    assert distance(kept, says(model, ids)[:, -3:]) < 1e-5
-    assert distance(says(model, None, inputs_embeds=model.transformer.wte(ids)), says(model, ids)) == 0
+    scores, targets = logits_of(model, ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(scores, targets, ignore_index=-100))
+    last_three = logits_of(model, ids, logits_to_keep=3)
+    assert distance(last_three, logits_of(model, ids)[:, -3:]) < 1e-5
+    assert distance(logits_of(model, None, inputs_embeds=model.transformer.wte(ids)), logits_of(model, ids)) == 0
 
 
 @both
 def test_gradient_checkpointing_gives_the_same_gradients(positions):
     ids = some_ids()
-    found = []
-    for saving in (False, True):
+    gradients = []
+    for checkpointing in (False, True):
         model = small_gpt(positions, dropout=0.1).train()
-        if saving:
+        if checkpointing:
             model.gradient_checkpointing_enable()
         torch.manual_seed(0)
         model(ids, labels=ids).loss.backward()
-        found.append({name: p.grad for name, p in model.named_parameters()})
-    assert all(distance(found[0][name], found[1][name]) < 1e-6 for name in found[0])
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    assert all(distance(gradients[0][name], gradients[1][name]) < 1e-6 for name in gradients[0])
 
 
 @both
 def test_half_precision(positions):
     model, ids = small_gpt(positions), some_ids()
-    full = says(model, ids)
-    half = says(model.to(torch.bfloat16), ids)
+    full = logits_of(model, ids)
+    half = logits_of(model.to(torch.bfloat16), ids)
     assert half.dtype == torch.bfloat16
     assert distance(half, full) < 0.3 * float(full.abs().max())
 
 
-# Saved and loaded
+# Saving and loading
 
 
 @both
-def test_saved_and_loaded(positions, tmp_path):
-    """Through transformers' own classes; the rotary frequencies, which are not saved, are computed anew."""
+def test_transformers_classes_save_and_load_it(positions, tmp_path):
+    """The rotary frequencies are not saved and must be computed again."""
     model, ids = small_gpt(positions, tie_word_embeddings=True), some_ids()
     model.save_pretrained(tmp_path)
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded) is OelmGPTForCausalLM
     assert not any(info.values()), info
-    assert torch.equal(says(loaded, ids), says(model, ids))
+    assert torch.equal(logits_of(loaded, ids), logits_of(model, ids))
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
     if positions == "rotary":
         assert torch.equal(loaded.transformer.rotary.frequencies, model.transformer.rotary.frequencies)
@@ -285,69 +285,69 @@ def test_saved_and_loaded(positions, tmp_path):
 
 @both
 @pytest.mark.parametrize("method", ["oelm-freeze", "oelm-core", "identity-key", "identity-query"])
-def test_an_operated_gpt_loads_whole_by_any_way(method, positions, tmp_path):
-    """Pipelines and harnesses load by transformers' classes: cores and identities must be there for them too."""
+def test_a_gpt_with_a_method_loads_with_transformers_and_with_oelm(method, positions, tmp_path):
+    """Pipelines and harnesses load by transformers' classes, which must build cores and identities too."""
     model, ids = small_gpt(positions), some_ids()
     oelm.apply(model, method)
     model.save_pretrained(tmp_path)
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
-    assert torch.equal(says(loaded.eval(), ids), says(model, ids))
-    ours = oelm.load(tmp_path)
-    assert type(ours) is OelmGPTForCausalLM
-    assert torch.equal(says(ours.eval(), ids), says(model, ids))
-    assert oelm.verify(ours).exact == oelm.verify(model).tensors
+    assert torch.equal(logits_of(loaded.eval(), ids), logits_of(model, ids))
+    verified = oelm.load(tmp_path)
+    assert type(verified) is OelmGPTForCausalLM
+    assert torch.equal(logits_of(verified.eval(), ids), logits_of(model, ids))
+    assert oelm.verify(verified).exact == oelm.verify(model).tensors
 
 
 @both
 def test_sequence_classification(positions, tmp_path):
-    """The score is read at the last real token, so what comes after it does not matter."""
+    """The class is read at the last real token, so padding after it does not matter."""
     model = small_gpt(positions, OelmGPTForSequenceClassification, num_labels=3, pad_token_id=0)
     ids = some_ids()
     ids[0, 8:] = 0
-    scores = says(model, ids, attention_mask=(ids != 0).long())
+    scores = logits_of(model, ids, attention_mask=(ids != 0).long())
     assert scores.shape == (2, 3)
-    assert distance(scores[0], says(model, ids[:1, :8])[0]) < 1e-4
+    assert distance(scores[0], logits_of(model, ids[:1, :8])[0]) < 1e-4
     with torch.no_grad():
         assert model(ids, labels=torch.tensor([0, 2])).loss > 0
     oelm.apply(model, "oelm-core")
     model.save_pretrained(tmp_path)
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     assert type(loaded) is OelmGPTForSequenceClassification
-    assert torch.equal(says(loaded, ids), says(model, ids))
-    assert torch.equal(says(oelm.load(tmp_path).eval(), ids), says(model, ids))
+    assert torch.equal(logits_of(loaded, ids), logits_of(model, ids))
+    assert torch.equal(logits_of(oelm.load(tmp_path).eval(), ids), logits_of(model, ids))
 
 
 def test_a_runs_best_folder_in_a_pipeline(tmp_path):
     for method in ("baseline", "identity-key"):
         run_here(tmp_path, method=method)
         run = config(tmp_path, method=method).folder
-        write = pipeline("text-generation", model=str(run / "best"))
-        (written,) = write("Once upon a time", max_new_tokens=12, do_sample=False)
-        assert written["generated_text"] == generate_text(run, "Once upon a time", 12, 0.0, 0, seed=0)
+        generate = pipeline("text-generation", model=str(run / "best"))
+        (output,) = generate("Once upon a time", max_new_tokens=12, do_sample=False)
+        assert output["generated_text"] == generate_text(run, "Once upon a time", 12, 0.0, 0, seed=0)
 
 
-# Exported
+# Exporting
 
 
 @both
 @pytest.mark.parametrize("method", [None, "oelm-freeze", "oelm-core", "identity-key"])
-def test_exported_it_is_a_model_of_plain_transformers(method, positions, tmp_path):
+def test_an_export_is_a_plain_transformers_model_with_the_same_outputs(method, positions, tmp_path):
     model, ids = small_gpt(positions, dropout=0.1, eos_token_id=5), some_ids()
     if method is not None:
         oelm.apply(model, method)
     oelm.export(model, tmp_path)
-    kept = json.loads((tmp_path / "config.json").read_text())
-    assert kept["model_type"] == {"learned": "gpt2", "rotary": "gpt_neox"}[positions]
-    assert "oelm" not in kept
+    exported_config = json.loads((tmp_path / "config.json").read_text())
+    assert exported_config["model_type"] == {"learned": "gpt2", "rotary": "gpt_neox"}[positions]
+    assert "oelm" not in exported_config
     plain, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
-    assert distance(says(plain.eval(), ids), says(model, ids)) < 1e-4
+    assert distance(logits_of(plain.eval(), ids), logits_of(model, ids)) < 1e-4
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
-    how = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    assert torch.equal(plain.generate(ids, **how), model.generate(ids, **how))
-    extra = 0 if positions == "rotary" else 3 * (3 + 1) * 48  # GPT-2 has biases in attention: they are zero here
+    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(plain.generate(ids, **options), model.generate(ids, **options))
+    extra = 0 if positions == "rotary" else 3 * (3 + 1) * 48  # GPT-2's attention biases, which are zero here
     assert plain.num_parameters() == small_gpt(positions).num_parameters() + extra
 
 
@@ -375,7 +375,7 @@ def test_an_export_loads_where_oelm_is_not_installed(tmp_path):
         timeout=120,
     )
     for positions, model in models.items():
-        assert distance(torch.load(tmp_path / positions / "logits.pt"), says(model, ids)) < 1e-4
+        assert distance(torch.load(tmp_path / positions / "logits.pt"), logits_of(model, ids)) < 1e-4
 
 
 def test_only_a_model_with_a_head_can_be_exported(tmp_path):
@@ -387,7 +387,7 @@ def test_only_a_model_with_a_head_can_be_exported(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "says_so"),
+    ("fields", "message"),
     [
         ({"hidden_size": 50}, "hidden_size 50 is not a multiple of 4 heads"),
         ({"positions": "alibi"}, "positions 'alibi': use 'learned' or 'rotary'"),
@@ -398,8 +398,8 @@ def test_only_a_model_with_a_head_can_be_exported(tmp_path):
         ({"dropout": 1.0}, "dropout 1.0: must be a number from 0 to below 1"),
     ],
 )
-def test_a_config_that_cannot_be(fields, says_so):
-    with pytest.raises(OelmError, match=says_so):
+def test_invalid_config_fields_are_refused(fields, message):
+    with pytest.raises(OelmError, match=message):
         OelmGPTConfig(**{**SMALL, **fields})
 
 
@@ -408,7 +408,7 @@ def test_every_field_of_the_gpt_is_in_the_guide():
     assert [name for name in OelmGPTConfig.__annotations__ if f"`{name}`" not in guide] == []
 
 
-def test_names_that_are_not_known():
+def test_unknown_sizes_and_fields_are_refused_with_a_suggestion():
     with pytest.raises(OelmError, match=r"no GPT size 'medium512'\. Did you mean 'medium-512'"):
         gpt_config("medium512")
     with pytest.raises(OelmError, match="unknown field 'n_layer'"):
@@ -419,20 +419,20 @@ def test_names_that_are_not_known():
         gpt_config("tiny", droput=0.1)
 
 
-def test_a_run_with_another_model_than_the_gpt(tmp_path):
-    """Any causal model of transformers, from scratch or as it is, trains in the same engine."""
+def test_a_run_can_train_another_causal_model(tmp_path):
+    """From scratch, with changed fields, or with its pretrained weights."""
     from oelm.models.small import small_model
 
     small_model("llama", vocab_size=400).save_pretrained(tmp_path / "model")
-    described = {"name": str(tmp_path / "model"), "fields": {"num_hidden_layers": 1}, "from_scratch": True}
+    fields = {"name": str(tmp_path / "model"), "fields": {"num_hidden_layers": 1}, "from_scratch": True}
     run = config(tmp_path)
-    scratch = run.model_copy(update={"model": type(run.model)(**described)})
+    scratch = run.model_copy(update={"model": type(run.model)(**fields)})
     built = build_for_run(scratch.model, 400, 32, 0)
     assert built.config.num_hidden_layers == 1
     with pytest.raises(ConfigError, match="llama has no field 'n_layer'"):
-        build_for_run(type(run.model)(**{**described, "fields": {"n_layer": 1}}), 400, 32, 0)
+        build_for_run(type(run.model)(**{**fields, "fields": {"n_layer": 1}}), 400, 32, 0)
     from oelm.training.engine import train
 
-    as_it_is = type(run.model)(name=str(tmp_path / "model"))
-    result = train(run.model_copy(update={"model": as_it_is, "method": oelm.Method.load("oelm-exact")}), quiet=True)
+    pretrained = type(run.model)(name=str(tmp_path / "model"))
+    result = train(run.model_copy(update={"model": pretrained, "method": oelm.Method.load("oelm-exact")}), quiet=True)
     assert result["parameters"]["frozen"] > 0

@@ -1,6 +1,6 @@
-"""Saving, loading and exporting: what comes back, what is refused, and what works without oelm.
+"""Saving, loading and exporting: what is restored, what is refused, and what works without oelm.
 
-That each family and structure goes through all three is in test_families.py.
+tests/method/test_families.py does all three for each family and structure.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_sharded_folders_load(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "modernbert", "qwen3", "t5"])
 @pytest.mark.parametrize("preset", ["oelm-freeze", "oelm-exact"])
-def test_loading_in_bfloat16_is_casting_and_verified(name, preset, tmp_path):
+def test_loading_in_bfloat16_casts_and_verifies(name, preset, tmp_path):
     model = operated(name, preset, steps=1)
     model.save_pretrained(tmp_path)
     loaded = oelm.load(tmp_path, dtype=torch.bfloat16)
@@ -72,7 +72,7 @@ def test_loading_in_bfloat16_is_casting_and_verified(name, preset, tmp_path):
     oelm.verify(loaded)
 
 
-def test_bfloat16_model_is_saved_and_loaded_as_it_is(tmp_path):
+def test_bfloat16_model_is_saved_and_loaded_in_bfloat16(tmp_path):
     lively_model("llama").to(torch.bfloat16).save_pretrained(tmp_path / "pretrained")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained")
     oelm.apply(model, "oelm-exact")
@@ -177,7 +177,7 @@ def test_damaged_record_is_an_error(saved, change, message):
     assert str(saved[1]) in str(caught.value)
 
 
-def test_folder_of_an_untouched_model_is_sent_to_transformers(tmp_path):
+def test_folder_without_a_method_is_refused(tmp_path):
     lively_model("bert").save_pretrained(tmp_path)
     with pytest.raises(oelm.CheckpointError, match=r"no record of a method.*from_pretrained"):
         oelm.load(tmp_path)
@@ -187,7 +187,7 @@ def test_folder_of_an_untouched_model_is_sent_to_transformers(tmp_path):
 
 
 def test_plain_from_pretrained_reinitialises_query_and_key_without_an_error(tmp_path):
-    """Why oelm.load exists: transformers finds no fused weight, makes a random one, and raises nothing."""
+    """Why oelm.load exists: transformers misses the fused weight, initialises it at random, and raises nothing."""
     model = operated("gpt2")
     model.save_pretrained(tmp_path)
     plain = GPT2LMHeadModel.from_pretrained(tmp_path)
@@ -232,7 +232,7 @@ def test_export_works_where_oelm_is_not_installed(saved, tmp_path):
 # Exporting
 
 
-def test_export_of_a_moved_tensor_is_refused(saved, tmp_path):
+def test_export_of_a_changed_frozen_tensor_is_refused(saved, tmp_path):
     model, _ = saved
     with torch.no_grad():
         model.get_parameter(BASIS)[0, 0] += 1
@@ -241,7 +241,7 @@ def test_export_of_a_moved_tensor_is_refused(saved, tmp_path):
     assert not (tmp_path / "plain").exists()
 
 
-def test_export_refuses_a_file_and_passes_options_on(saved, tmp_path):
+def test_export_refuses_a_file_and_passes_options_to_save_pretrained(saved, tmp_path):
     model, _ = saved
     (tmp_path / "file").write_text("")
     with pytest.raises(oelm.CheckpointError, match="is a file; name a folder"):
@@ -257,7 +257,7 @@ def test_exported_model_is_plain_and_trainable(saved, tmp_path):
     plain = GPT2LMHeadModel.from_pretrained(oelm.export(model, tmp_path / "plain"))
     assert all(parameter.requires_grad for parameter in plain.parameters())
     assert oelm.audit(plain).frozen == 0
-    oelm.apply(plain, "oelm-freeze")  # and can be operated on anew
+    oelm.apply(plain, "oelm-freeze")  # a method can be applied again
 
 
 @pytest.mark.parametrize("wrap", [torch.compile, torch.nn.DataParallel])
@@ -267,7 +267,7 @@ def test_a_wrapped_model_is_exported_without_its_wrapper(wrap, tmp_path):
     torch.testing.assert_close(logits(GPT2LMHeadModel.from_pretrained(tmp_path)), logits(model), atol=1e-5, rtol=1e-4)
 
 
-def test_adapters_that_were_added_since_are_not_exported_unasked(tmp_path):
+def test_adapters_added_after_apply_must_be_merged_before_an_export(tmp_path):
     peft = pytest.importorskip("peft")
     options = peft.LoraConfig(target_modules=["value"], r=4, init_lora_weights=False)
     model = operated("bert")
@@ -307,7 +307,7 @@ def test_trainer_needs_only_apply(name, preset, tmp_path):
     trainer.train()
     assert trainer.evaluate()["eval_loss"] > 0
     assert hashes(model, frozen=True) == frozen
-    moved = hashes(model, frozen=False)
-    assert [n for n in trained if moved[n] == trained[n]] == []
+    after = hashes(model, frozen=False)
+    assert [n for n in trained if after[n] == trained[n]] == []
     oelm.verify(model)
     assert_same_model(oelm.load(tmp_path / "checkpoint-3"), model)

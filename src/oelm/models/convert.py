@@ -1,4 +1,4 @@
-"""The project's GPT as a model of plain transformers: GPT-2 with learned positions, GPT-NeoX with rotary ones."""
+"""Convert the project's GPT to a model of transformers: GPT-2 with learned positions, GPT-NeoX with rotary ones."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .gpt import OelmGPTForCausalLM, OelmGPTForSequenceClassification, OelmGPTPr
 
 
 def to_transformers(model: OelmGPTPreTrainedModel) -> PreTrainedModel:
-    """The same function as a GPT-2 or GPT-NeoX model. The GPT must be plain: cores folded, identities written out.
+    """Return a GPT-2 or GPT-NeoX with the same outputs. The GPT must be plain: cores folded, identities written out.
 
-    Biases that those have in attention and this GPT has not are zero there.
+    Attention biases, which GPT-2 has and this GPT has not, are zero.
     """
     if not isinstance(model, OelmGPTForCausalLM | OelmGPTForSequenceClassification):
         raise ModelError(f"{type(model).__name__}: only the GPT with a head can be exported")
@@ -36,8 +36,8 @@ def to_transformers(model: OelmGPTPreTrainedModel) -> PreTrainedModel:
 
 
 def _gpt2(model: Any, config: Any) -> Any:
-    classifies = isinstance(model, OelmGPTForSequenceClassification)
-    plain = (GPT2ForSequenceClassification if classifies else GPT2LMHeadModel)(
+    is_classifier = isinstance(model, OelmGPTForSequenceClassification)
+    plain = (GPT2ForSequenceClassification if is_classifier else GPT2LMHeadModel)(
         GPT2Config(
             vocab_size=config.vocab_size,
             n_positions=config.max_position_embeddings,
@@ -54,22 +54,22 @@ def _gpt2(model: Any, config: Any) -> Any:
             **_tokens_and_classes(config),
         )
     )
-    state = _outer(model, "transformer.wte", "transformer.ln_f")
+    state = _embedding_and_head(model, "transformer.wte", "transformer.ln_f")
     state["transformer.wpe.weight"] = model.transformer.wpe.weight
     for layer, block in enumerate(model.transformer.h):
-        here, attn = f"transformer.h.{layer}", block.attn
+        prefix, attn = f"transformer.h.{layer}", block.attn
         fused = torch.cat([attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight])
-        state |= _with_bias(f"{here}.attn.c_attn", fused.T, None)
-        state |= _with_bias(f"{here}.attn.c_proj", attn.o_proj.weight.T, None)
-        state |= _with_bias(f"{here}.mlp.c_fc", block.mlp.fc_in.weight.T, block.mlp.fc_in.bias)
-        state |= _with_bias(f"{here}.mlp.c_proj", block.mlp.fc_out.weight.T, block.mlp.fc_out.bias)
-        state |= _norm(f"{here}.ln_1", block.ln_1) | _norm(f"{here}.ln_2", block.ln_2)
-    return _filled(plain, state)
+        state |= _with_bias(f"{prefix}.attn.c_attn", fused.T, None)
+        state |= _with_bias(f"{prefix}.attn.c_proj", attn.o_proj.weight.T, None)
+        state |= _with_bias(f"{prefix}.mlp.c_fc", block.mlp.fc_in.weight.T, block.mlp.fc_in.bias)
+        state |= _with_bias(f"{prefix}.mlp.c_proj", block.mlp.fc_out.weight.T, block.mlp.fc_out.bias)
+        state |= _norm(f"{prefix}.ln_1", block.ln_1) | _norm(f"{prefix}.ln_2", block.ln_2)
+    return _load_state(plain, state)
 
 
 def _gpt_neox(model: Any, config: Any) -> Any:
-    classifies = isinstance(model, OelmGPTForSequenceClassification)
-    plain = (GPTNeoXForSequenceClassification if classifies else GPTNeoXForCausalLM)(
+    is_classifier = isinstance(model, OelmGPTForSequenceClassification)
+    plain = (GPTNeoXForSequenceClassification if is_classifier else GPTNeoXForCausalLM)(
         GPTNeoXConfig(
             vocab_size=config.vocab_size,
             max_position_embeddings=config.max_position_embeddings,
@@ -88,40 +88,46 @@ def _gpt_neox(model: Any, config: Any) -> Any:
             **_tokens_and_classes(config),
         )
     )
-    state = _outer(model, "gpt_neox.embed_in", "gpt_neox.final_layer_norm")
+    state = _embedding_and_head(model, "gpt_neox.embed_in", "gpt_neox.final_layer_norm")
     heads = config.num_attention_heads
     for layer, block in enumerate(model.transformer.h):
-        here, attn = f"gpt_neox.layers.{layer}", block.attn
+        prefix, attn = f"gpt_neox.layers.{layer}", block.attn
+        # GPT-NeoX fuses the three head by head: the rows of head 1's q, k and v, then those of head 2, ...
         by_head = [p.weight.unflatten(0, (heads, -1)) for p in (attn.q_proj, attn.k_proj, attn.v_proj)]
-        state[f"{here}.attention.query_key_value.weight"] = torch.cat(by_head, dim=1).flatten(0, 1)
-        state[f"{here}.attention.dense.weight"] = attn.o_proj.weight
-        state |= _with_bias(f"{here}.mlp.dense_h_to_4h", block.mlp.fc_in.weight, block.mlp.fc_in.bias)
-        state |= _with_bias(f"{here}.mlp.dense_4h_to_h", block.mlp.fc_out.weight, block.mlp.fc_out.bias)
-        state |= _norm(f"{here}.input_layernorm", block.ln_1) | _norm(f"{here}.post_attention_layernorm", block.ln_2)
-    return _filled(plain, state)
+        state[f"{prefix}.attention.query_key_value.weight"] = torch.cat(by_head, dim=1).flatten(0, 1)
+        state[f"{prefix}.attention.dense.weight"] = attn.o_proj.weight
+        state |= _with_bias(f"{prefix}.mlp.dense_h_to_4h", block.mlp.fc_in.weight, block.mlp.fc_in.bias)
+        state |= _with_bias(f"{prefix}.mlp.dense_4h_to_h", block.mlp.fc_out.weight, block.mlp.fc_out.bias)
+        state |= _norm(f"{prefix}.input_layernorm", block.ln_1)
+        state |= _norm(f"{prefix}.post_attention_layernorm", block.ln_2)
+    return _load_state(plain, state)
 
 
 def _tokens_and_classes(config: Any) -> dict[str, Any]:
-    """What a config says of tokens and of classes."""
+    """Return the special tokens and class names of a config."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id")
     return {name: getattr(config, name) for name in names}
 
 
-def _outer(model: Any, embedding: str, norm: str) -> dict[str, Tensor]:
+def _embedding_and_head(model: Any, embedding: str, norm: str) -> dict[str, Tensor]:
+    """Return the tensors outside the blocks, with the embedding and the final norm under the given names."""
     head = "score" if isinstance(model, OelmGPTForSequenceClassification) else "lm_head"
     state = {f"{embedding}.weight": model.transformer.wte.weight, f"{head}.weight": getattr(model, head).weight}
     return state | _norm(norm, model.transformer.ln_f)
 
 
 def _norm(name: str, norm: Any) -> dict[str, Tensor]:
+    """Return the tensors of a LayerNorm."""
     return {f"{name}.weight": norm.weight, f"{name}.bias": norm.bias}
 
 
 def _with_bias(name: str, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
-    rows = weight.shape[1] if bias is None else bias.shape[0]
-    return {f"{name}.weight": weight, f"{name}.bias": weight.new_zeros(rows) if bias is None else bias}
+    """Return a layer's tensors. A missing bias is zero, one per column of GPT-2's transposed weight."""
+    bias = weight.new_zeros(weight.shape[1]) if bias is None else bias
+    return {f"{name}.weight": weight, f"{name}.bias": bias}
 
 
-def _filled(plain: Any, state: dict[str, Tensor]) -> Any:
+def _load_state(plain: Any, state: dict[str, Tensor]) -> Any:
+    """Load the tensors into the model, which must have exactly these, and return it."""
     plain.load_state_dict({name: tensor.detach() for name, tensor in state.items()}, strict=True)
     return plain

@@ -1,7 +1,7 @@
-"""A small random model of every family, for tests and for trying a method with nothing downloaded.
+"""A small random model of every family, for tests and for trying a method without a download.
 
-Each is a real transformers model of its class with a small config. Features that a family's default config leaves off
-(grouped queries, relative positions, Falcon's three layouts) are on here, since they are where mistakes would hide.
+Each is a transformers model of its real class with a small config. Features that a family's default config leaves off
+(grouped queries, relative positions, Falcon's three layouts) are on here, because mistakes are most likely there.
 """
 
 from __future__ import annotations
@@ -206,16 +206,15 @@ SMALL: MappingProxyType[str, tuple[str, str, dict[str, Any]]] = MappingProxyType
 
 
 def small_config(name: str, **changes: Any) -> Any:
-    """The config of a small model by name (`bert`, `gpt2`, `falcon-40b`, ...), with `changes`."""
+    """Return the config of a small model by name (`bert`, `gpt2`, `falcon-40b`, ...); `changes` override its fields."""
     if name not in SMALL:
         raise OelmError(f"no small model {name!r}.{nearest(name, SMALL)} There are: {', '.join(SMALL)}")
     _, config_class, fields = SMALL[name]
-    home = gpt if hasattr(gpt, config_class) else transformers
-    return getattr(home, config_class)(**{**fields, **changes})
+    return _class_named(config_class)(**{**fields, **changes})
 
 
 def require_fields(config: Any, fields: Iterable[str]) -> None:
-    """Raises for a field that a model's config does not have: transformers takes any, and the size would stay."""
+    """Raise for a field that a model's config does not have: transformers would accept and ignore it."""
     for field in fields:
         if not hasattr(config, field):
             hint = nearest(field, config.to_dict())
@@ -223,13 +222,16 @@ def require_fields(config: Any, fields: Iterable[str]) -> None:
 
 
 def small_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A small random model by name; `changes` go into its config."""
+    """Return a small random model by name; `changes` override fields of its config."""
     config = small_config(name, **changes)
-    model_class = SMALL[name][0]
-    home = gpt if hasattr(gpt, model_class) else transformers
-    model = seeded(seed, lambda: getattr(home, model_class)(config))
+    model = seeded(seed, lambda: _class_named(SMALL[name][0])(config))
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def _class_named(name: str) -> Any:
+    """Return a class of the project's GPT or of transformers."""
+    return getattr(gpt if hasattr(gpt, name) else transformers, name)
 
 
 def seeded(seed: int, build: Callable[[], Any]) -> Any:

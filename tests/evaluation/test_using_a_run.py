@@ -1,4 +1,4 @@
-"""What can be done with a trained run: validate it again, let it write, export it; through the command line too."""
+"""Using a trained run: evaluating it again, generating text, exporting it; in Python and on the command line."""
 
 import json
 import math
@@ -22,17 +22,17 @@ from tests.support.training import config, finished, run_here, start, tiny, toke
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run whose last model is not its best: its learning rate is far too high at the end."""
-    place = tmp_path_factory.mktemp("trained")
+    """A run whose last model is not its best, because its learning rate is far too high at the end."""
+    folder = tmp_path_factory.mktemp("trained")
     changes = {
         "method": "oelm-core",
         "train": {"max_steps": 30},
         "optimizer": {"learning_rate": 2.0, "warmup_steps": 2000, "clip": 0.0},
         "eval": {"every": 3, "sequences": None},
     }
-    result = run_here(place, **changes)
+    result = run_here(folder, **changes)
     assert result["best_step"] < 30
-    return config(place, **changes).folder, result
+    return config(folder, **changes).folder, result
 
 
 def command(*arguments: object):
@@ -40,19 +40,19 @@ def command(*arguments: object):
 
 
 @pytest.mark.parametrize(("last", "key"), [(False, "best_val_loss"), (True, "val_loss")])
-def test_evaluation_gives_what_training_measured(last, key, trained):
+def test_evaluation_gives_the_metrics_of_training(last, key, trained):
     run, result = trained
-    found = evaluate_run(run, batch_size=7, last=last)
-    assert found["val_loss"] == pytest.approx(result[key], abs=1e-5)
-    assert found["perplexity"] == math.exp(found["val_loss"])
-    assert found["synthetic"] is True
-    which = ("checkpoints/step-00000030", 30) if last else ("best", result["best_step"])
-    assert (found["model"], found["step"]) == which
+    evaluation = evaluate_run(run, batch_size=7, last=last)
+    assert evaluation["val_loss"] == pytest.approx(result[key], abs=1e-5)
+    assert evaluation["perplexity"] == math.exp(evaluation["val_loss"])
+    assert evaluation["synthetic"] is True
+    folder_and_step = ("checkpoints/step-00000030", 30) if last else ("best", result["best_step"])
+    assert (evaluation["model"], evaluation["step"]) == folder_and_step
     if last:
-        assert found["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-5)
+        assert evaluation["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-5)
 
 
-def test_the_last_model_is_the_last_checkpoints(trained):
+def test_the_last_model_has_the_weights_of_the_last_checkpoint(trained):
     run, _ = trained
     last, best = load_run(run, last=True), load_run(run)
     stored = weights(run)
@@ -62,7 +62,7 @@ def test_the_last_model_is_the_last_checkpoints(trained):
     assert oelm.verify(last).exact == oelm.verify(best).exact == 4
 
 
-def test_a_run_knows_its_config(trained, tmp_path):
+def test_a_runs_folder_is_recognised_and_has_its_config(trained, tmp_path):
     run, result = trained
     assert is_run(run)
     assert not is_run(run / "best")
@@ -70,7 +70,7 @@ def test_a_run_knows_its_config(trained, tmp_path):
     assert config_of(run).id == result["id"]
 
 
-def test_text_is_a_function_of_the_seed(trained):
+def test_generated_text_is_a_function_of_the_seed(trained):
     run, _ = trained
     one = generate_text(run, "Once upon a time", 20, 1.0, 50, seed=1)
     assert one.startswith("Once upon a time")
@@ -80,7 +80,7 @@ def test_text_is_a_function_of_the_seed(trained):
     assert greedy == generate_text(run, "Once upon a time", 20, 0.0, 0, seed=2)
 
 
-def test_a_prompt_longer_than_the_positions_keeps_its_end(trained):
+def test_a_prompt_longer_than_the_positions_loses_its_start(trained):
     run, _ = trained
     prompt = "Once upon a time " * 20 + "the end"
     text = generate_text(run, prompt, 5, 0.0, 0, seed=0)
@@ -89,7 +89,7 @@ def test_a_prompt_longer_than_the_positions_keeps_its_end(trained):
 
 
 @pytest.mark.parametrize("prompt", ["Once upon a time", "Once upon a time " * 20])
-def test_unless_told_otherwise_there_are_as_many_tokens_as_fit(prompt, trained):
+def test_the_default_number_of_tokens_fits_the_positions(prompt, trained):
     done = command("generate", trained[0], "--prompt", prompt, "--temperature", 0)
     assert done.exit_code == 0, done.output
     assert "Once upon a time" in done.stdout
@@ -100,12 +100,12 @@ def test_unless_told_otherwise_there_are_as_many_tokens_as_fit(prompt, trained):
     ("prompt", "tokens", "says"),
     [("", 5, "the prompt is empty"), ("Once", 32, "--tokens 32: the model has 32 positions; ask for 31")],
 )
-def test_text_that_cannot_be(prompt, tokens, says, trained):
+def test_an_empty_prompt_and_too_many_tokens_are_refused(prompt, tokens, says, trained):
     with pytest.raises(ConfigError, match=says):
         generate_text(trained[0], prompt, tokens, 0.0, 0, seed=0)
 
 
-def test_a_temperature_or_a_seed_that_cannot_be_is_one_clear_line(trained):
+def test_a_temperature_or_a_seed_out_of_range_is_refused(trained):
     done = command("generate", trained[0], "--temperature", "1e-40")
     assert done.exit_code == 2
     assert "too low to sample with; 0 always takes the most likely token" in done.output
@@ -115,8 +115,8 @@ def test_a_temperature_or_a_seed_that_cannot_be_is_one_clear_line(trained):
     assert command("generate", trained[0], "--tokens", 3, "--seed", 2**64 - 1).exit_code == 0
 
 
-def test_what_a_run_leaves_stops_where_a_text_ends(trained, tmp_path):
-    """The data says which token ends a text: pipelines learn it from the model's folder."""
+def test_saved_models_stop_at_the_end_of_text_token(trained, tmp_path):
+    """The token comes from the data, and pipelines read it from the model's folder."""
     run, _ = trained
     end = json.loads((token_folder() / "data.json").read_text())["eos_id"]
     assert command("export", run, tmp_path / "plain").exit_code == 0
@@ -125,14 +125,14 @@ def test_what_a_run_leaves_stops_where_a_text_ends(trained, tmp_path):
             assert json.loads((folder / file).read_text())["eos_token_id"] == end
     model = load_run(run, last=True)
     with torch.no_grad():
-        model.lm_head.weight[end] = 100 * model.transformer.ln_f.bias  # every text is over at once
+        model.lm_head.weight[end] = 100 * model.transformer.ln_f.bias  # the end-of-text token is always the most likely
         model.transformer.ln_f.weight.zero_()
     assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=9).shape[1] == 3
-    own = config(tmp_path, model={"fields": {"eos_token_id": 7}})
-    assert find_model(str(written(tmp_path / "own.json", own.to_dict())))[0].config.eos_token_id == 7
+    changed = config(tmp_path, model={"fields": {"eos_token_id": 7}})
+    assert find_model(str(written(tmp_path / "changed.json", changed.to_dict())))[0].config.eos_token_id == 7
 
 
-def test_folders_that_are_no_runs(trained, tmp_path):
+def test_folders_without_a_trained_run_are_refused(trained, tmp_path):
     for folder in (tmp_path, trained[0] / "best"):
         with pytest.raises(ConfigError, match="not a run's folder"):
             evaluate_run(folder)
@@ -143,7 +143,7 @@ def test_folders_that_are_no_runs(trained, tmp_path):
         load_run(untrained.folder)
 
 
-def test_the_last_checkpoint_of_a_run_that_was_cleaned(trained, tmp_path):
+def test_the_last_checkpoint_of_a_cleaned_run_is_refused(trained, tmp_path):
     cleaned = tmp_path / "run"
     shutil.copytree(trained[0], cleaned, ignore=shutil.ignore_patterns("checkpoints"))
     done = command("eval", cleaned, "--last")
@@ -152,7 +152,7 @@ def test_the_last_checkpoint_of_a_run_that_was_cleaned(trained, tmp_path):
     assert command("eval", cleaned).exit_code == 0
 
 
-def test_the_evaluation_harness_reads_a_runs_best_folder(trained):
+def test_lm_eval_loads_a_runs_best_folder(trained):
     pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
@@ -160,34 +160,36 @@ def test_the_evaluation_harness_reads_a_runs_best_folder(trained):
     run, _ = trained
     harness = HFLM(pretrained=str(run / "best"), device="cpu", batch_size=2, dtype="float32")
     context, rest = "Once upon a time there", " was a little"
-    ((found, _),) = harness.loglikelihood([Instance("loglikelihood", {}, (context, rest), 0)], disable_tqdm=True)
+    ((log_likelihood, _),) = harness.loglikelihood(
+        [Instance("loglikelihood", {}, (context, rest), 0)], disable_tqdm=True
+    )
     start, ids = (harness.tokenizer(text, return_tensors="pt").input_ids for text in (context, context + rest))
     with torch.no_grad():
         scores = load_run(run)(ids).logits.log_softmax(-1)
-    said = scores[0, :-1].gather(1, ids[0, 1:, None])[start.shape[1] - 1 :]
-    assert found == pytest.approx(float(said.sum()), abs=1e-3)
+    of_each_token = scores[0, :-1].gather(1, ids[0, 1:, None])[start.shape[1] - 1 :]
+    assert log_likelihood == pytest.approx(float(of_each_token.sum()), abs=1e-3)
 
 
 # The command line
 
 
-def killed_before_the_weights():
-    """The config is written first: a kill between the two is the worst moment for an export."""
+def kill_before_the_weights():
+    """The config is written first; a folder with a config and no weights must not be left behind."""
     import transformers.modeling_utils as saving
 
     saving.safe_save_file = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_an_export_that_is_killed_leaves_no_model(trained, tmp_path):
-    cut = start("export", trained[0], tmp_path / "plain", sabotage=killed_before_the_weights)
-    assert cut.wait() == -signal.SIGKILL
+def test_a_killed_export_leaves_no_folder(trained, tmp_path):
+    process = start("export", trained[0], tmp_path / "plain", sabotage=kill_before_the_weights)
+    assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "plain").exists()
     finished("export", trained[0], tmp_path / "plain")
-    whole = {"config.json", "model.safetensors", "tokenizer.json"}
-    assert whole <= {file.name for file in (tmp_path / "plain").iterdir()}
+    complete = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert complete <= {file.name for file in (tmp_path / "plain").iterdir()}
 
 
-def test_a_folder_without_weights_is_no_random_model(trained, tmp_path):
+def test_a_folder_without_weights_is_refused(trained, tmp_path):
     oelm.export(load_run(trained[0]), tmp_path)
     assert find_model(str(tmp_path))[0].config.model_type == "gpt2"
     (tmp_path / "model.safetensors").unlink()
@@ -241,7 +243,7 @@ def test_train_through_the_command_line(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["eval", "generate", "export"])
-def test_a_folder_that_is_no_run_is_one_clear_line(name, tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused_in_one_line(name, tmp_path):
     more = (tmp_path / "out",) if name == "export" else ()
     done = command(name, tmp_path, *more)
     assert done.exit_code == 2
