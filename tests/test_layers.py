@@ -30,9 +30,7 @@ ROOMS = {
 }
 
 # (importer, imported): why it is right all the same.
-EXPLAINED: dict[tuple[str, str], str] = {
-    ("oelm.analysis.flops", "oelm.method.flop_rules"): "to be turned round",
-}
+EXPLAINED: dict[tuple[str, str], str] = {}
 
 Graph = dict[str, set[str]]
 

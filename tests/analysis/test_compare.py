@@ -1,6 +1,7 @@
 """Comparing arms: pairs, learning rates, what confounds, FLOPs, published figures; and simulated runs."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,12 +9,12 @@ import pytest
 from oelm.analysis import AnalysisError, analyse, load_run, load_runs
 from oelm.analysis.arms import MEASURES, Arm, Setup, group_runs
 from oelm.analysis.compare import compare_runs, headline, of_pairs
-from oelm.analysis.flops import flop_ratio, flops_per_token
-from oelm.analysis.run import Run, Task
+from oelm.analysis.run import flop_ratio
 from oelm.report.compose import arms_table
 from oelm.report.words import words
 from oelm.runs import published
-from tests.support.records import audit, change, classification_run, language_run, study, write
+from oelm.runs.schema import TaskRecord
+from tests.support.records import change, classification_run, language_run, study, write_status
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 
@@ -217,7 +218,7 @@ def test_only_pairs_that_have_the_figure_are_counted(tmp_path):
     for seed in range(3):
         classification_run(tmp_path, "baseline", seed, 0.9 + 0.01 * seed)
         folder = classification_run(tmp_path, "oelm-freeze", seed, 0.8 + 0.02 * seed)
-    change(folder, "result.json", accuracy=None, last={})
+    change(folder, "result.json", accuracy=None, last={"step": 300, "loss": 0.1})
     (one,) = analyse([tmp_path]).comparisons
     assert (one.n, one.difference.n) == (2, 2)
 
@@ -226,7 +227,7 @@ def test_a_run_that_broke_off_is_a_lost_seed_until_it_was_repeated(tmp_path):
     study(tmp_path, seeds=3)
     broken = language_run(tmp_path / "first", "oelm-freeze", 3)
     (broken / "result.json").unlink()
-    write(broken, "status.json", {"state": "failed", "message": "step 7: the loss is not a number"})
+    write_status(broken, "failed", message="step 7: the loss is not a number")
     assert "seeds that failed" in {item.field for item in only(analyse([tmp_path])).confounds}
     for method in ("baseline", "oelm-freeze"):
         language_run(tmp_path, method, 3)
@@ -254,7 +255,7 @@ def test_a_seed_that_failed_twice_is_lost_once(tmp_path):
         language_run(tmp_path, "oelm-freeze", seed, 3.1 + seed / 100 if seed < 2 else None)
     broken = language_run(tmp_path / "again", "oelm-freeze", 2)
     (broken / "result.json").unlink()
-    write(broken, "status.json", {"state": "failed", "message": "step 7: the loss is not a number"})
+    write_status(broken, "failed", message="step 7: the loss is not a number")
     (lost,) = only(analyse([tmp_path])).confounds
     assert (lost.one, lost.other) == ("1 of 3", "0 of 3")
 
@@ -398,58 +399,36 @@ def test_two_runs_are_compared_with_every_field_that_differs(tmp_path):
     assert same.ratio.mean == pytest.approx(math.exp(0.1))
 
 
-def in_memory(method, seed, loss):
-    """A run with no more than a comparison reads, and no file."""
-    config = {"seed": seed, "method": {}, "optimizer": {"learning_rate": 1e-3}}
-    run = Run(None, config, {}, {"val_loss": loss, "perplexity": math.exp(loss)}, {}, {}, (), {})
-    run.__dict__["method"] = method
-    return run
+def in_memory(like, seed, loss):
+    """Return a run like another with another seed and loss, without writing files."""
+    result = like.result.model_copy(update={"val_loss": loss, "perplexity": math.exp(loss)})
+    return replace(like, config=like.config.model_copy(update={"seed": seed}), result=result)
 
 
-def test_simulated_runs_with_no_true_difference_give_intervals_that_cover_it():
+def test_simulated_runs_with_no_true_difference_give_intervals_that_cover_it(tmp_path):
     """1,500 studies of 3 seeds each, whose arms differ by noise alone; the standard error of the share is 0.0056."""
+    models = {name: load_run(language_run(tmp_path, name)) for name in ("baseline", "oelm-freeze")}
     generator = np.random.default_rng(0)
     covered = 0
     for _ in range(1500):
         shared = generator.normal(3.0, 0.05, 3)
-        arms = [
-            Arm(
-                name,
-                ((1e-3, tuple(in_memory(name, s, float(shared[s] + generator.normal(0, 0.01))) for s in range(3))),),
-            )
-            for name in ("baseline", "oelm-freeze")
-        ]
-        setup = Setup(Task("language", "language"), "noise", (), tuple(arms))
+        arms = []
+        for name, like in models.items():
+            losses = [float(shared[seed] + generator.normal(0, 0.01)) for seed in range(3)]
+            arms.append(Arm(name, ((1e-3, tuple(in_memory(like, s, loss) for s, loss in enumerate(losses))),)))
+        task = TaskRecord(kind="language", name="language")
+        setup = Setup(task=task, dataset="noise", settings=(), arms=tuple(arms))
         found = headline(setup, arms[1], arms[0], setup.measure)
         covered += found.ratio.low <= 1 <= found.ratio.high
     assert covered / 1500 == pytest.approx(0.95, abs=0.02)
 
 
-def test_the_share_of_flops_that_freezing_removes_is_that_of_the_design(tmp_path):
-    def run_of(method, **shape):
-        run = load_run(language_run(tmp_path / method, method))
-        causal = shape.pop("kind") == "decoder"
-        report = audit(
-            method, kind="decoder" if causal else "encoder", **{k: shape[k] for k in ("layers", "width", "inner")}
-        )
-        data = {**run.environment["data"], "vocab_size": shape["vocabulary"]}
-        config = {**run.config, "data": {**run.config["data"], "sequence_length": shape["length"]}}
-        return Run(run.path, config, {"data": data}, run.result, run.timing, report, (), {})
-
-    medium = {"layers": 6, "width": 512, "inner": 2048, "vocabulary": 50257, "length": 512, "kind": "decoder"}
-    saved = 1 - flop_ratio(run_of("oelm-freeze", **medium), run_of("baseline", **medium))
-    assert saved == pytest.approx(0.023, abs=0.0005)
-    bert = {"layers": 12, "width": 768, "inner": 3072, "vocabulary": 0, "length": 128, "kind": "encoder"}
-    saved = 1 - flop_ratio(run_of("oelm-freeze", **bert), run_of("baseline", **bert))
-    assert saved == pytest.approx(0.054, abs=0.0005)
-    identity = flop_ratio(run_of("identity-key", **medium), run_of("baseline", **medium))
-    assert identity == pytest.approx(0.965939707, rel=1e-6)  # as `oelm bench` counted it on the model itself
-
-
-def test_records_without_an_audit_have_no_flop_bound(tmp_path):
-    folder = language_run(tmp_path)
-    change(folder, "audit.json", rows=[])
-    assert flops_per_token(load_run(folder)) is None
+def test_the_flop_bound_is_the_ratio_of_what_the_results_record(tmp_path):
+    runs = [load_run(language_run(tmp_path, method)) for method in ("oelm-freeze", "baseline")]
+    frozen, total = runs[0].result.parameters.frozen, runs[0].result.parameters.total
+    assert flop_ratio(*runs) == pytest.approx(1 - frozen / total / 3), "a frozen weight costs two thirds"
+    change(runs[1].path, "result.json", flops_per_token=None)
+    assert flop_ratio(runs[0], load_run(runs[1].path)) is None
 
 
 def test_every_published_figure_of_the_design_is_there():
@@ -544,16 +523,8 @@ def test_two_hundred_runs_load_and_group(tmp_path):
     assert [len(arm.runs) for arm in setup.arms] == [10, 10, 10, 10]
 
 
-def test_what_an_older_version_did_not_record_of_the_data_tells_no_setups_apart(tmp_path):
-    for seed, data in enumerate(({}, {"tokenizer": "a"}, {"tokenizer": "a", "marks": "b"})):
-        classification_run(tmp_path, seed=seed, environment={"data": data})
-    (group,) = group_runs(load_runs([tmp_path]).runs)
-    (setup,) = group.setups
-    assert len(setup.arms[0].runs) == 3
-
-
-def test_data_that_records_tell_apart_stays_apart_and_an_older_record_joins_neither(tmp_path):
-    for seed, data in enumerate(({}, {"tokenizer": "a"}, {"tokenizer": "b"})):
+def test_data_that_records_tell_apart_stays_apart(tmp_path):
+    for seed, data in enumerate(({"tokenizer": "a"}, {"tokenizer": "b"}, {"tokenizer": "b", "marks": "c"})):
         classification_run(tmp_path, seed=seed, environment={"data": data})
     (group,) = group_runs(load_runs([tmp_path]).runs)
     assert [len(setup.runs) for setup in group.setups] == [1, 1, 1]

@@ -94,7 +94,8 @@ def test_a_hypothesis_about_large_models_is_not_judged_on_a_small_one(tmp_path):
     assert (found.verdict, found.notes[0].code, found.found) == ("undecided", "too_small", None)
     assert not any("H1" in line for line in summary(analysis))
     for folder in tmp_path.rglob("seed-*"):
-        change(folder, "result.json", parameters={"total": 30_000_000, "frozen": 2_000_000, "frozen_share": 1 / 15})
+        counts = {"total": 30_000_000, "trainable": 28_000_000, "frozen": 2_000_000, "buffers": 0}
+        change(folder, "result.json", parameters={**counts, "frozen_share": 1 / 15})
     assert verdicts(tmp_path)["H1"].verdict == "refuted"
 
 

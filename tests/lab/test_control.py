@@ -378,9 +378,9 @@ def test_an_archive_has_what_a_report_needs_and_nothing_large(zoo, tmp_path):
     assert {path.name for path in kept.iterdir()} == {*records, "metrics.jsonl"}
     assert all((mine / name).read_bytes() == (kept / name).read_bytes() for name in records)
     before, after = read_metrics(mine), read_metrics(kept)
-    assert [line for line in after if line["kind"] != "train"] == [line for line in before if line["kind"] != "train"]
-    train = [line["step"] for line in before if line["kind"] == "train"]
-    assert [line["step"] for line in after if line["kind"] == "train"] == [train[0], train[len(train) // 2], train[-1]]
+    assert [line for line in after if line.kind != "train"] == [line for line in before if line.kind != "train"]
+    train = [line.step for line in before if line.kind == "train"]
+    assert [line.step for line in after if line.kind == "train"] == [train[0], train[len(train) // 2], train[-1]]
     failed = json.loads((out / "broken" / "baseline" / "seed-0" / "status.json").read_text())
     assert failed["state"] == "failed"
     assert failed["message"]
@@ -392,7 +392,7 @@ def test_an_archive_has_what_a_report_needs_and_nothing_large(zoo, tmp_path):
 
 
 def train_lines(folder: Path) -> int:
-    return sum(line["kind"] == "train" for line in read_metrics(folder))
+    return sum(line.kind == "train" for line in read_metrics(folder))
 
 
 def test_an_archive_replaces_a_failure_by_its_success_and_nothing_else(tmp_path):

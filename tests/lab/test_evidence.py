@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from oelm.analysis.arms import differences, group_runs, shared_settings
+from oelm.analysis.arms import differences, group_runs
 from oelm.analysis.load import load_runs
-from oelm.analysis.run import Run, comparable
+from oelm.analysis.run import Run
 from oelm.data.corpus.prepare import prepare
 from oelm.lab.experiment import find_experiment, runnable_experiments
 from oelm.lab.plan import Request, plan_runs
@@ -35,20 +36,19 @@ def records(study: str) -> tuple[Run, ...]:
     if study not in _RECORDS:
         found = load_runs([ROOT / "results" / study]).runs
         fine = study == "finetune-minilm"
-        _RECORDS[study] = tuple(run for run in found if not fine or run.config["train"]["batch_size"] == 64)
+        _RECORDS[study] = tuple(run for run in found if not fine or run.config.train.batch_size == 64)
     return _RECORDS[study]
 
 
 def planned(name: str, like: Run) -> list[Run]:
     """The runs of an experiment as the analysis would read them, made where a record was made, on its data."""
-    data = str(like.config["data"]["path"])
+    data = str(like.config.data.path)
     runs = plan_runs([find_experiment(name)], Request(data=data, seeds=(like.seed,)))
-    told = (like.environment, like.result, like.timing, like.audit, like.metrics, like.status)
-    return [Run(Path(run.name), run.config.to_dict(), *told) for run in runs]
+    return [replace(like, path=Path(run.name), config=run.config) for run in runs]
 
 
 def same_setting(run: Run, record: Run) -> bool:
-    return shared_settings(run) == shared_settings(record)
+    return run.shared_settings == record.shared_settings
 
 
 @pytest.mark.parametrize(("study", "name"), PAIRS)
@@ -68,8 +68,7 @@ def test_every_record_can_be_repeated_by_name(study):
     """Its method is an arm of an experiment in the record's own settings. The rate is a matter of --lr-grid."""
 
     def whole(run: Run) -> dict[str, object]:
-        settings = {**comparable(run), "method": run.method}
-        return {**settings, "optimizer": {**settings["optimizer"], "learning_rate": None}}
+        return {**run.shared_settings, "method": run.method}
 
     for record in records(study):
         runs = [run for name in STUDIES[study] for run in planned(name, record)]
@@ -81,8 +80,8 @@ def test_the_data_alone_decides_where_the_rest_agrees():
     """Runs on other text, or with another model's name, are never averaged with the records."""
     record = records("books-65m")[0]
     run = planned("rank-cost", record)[0]
-    other = {**record.environment["data"], "tokenizer": "another vocabulary"}
-    elsewhere = Run(run.path, run.config, {**run.environment, "data": other}, *_rest(run))
+    other = record.environment.data.model_copy(update={"tokenizer": "another vocabulary"})
+    elsewhere = replace(run, environment=run.environment.model_copy(update={"data": other}))
     (group,) = group_runs([record, elsewhere])
     assert len(group.setups) == 2
 
@@ -90,7 +89,7 @@ def test_the_data_alone_decides_where_the_rest_agrees():
 def test_the_short_records_differ_in_their_warmup_and_not_only_in_length():
     """As the notes of trend-length say."""
     record = load_runs([ROOT / "results/books-16m"]).runs[0]
-    run = next(run for run in planned("trend-length", record) if run.config["train"]["max_steps"] == 500)
+    run = next(run for run in planned("trend-length", record) if run.config.train.max_steps == 500)
     spoiling, _ = differences(run, record)
     assert [item.field for item in spoiling] == ["eval.every", "optimizer.warmup_steps"]
 
@@ -99,7 +98,7 @@ def test_trends_share_all_but_what_they_vary():
     warmups = {run.config.optimizer.warmup_steps for run in plan_runs([find_experiment("trend-length")], Request())}
     assert warmups == {100}
     for name, field in (("trend-length", "train.max_steps"), ("trend-size", "model.name"), ("trend-corpus", "data.")):
-        settings = [shared_settings(run) for run in planned(name, records("books-65m")[0])]
+        settings = [run.shared_settings for run in planned(name, records("books-65m")[0])]
         varying = {key for one in settings for key in one if one[key] != settings[0][key]}
         assert len(varying) == 1
         assert varying.pop().startswith(field)
@@ -115,8 +114,8 @@ def test_the_longer_runs_are_four_times_the_others():
 def test_the_gain_of_an_orthogonal_start_has_its_control():
     """Gaussian, trained and as long: it differs from oelm-nofreeze in the init alone."""
     labels = {run.method: run for run in planned("rank-orthogonality", records("books-65m")[0])}
-    control = labels["oelm-random-matched (k.frozen=False, q.frozen=False)"].config["method"]
-    start = labels["oelm-nofreeze"].config["method"]
+    control = labels["oelm-random-matched (k.frozen=False, q.frozen=False)"].config.method.model_dump()
+    start = labels["oelm-nofreeze"].config.method.model_dump()
     for side in ("q", "k"):
         differing = {key for key in control[side] if control[side][key] != start[side][key]}
         assert differing == {"init", "std"}
@@ -153,7 +152,3 @@ def test_a_dry_run_counts_the_vocabulary_that_the_run_will_have(tmp_path):
     data = prepare(text, tmp_path / "data", train_bpe=300, val_fraction=0.1)
     fewer = 23_359_488 - (8192 - data.vocab_size) * 512
     assert f"{fewer:,} parameters" in lab("matrix", "decide", "--data", tmp_path / "data", "--dry-run").output
-
-
-def _rest(run: Run) -> tuple[object, ...]:
-    return run.result, run.timing, run.audit, run.metrics, run.status

@@ -30,7 +30,15 @@ from oelm.report.sentences import conclusion, setup_name
 from oelm.report.tables import latex, table_csv
 from oelm.report.watch import watch
 from oelm.report.words import words
-from tests.support.records import change, classification_run, language_run, study, write
+from tests.support.records import (
+    bench_row,
+    change,
+    classification_run,
+    language_run,
+    study,
+    write,
+    write_status,
+)
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 needs_typst = pytest.mark.skipif(not typesetting.available(), reason="typst is not installed")
@@ -67,7 +75,7 @@ def runs(tmp_path_factory):
     classification_run(root, "oelm-random", 0, 0.51, at_chance=True)
     failed = language_run(root, "oelm-core", 0, rate=4e-3)
     (failed / "result.json").unlink()
-    write(failed, "status.json", {"state": "failed", "message": "TrainingError: the disk is full"})
+    write_status(failed, "failed", message="TrainingError: the disk is full")
     return root
 
 
@@ -274,7 +282,7 @@ def test_names_that_are_code_stay_text(tmp_path):
             folder = language_run(tmp_path / "runs", method, seed, 3.0 + noise, description=evil, notes=(evil,))
     failed = language_run(tmp_path / "runs", "oelm-core", 0)
     (failed / "result.json").unlink()
-    write(failed, "status.json", {"state": "failed", "message": evil})
+    write_status(failed, "failed", message=evil)
     made = write_report([tmp_path / "runs"], tmp_path / "out", title=evil)
     assert made.problems == ()
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -376,7 +384,7 @@ def test_a_confusion_matrix_that_is_none_spoils_no_page(tmp_path):
         folder = classification_run(tmp_path / "runs", "baseline", seed, 0.9)
         change(folder, "result.json", labels=labels)
     odd = classification_run(tmp_path / "runs", "oelm-freeze", 0, 0.8)
-    change(odd, "result.json", last={"confusion": [[1, 2], [3]]})
+    change(odd, "result.json", last={"step": 300, "loss": 0.2, "confusion": [[1, 2], [3]]})
     made = write_report([tmp_path / "runs"], tmp_path / "out", formats=["html"])
     assert len(made.analysis.runs) == 3
 
@@ -449,7 +457,7 @@ def test_figures_on_other_splits_say_of_which_step_they_are(tmp_path):
     """Where no best model was kept they are of the last one: nothing may call them the best model's."""
     for seed, best in enumerate((200, 300)):
         folder = classification_run(tmp_path / "runs", "baseline", seed, 0.83 + seed / 100, task="mnli")
-        change(folder, "result.json", best={"step": best, "accuracy": 0.85})
+        change(folder, "result.json", best={"step": best, "loss": 0.2, "accuracy": 0.85})
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     section = text.split("### Other labelled splits")[1].split("##")[0]
@@ -524,9 +532,8 @@ def test_a_verdict_on_a_stand_in_says_so(tmp_path):
 
 def test_a_benchmark_of_steps_of_different_size_says_so(tmp_path):
     language_run(tmp_path / "runs")
-    whole = {"arm": "baseline", "step_ms": 10.0, "ratio": 1.0, "ratio_95": 0.0, "flop_bound": 1.0, "rounds": 5}
-    half = {**whole, "arm": "oelm-freeze@8", "ratio": 0.5, "batch_size": 8, "ratio_per_example": 0.97, "warning": "!"}
-    (tmp_path / "runs" / "bench.json").write_text(json.dumps([whole, half]))
+    half = bench_row("oelm-freeze@8", ratio=0.5, batch_size=8, ratio_per_example=0.97, warning="!")
+    (tmp_path / "runs" / "bench.json").write_text(json.dumps([bench_row(), half]))
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert text.count("steps of different size") == 1
@@ -535,9 +542,8 @@ def test_a_benchmark_of_steps_of_different_size_says_so(tmp_path):
 
 
 def test_benchmarks_that_are_called_alike_keep_a_table_each(tmp_path):
-    row = {"arm": "baseline", "ratio_95": 0.0, "flop_bound": 1.0, "rounds": 5}
     for name, ratio in (("a", 0.9), ("b", 0.8)):
-        write(tmp_path / "runs" / name, "bench.json", [{**row, "ratio": ratio}])
+        write(tmp_path / "runs" / name, "bench.json", [bench_row(ratio=ratio)])
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
     tables = [(tmp_path / "out" / "tables" / name).read_text() for name in ("bench-bench.csv", "bench-bench-2.csv")]
     assert ["0.900" in tables[0], "0.800" in tables[1]] == [True, True]
@@ -644,8 +650,8 @@ def test_watching_refreshes_until_no_run_is_left(tmp_path):
     going = language_run(aside, "oelm-freeze", 0, 3.1)
     result = (going / "result.json").read_text()
     (going / "result.json").unlink()
-    alive = {"state": "running", "host": socket.gethostname(), "pid": os.getpid(), "step": 200}
-    write(going, "status.json", {**alive, "updated": time.time()})
+    alive = {"host": socket.gethostname(), "pid": os.getpid(), "step": 200}
+    write_status(going, "running", **alive, updated=time.time())
 
     command = [sys.executable, "-u", "-c", APP, "report", runs, "--out", out, "--watch", "--every", "0.3"]
     command += ["--formats", "html"]
@@ -677,7 +683,7 @@ def test_watching_ends_when_the_last_run_is_killed(tmp_path):
     """A killed run writes nothing: only its lock tells that it is gone."""
     going = language_run(tmp_path / "runs")
     (going / "result.json").unlink()
-    write(going, "status.json", {"state": "running", "host": socket.gethostname(), "step": 200})
+    write_status(going, "running", host=socket.gethostname(), step=200)
     script = "import pathlib, sys, time, oelm.base.locks as l; lock = l.hold(pathlib.Path(sys.argv[1])); time.sleep(99)"
     process = subprocess.Popen([sys.executable, "-c", script, str(going)])
     while holder(going) is None:

@@ -1,21 +1,89 @@
-"""Records of runs, written by code: what the tests of analysis and report read. No model was trained for them."""
+"""Write the records of runs that were never trained: what the tests of analysis and report read."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from oelm.base.strict import merge
 from oelm.config import RunConfig
+from oelm.runs.folder import line_to_json
+from oelm.runs.schema import (
+    FORMAT,
+    AttentionLine,
+    Audit,
+    AuditRow,
+    Clock,
+    DataSummary,
+    LayerAttention,
+    Majority,
+    MetricLine,
+    Parameters,
+    Reached,
+    RecordedConfig,
+    Result,
+    StepSeconds,
+    TaskRecord,
+    Timing,
+    TrainLine,
+    Validation,
+    ValLine,
+)
 
 LABELS = ["negative", "positive"]
+# Methods that train Q and K: the audit of any other has them frozen.
+_TRAINING_QK = ("baseline", "oelm-nofreeze", "custom", "identity-key", "identity-query", "random-nofreeze")
+_LAYERS, _WIDTH, _INNER = 4, 64, 256
+
+
+class LanguageOptions(TypedDict, total=False):
+    """What `language_run` may be told beside the arm: its defaults are in the function."""
+
+    step_seconds: float
+    changes: dict[str, Any]
+    environment: dict[str, Any]
+    description: str
+    notes: tuple[str, ...]
+    attention: bool
+    steps: int
+
+
+@dataclass(frozen=True)
+class _Records:
+    """The records of a run that differ between tasks, and what the others are made from."""
+
+    config: RunConfig
+    result: dict[str, Any]
+    lines: list[MetricLine]
+    step_seconds: float
+    description: str
+    environment: dict[str, Any]
 
 
 def write(folder: Path, name: str, content: Any) -> None:
+    """Write any JSON as a file of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def write_status(folder: Path, state: str, **fields: Any) -> None:
+    """Write the status of a run."""
+    write(folder, "status.json", {"format": FORMAT, "id": "the run's", "state": state, **fields})
+
+
+def bench_row(arm: str = "baseline", **fields: Any) -> dict[str, Any]:
+    """Return a row of `oelm bench --json`."""
+    times = {"step_ms": 10.0, "tokens_per_second": 1e6, "mfu": None, "ratio": 1.0, "ratio_95": None, "flop_bound": 1.0}
+    batch = {"batch_size": 16, "ratio_per_example": 1.0, "ratio_per_example_95": None, "warning": None}
+    return {"arm": arm, **times, **batch, "trainable": 10, "peak_memory": None, "rounds": 5, **fields}
+
+
+def change(folder: Path, name: str, **values: Any) -> None:
+    """Change fields of a record's file."""
+    write(folder, name, {**json.loads((folder / name).read_text(encoding="utf-8")), **values})
 
 
 def language_run(
@@ -24,16 +92,10 @@ def language_run(
     seed: int = 0,
     loss: float | None = 3.0,
     rate: float = 1e-3,
-    *,
-    step_seconds: float = 0.02,
-    changes: dict[str, Any] | None = None,
-    environment: dict[str, Any] | None = None,
-    description: str = "built-in stories",
-    notes: tuple[str, ...] = (),
-    attention: bool = True,
-    steps: int = 400,
+    **options: Unpack[LanguageOptions],
 ) -> Path:
-    """A finished language run whose last validation loss is `loss`."""
+    """Write a finished language run whose last validation loss is `loss`."""
+    steps, step_seconds = options.get("steps", 400), options.get("step_seconds", 0.02)
     fields: dict[str, Any] = {
         "experiment": f"lr-{rate:g}",
         "seed": seed,
@@ -45,53 +107,52 @@ def language_run(
         "eval": {"every": steps // 4, "targets": [60.0, 40.0, 30.0, 25.0]},
         "output": str(root),
     }
-    config = RunConfig.load(merge(fields, changes or {}))
-    folder = config.folder
-    end = 3.0 if loss is None else loss
-    lines: list[dict[str, Any]] = []
-    reached: dict[str, Any] = {}
+    config = RunConfig.load(merge(fields, options.get("changes", {})))
+    lines: list[MetricLine] = []
+    reached: dict[float, Reached] = {}
     for step in range(steps // 20, steps + 1, steps // 20):
-        value = end + 2.0 * math.exp(-4 * step / steps) - 2.0 * math.exp(-4)
-        clock = {"seconds": step * step_seconds, "step_seconds": step_seconds}
-        common = {"step": step, "tokens": step * 2048, "time": clock}
-        lines.append({"kind": "train", "loss": value + 0.05, "learning_rate": rate * (1 - step / steps), **common})
+        value = (3.0 if loss is None else loss) + 2.0 * math.exp(-4 * step / steps) - 2.0 * math.exp(-4)
+        clock = Clock(seconds=step * step_seconds, step_seconds=step_seconds)
+        common: dict[str, Any] = {"step": step, "tokens": step * 2048, "time": clock}
+        lines.append(TrainLine(loss=value + 0.05, learning_rate=rate * (1 - step / steps), **common))
         if step % (steps // 4) == 0:
-            at = None if loss is None and step == steps else value
-            lines.append({"kind": "val", "loss": at, "perplexity": at and math.exp(at), **common})
+            now = None if loss is None and step == steps else value
+            lines.append(ValLine(loss=now, perplexity=now and math.exp(now), **common))
             for target in config.eval.targets:
-                if at is not None and math.exp(at) <= target:
-                    when = {"step": step, "tokens": step * 2048, "seconds": step * step_seconds}
-                    reached.setdefault(str(target), when)
-            if attention:
-                layers = [
-                    {
-                        "label": f"decoder {n}",
-                        "entropy": 2.0 - n / 9,
-                        "entropy_share": 0.8 - n / 9,
-                        "logit_std": 1.0 + n,
-                    }
-                    for n in range(4)
-                ]
-                lines.append({"kind": "attention", "step": step, "layers": layers})
+                if now is not None and math.exp(now) <= target:
+                    when = Reached(step=step, tokens=step * 2048, seconds=step * step_seconds)
+                    reached.setdefault(target, when)
+            if options.get("attention", True):
+                lines.append(AttentionLine(step=step, layers=[_layer_attention(n) for n in range(_LAYERS)]))
     perplexity = None if loss is None else math.exp(loss)
-    result = {
-        "status": "finished",
-        "id": config.id,
-        "task": {"kind": "language", "name": "language"},
+    bits = None if loss is None else loss / 2.6
+    last = Validation(step=steps, loss=loss, perplexity=perplexity, bits_per_byte=bits)
+    result: dict[str, Any] = {
         "val_loss": loss,
         "perplexity": perplexity,
-        "bits_per_byte": None if loss is None else loss / 2.6,
+        "bits_per_byte": bits,
         "best_val_loss": loss,
         "best_perplexity": perplexity,
         "best_step": steps,
+        "last": last,
+        "best": None if loss is None else last,
         "steps": steps,
         "tokens": steps * 2048,
         "reached": reached,
-        "notes": list(notes),
+        "notes": list(options.get("notes", ())),
         "seconds": steps * step_seconds,
     }
-    _finish(folder, config, result, audit(config.method.name), lines, step_seconds, description, environment)
-    return folder
+    description, environment = options.get("description", "built-in stories"), options.get("environment", {})
+    return _write_run(_Records(config, result, lines, step_seconds, description, environment))
+
+
+class ClassificationOptions(TypedDict, total=False):
+    """What `classification_run` may be told beside the arm: its defaults are in the function."""
+
+    task: str
+    changes: dict[str, Any]
+    environment: dict[str, Any]
+    at_chance: bool
 
 
 def classification_run(
@@ -100,13 +161,10 @@ def classification_run(
     seed: int = 0,
     accuracy: float = 0.9,
     rate: float = 2e-5,
-    *,
-    task: str = "sst2",
-    changes: dict[str, Any] | None = None,
-    environment: dict[str, Any] | None = None,
-    at_chance: bool = False,
+    **options: Unpack[ClassificationOptions],
 ) -> Path:
-    """A finished fine-tuning run whose accuracy after the last epoch is `accuracy`."""
+    """Write a finished fine-tuning run whose accuracy after the last epoch is `accuracy`."""
+    task = options.get("task", "sst2")
     fields: dict[str, Any] = {
         "experiment": f"{task}-lr-{rate:g}",
         "seed": seed,
@@ -117,82 +175,125 @@ def classification_run(
         "optimizer": {"learning_rate": rate},
         "output": str(root),
     }
-    config = RunConfig.load(merge(fields, changes or {}))
+    config = RunConfig.load(merge(fields, options.get("changes", {})))
     right = round(1000 * accuracy)
     confusion = [[right // 2, 500 - right // 2], [500 - (right - right // 2), right - right // 2]]
     figures = {"loss": 1 - accuracy, "accuracy": accuracy, "macro_f1": accuracy - 0.001, "matthews": 2 * accuracy - 1}
-    lines = []
+    lines: list[MetricLine] = []
     for epoch in (1, 2, 3):
-        clock = {"time": {"seconds": 50.0 * epoch}, "tokens": 1000 * epoch, "epoch": float(epoch), "step": 100 * epoch}
-        lines.append({"kind": "train", "loss": 1.2 / epoch, "learning_rate": rate * (3 - epoch) / 3, **clock})
-        lines.append({"kind": "val", **figures, "accuracy": accuracy - 0.02 * (3 - epoch), **clock})
-    result = {
-        "status": "finished",
-        "id": config.id,
-        "task": {"kind": "classification", "name": task},
-        "last": {**figures, "confusion": confusion, "n": 1000},
-        "best": {"step": 300, "epoch": 3.0, **figures},
+        common: dict[str, Any] = {"step": 100 * epoch, "tokens": 1000 * epoch, "time": Clock(seconds=50.0 * epoch)}
+        lines.append(TrainLine(loss=1.2 / epoch, learning_rate=rate * (3 - epoch) / 3, **common))
+        measured: dict[str, Any] = {**figures, "accuracy": accuracy - 0.02 * (3 - epoch)}
+        lines.append(ValLine(**measured, epoch=float(epoch), **common))
+    elsewhere = Validation.model_validate({"step": 300, **figures, "accuracy": accuracy - 0.01})
+    result: dict[str, Any] = {
+        "last": Validation.model_validate({"step": 300, "epoch": 3.0, **figures, "confusion": confusion, "n": 1000}),
+        "best": Validation.model_validate({"step": 300, "epoch": 3.0, **figures}),
         "labels": LABELS,
-        "majority": {"label": "positive", "accuracy": 0.51},
-        "at_chance": at_chance,
+        "majority": Majority(label="positive", accuracy=0.51),
+        "at_chance": options.get("at_chance", False),
         "val_loss": figures["loss"],
         **{name: figures[name] for name in ("accuracy", "macro_f1", "matthews")},
         "best_accuracy": accuracy,
         "steps": 300,
         "tokens": 3000,
-        "notes": [],
-        "warnings": [],
-        "evaluations": {"mismatched": {"step": 300, **figures, "accuracy": accuracy - 0.01}} if task == "mnli" else {},
+        "seconds": 150.0,
+        "evaluations": {"mismatched": elsewhere} if task == "mnli" else {},
     }
-    folder = config.folder
-    _finish(folder, config, result, audit(config.method.name), lines, 0.1, f"{task} of GLUE", environment)
+    return _write_run(_Records(config, result, lines, 0.1, f"{task} of GLUE", options.get("environment", {})))
+
+
+def audit(method: str) -> Audit:
+    """Return the audit of a small model: Q and K frozen in the methods that freeze them, none of an identity."""
+    rows = []
+    for layer in range(_LAYERS):
+        for role in ("q", "k", "v", "o", "ffn_in", "ffn_out"):
+            shape = {"ffn_in": [_INNER, _WIDTH], "ffn_out": [_WIDTH, _INNER]}.get(role, [_WIDTH, _WIDTH])
+            weights = shape[0] * shape[1]
+            frozen = weights if method not in _TRAINING_QK and role in ("q", "k") else 0
+            identity = (method, role) in (("identity-key", "k"), ("identity-query", "q"))
+            rows.append(
+                AuditRow(
+                    kind="decoder",
+                    layer=str(layer),
+                    role=role,
+                    path=f"h.{layer}.{role}",
+                    init="identity" if identity else "default",
+                    shape=[] if identity else shape,
+                    frozen=0 if identity else frozen,
+                    trainable=0 if identity else weights - frozen,
+                )
+            )
+    frozen = sum(row.frozen for row in rows)
+    blocks = frozen + sum(row.trainable for row in rows)
+    total = blocks + 100_000
+    return Audit(
+        model="a small model",
+        method=method,
+        seed=0,
+        rows=rows,
+        total=total,
+        trainable=total - frozen,
+        frozen=frozen,
+        frozen_share=frozen / total,
+        frozen_share_of_blocks=frozen / blocks,
+        buffers=0,
+        blocks=blocks,
+        frozen_in_blocks=frozen,
+        rest="trained",
+        adapter="",
+        adapter_trainable=0,
+        head=0,
+        head_trainable=0,
+    )
+
+
+def _layer_attention(layer: int) -> LayerAttention:
+    shares = {"entropy": 2.0 - layer / 9, "entropy_share": 0.8 - layer / 9, "logit_std": 1.0 + layer}
+    return LayerAttention(label=f"decoder {layer}", **shares)
+
+
+def _write_run(records: _Records) -> Path:
+    config, folder, seconds = records.config, records.config.folder, records.step_seconds
+    report = audit(config.method.name)
+    statistics = StepSeconds(median=seconds, mean=seconds, p10=0.9 * seconds, p90=1.2 * seconds, std=0.1 * seconds)
+    folder.mkdir(parents=True, exist_ok=True)
+    RecordedConfig(id=config.id, config=config).write(folder / "config.json")
+    write(folder, "environment.json", merge(_environment(records.description), records.environment))
+    report.write(folder / "audit.json")
+    Timing(
+        steps=390,
+        only_warmup=False,
+        step_seconds=statistics,
+        step_seconds_sample=[seconds * (1 + 0.2 * math.sin(n)) for n in range(200)],
+    ).write(folder / "timing.json")
+    Result(
+        status="finished",
+        id=config.id,
+        task=TaskRecord(kind=config.task.kind, name=config.task.name),
+        epochs=3.0,
+        parameters=Parameters.model_validate(report.model_dump(include=set(Parameters.model_fields))),
+        # Every trained weight costs six, and a frozen one four: no gradient of its own.
+        flops_per_token=float(6 * report.trainable + 4 * report.frozen),
+        step_seconds=statistics,
+        data=DataSummary(description=records.description, synthetic=False),
+        **records.result,
+    ).write(folder / "result.json")
+    text = "".join(f"{line_to_json(line)}\n" for line in records.lines)
+    (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
     return folder
 
 
-def audit(method: str, layers: int = 4, width: int = 64, inner: int = 256, kind: str = "decoder") -> dict[str, Any]:
-    """The audit of a small model: Q and K frozen in the methods that freeze them, a core in those that have one."""
-    rows = []
-    freezing = method not in (
-        "baseline",
-        "oelm-nofreeze",
-        "custom",
-        "identity-key",
-        "identity-query",
-        "random-nofreeze",
-    )
-    for layer in range(layers):
-        for role in ("q", "k", "v", "o", "ffn_in", "ffn_out"):
-            shape = {"ffn_in": [inner, width], "ffn_out": [width, inner]}.get(role, [width, width])
-            weights = shape[0] * shape[1]
-            frozen = weights if freezing and role in ("q", "k") else 0
-            row = {"kind": kind, "layer": str(layer), "role": role, "init": "default", "shape": shape}
-            row |= {"frozen": frozen, "trainable": weights - frozen, "path": f"h.{layer}.{role}"}
-            if (method, role) in (("identity-key", "k"), ("identity-query", "q")):
-                row |= {"init": "identity", "shape": [], "frozen": 0, "trainable": 0}
-            rows.append(row)
-    frozen = sum(int(str(row["frozen"])) for row in rows)
-    total = sum(int(str(row["frozen"])) + int(str(row["trainable"])) for row in rows) + 100_000
-    counts = {"total": total, "trainable": total - frozen, "frozen": frozen, "frozen_share": frozen / total}
-    return {**counts, "buffers": 0, "method": method, "rows": rows}
-
-
-def _finish(
-    folder: Path,
-    config: RunConfig,
-    result: dict[str, Any],
-    report: dict[str, Any],
-    lines: list[dict[str, Any]],
-    step_seconds: float,
-    description: str,
-    environment: dict[str, Any] | None,
-) -> None:
-    statistics = {"median": step_seconds, "mean": step_seconds, "p10": 0.9 * step_seconds, "p90": 1.2 * step_seconds}
-    about = {
-        "format": 1,
+def _environment(description: str) -> dict[str, Any]:
+    versions = {"oelm": "0.1.0", "torch": "2.13.0", "transformers": "5.22.2", "python": "3.11.9"}
+    return {
+        "format": FORMAT,
         "device": "cuda",
         "world_size": 1,
         "gpu": {"name": "Some GPU", "memory": 2**34, "cuda": "13.0"},
-        "versions": {"oelm": "0.1.0", "torch": "2.13.0", "transformers": "5.22.2", "python": "3.11.9"},
+        "cpu": {"count": 16, "machine": "x86_64", "threads": 8},
+        "system": "Linux",
+        "versions": {**versions, "tokenizers": "0.22.1", "numpy": "2.3.0"},
         "git_commit": "abc",
         "data": {
             "description": description,
@@ -204,24 +305,10 @@ def _finish(
             },
         },
     }
-    counts = {key: report[key] for key in ("total", "trainable", "frozen", "frozen_share", "buffers")}
-    write(folder, "config.json", {"format": 1, "id": config.id, **config.to_dict()})
-    write(folder, "environment.json", merge(about, environment or {}))
-    write(folder, "audit.json", report)
-    sample = [step_seconds * (1 + 0.2 * math.sin(n)) for n in range(200)]
-    timing = {"steps": 390, "only_warmup": False, "step_seconds": statistics, "step_seconds_sample": sample}
-    write(folder, "timing.json", timing)
-    write(folder, "result.json", {**result, "parameters": counts, "step_seconds": statistics})
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-
-
-def change(folder: Path, name: str, **values: Any) -> None:
-    """Change fields of a record's file."""
-    write(folder, name, {**json.loads((folder / name).read_text(encoding="utf-8")), **values})
 
 
 def study(root: Path, gap: float = 0.1, seeds: int = 3) -> Path:
-    """Two arms, three rates, several seeds: freeze is worse by `gap` in the loss, with a little noise per seed."""
+    """Write two arms at three rates with several seeds: freeze is worse by `gap` in the loss, with a little noise."""
     noise = (0.0, 0.004, -0.003, 0.002, -0.002, 0.005, -0.004, 0.001)
     for seed in range(seeds):
         for rate, worse in ((5e-4, 0.05), (1e-3, 0.0), (2e-3, 0.08)):

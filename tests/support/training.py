@@ -186,7 +186,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 def timeless(run: Path) -> list[dict[str, Any]]:
     """Return the metrics of a run without its times."""
-    return [{key: value for key, value in line.items() if key != "time"} for line in read_metrics(run)]
+    return [{"kind": line.kind, **line.model_dump(exclude={"time"}, exclude_unset=True)} for line in read_metrics(run)]
 
 
 def outcome(run: Path) -> dict[str, Any]:

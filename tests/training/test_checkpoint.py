@@ -24,7 +24,8 @@ from oelm.config import RunConfig
 from oelm.errors import CheckpointError, ConfigError, FileError
 from oelm.evaluation.load import load_run
 from oelm.runs import folder as records
-from oelm.runs.folder import RunFolder, differing, read_metrics
+from oelm.runs.folder import RunFolder, differing, line_to_json, read_metrics
+from oelm.runs.schema import AttentionLine, Clock, EventLine, TrainLine
 from oelm.training import build, engine
 from oelm.training import checkpoint as state
 from oelm.training.checkpoint import list_checkpoints, read_checkpoint
@@ -520,7 +521,7 @@ def test_a_run_that_failed_in_its_first_step_can_be_corrected(tmp_path, monkeypa
         cut_at(patch, step=0)
         with pytest.raises(Stop):
             run_here(tmp_path, data={"sequence_length": 48})
-    assert {line["step"] for line in read_metrics(run)} == {0}
+    assert {line.step for line in read_metrics(run)} == {0}
     with pytest.raises(ConfigError, match="16 positions"):
         run_here(tmp_path, model={"fields": {"max_position_embeddings": 16}})
     assert sorted(file.name for file in run.glob("*.json*")) == ["config.json", "status.json"], "nothing of the first"
@@ -538,9 +539,9 @@ def test_a_folder_with_a_recorded_step_refuses_another_config(left, tmp_path):
     once = RunFolder(config(tmp_path))
     once.claim()
     once.start_metrics(0)
-    once.metric("attention", 0, layers=[])
+    once.metric(AttentionLine(step=0, layers=[]))
     if left == "a line of metrics":
-        once.metric("train", 1, loss=1.0)
+        once.metric(TrainLine(step=1, tokens=8, loss=1.0, time=Clock(seconds=1.0)))
     else:
         (run / left).mkdir()
     once.close()
@@ -611,10 +612,11 @@ def test_the_folder_of_a_dead_process_is_free(tmp_path):
 
 def test_metrics_are_read_up_to_a_truncated_line(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    whole = '{"kind": "train", "step": 1}\n{"kind": "val", "step": 2}\n'
-    for cut_line in ("", '{"kind": "tr', '{"kind": "train", "step": 3}', '{"kind": "tr\n', "\x00\x00\x00\n"):
+    first, second, third = (line_to_json(AttentionLine(step=step, layers=[])) for step in (1, 2, 3))
+    whole = f"{first}\n{second}\n"
+    for cut_line in ("", '{"kind": "tr', third, '{"kind": "tr\n', "\x00\x00\x00\n"):
         file.write_text(whole + cut_line)
-        assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2], repr(cut_line)
+        assert [line.step for line in read_metrics(tmp_path)] == [1, 2], repr(cut_line)
     file.write_text('{"kind": "tr\n' + whole)
     with pytest.raises(FileError, match=r"metrics.jsonl: line 1 is damaged"):
         read_metrics(tmp_path)
@@ -627,19 +629,19 @@ def test_a_resume_drops_the_metrics_of_steps_that_are_repeated(tmp_path):
     folder.claim()
     folder.start_metrics(0)
     for step in range(1, 6):
-        folder.metric("event", step - 1, event="freeze")
-        folder.metric("train", step, loss=float(step))
+        folder.metric(EventLine(step=step - 1, event="freeze", matrices=[], trainable=0))
+        folder.metric(TrainLine(step=step, tokens=8 * step, loss=float(step), time=Clock(seconds=1.0)))
     folder.start_metrics(3)
-    folder.metric("train", 4, loss=float("nan"))
+    folder.metric(TrainLine(step=4, tokens=32, loss=float("nan"), time=Clock(seconds=1.0)))
     folder.close()
-    kept = [(line["kind"], line["step"]) for line in read_metrics(folder.path)]
+    kept = [(line.kind, line.step) for line in read_metrics(folder.path)]
     assert kept == [
         ("event", 0),
         *(pair for s in (1, 2) for pair in (("train", s), ("event", s))),
         ("train", 3),
         ("train", 4),
     ]
-    assert read_metrics(folder.path)[-1]["loss"] is None
+    assert read_metrics(folder.path)[-1].loss is None
 
 
 def test_the_recorded_commit_is_not_that_of_a_project_around_the_installation(tmp_path, monkeypatch):
@@ -661,8 +663,8 @@ def test_the_recorded_commit_is_not_that_of_a_project_around_the_installation(tm
 
 
 def test_differing_fields_have_dotted_names():
-    one = {"a": 1, "b": {"c": 2, "d": {"e": 3}}, "output": "x", "id": 1, "log": {"every": 1}}
-    other = {"a": 1, "b": {"c": 5, "d": {"e": 4}}, "output": "y", "id": 2, "log": {"every": 2}, "f": None, "g": 1}
+    one = {"a": 1, "b": {"c": 2, "d": {"e": 3}}, "output": "x", "log": {"every": 1}}
+    other = {"a": 1, "b": {"c": 5, "d": {"e": 4}}, "output": "y", "log": {"every": 2}, "f": None, "g": 1}
     assert differing(one, one) == []
     assert differing(one, other) == ["b.c", "b.d.e", "g"]
 
@@ -701,12 +703,12 @@ def test_trackers_get_the_recorded_metrics(tmp_path, monkeypatch):
     fake(monkeypatch, "wandb", init=recorder.init)
     run_here(tmp_path, log={"trackers": ["wandb"]})
     run = config(tmp_path)
-    lines = [line for line in read_metrics(run.folder) if line["kind"] in ("train", "val")]
+    lines = [line for line in read_metrics(run.folder) if line.kind in ("train", "val")]
     *seen, (last, final) = recorder.seen
-    assert [step for step, _ in seen] == [line["step"] for line in lines]
+    assert [step for step, _ in seen] == [line.step for line in lines]
     for (_, values), line in zip(seen, lines, strict=True):
-        assert values[f"{line['kind']}/loss"] == line["loss"]
-    assert (last, final["final/val_loss"]) == (12, lines[-1]["loss"])
+        assert values[f"{line.kind}/loss"] == line.loss
+    assert (last, final["final/val_loss"]) == (12, lines[-1].loss)
     assert recorder.options["id"].startswith(f"{run.id}-")
     assert recorder.options["resume"] == "allow"
     assert recorder.finished == 1

@@ -101,10 +101,10 @@ def test_the_loss_is_the_mean_over_all_tokens_of_the_window(tmp_path):
     with torch.no_grad():
         logits = model(batch["inputs"]).logits
         expected = nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
-    first = next(line for line in read_metrics(run.folder) if line["kind"] == "train")
-    assert first["step"] == 3
-    assert first["loss"] == pytest.approx(float(expected), abs=1e-5)
-    assert first["tokens"] == 3 * 8 * 32
+    first = next(line for line in read_metrics(run.folder) if line.kind == "train")
+    assert first.step == 3
+    assert first.loss == pytest.approx(float(expected), abs=1e-5)
+    assert first.tokens == 3 * 8 * 32
 
 
 def test_gradients_are_clipped_to_the_norm(tmp_path, monkeypatch):
@@ -121,8 +121,8 @@ def test_gradients_are_clipped_to_the_norm(tmp_path, monkeypatch):
     assert seen == pytest.approx([0.01] * 3, rel=1e-3)
     run_here(tmp_path / "off", optimizer={"clip": 0.0}, train={"max_steps": 3})
     assert min(seen[3:]) > 0.1
-    logged = [line for line in read_metrics(config(tmp_path / "tight").folder) if line["kind"] == "train"]
-    assert logged[0]["gradient_norm"] > 0.1, "the logged norm is the one before clipping"
+    logged = [line for line in read_metrics(config(tmp_path / "tight").folder) if line.kind == "train"]
+    assert logged[0].gradient_norm > 0.1, "the logged norm is the one before clipping"
 
 
 def test_gradient_checkpointing_does_not_change_the_weights(tmp_path):
@@ -386,7 +386,7 @@ def test_a_warm_up_longer_than_the_run_is_a_warning(tmp_path):
 def test_the_logged_learning_rate_is_the_one_that_was_used(tmp_path):
     run_here(tmp_path)
     run = config(tmp_path)
-    logged = {line["step"]: line["learning_rate"] for line in read_metrics(run.folder) if line["kind"] == "train"}
+    logged = {line.step: line.learning_rate for line in read_metrics(run.folder) if line.kind == "train"}
     pace = RunLength.of(run, samples_per_epoch=1000)
     rates = {step: learning_rate(run.optimizer, pace, step - 1) for step in (3, 6, 9, 12)}
     assert logged == pytest.approx(rates)
@@ -509,9 +509,9 @@ def test_a_non_finite_perplexity_is_recorded_as_null(loss, tmp_path, monkeypatch
     monkeypatch.setattr(engine, "validate", first_beyond)
     result = run_here(tmp_path / "first")
     run = config(tmp_path / "first").folder
-    validations = [line for line in read_metrics(run) if line["kind"] == "val"]
-    assert validations[0]["perplexity"] is None
-    assert validations[0]["loss"] == (1000.0 if loss == 1000.0 else None)
+    validations = [line for line in read_metrics(run) if line.kind == "val"]
+    assert validations[0].perplexity is None
+    assert validations[0].loss == (1000.0 if loss == 1000.0 else None)
     assert result["best_step"] in (8, 12)
 
     monkeypatch.setattr(engine, "validate", lambda module, task, *arguments: task.metrics([loss, 1.0]))
@@ -647,16 +647,16 @@ def test_the_result_agrees_with_the_other_records(tmp_path):
     result = run_here(tmp_path, **changes)
     run = config(tmp_path, **changes)
     assert result == read(run.folder / "result.json")
-    validations = {line["step"]: line for line in read_metrics(run.folder) if line["kind"] == "val"}
+    validations = {line.step: line for line in read_metrics(run.folder) if line.kind == "val"}
     assert list(validations) == [3, 6, 9, 12]
-    assert result["val_loss"] == validations[12]["loss"]
+    assert result["val_loss"] == validations[12].loss
     assert result["perplexity"] == math.exp(result["val_loss"])
-    best = min(validations.values(), key=lambda line: line["loss"])
-    assert (result["best_step"], result["best_val_loss"]) == (best["step"], best["loss"])
+    best = min(validations.values(), key=lambda line: line.loss)
+    assert (result["best_step"], result["best_val_loss"]) == (best.step, best.loss)
     assert result["id"] == run.id
     assert result["notes"] == ["on a train"]
     assert result["reached"]["1000000.0"]["step"] == 3
-    first = next(step for step, line in validations.items() if line["perplexity"] <= 300)
+    first = next(step for step, line in validations.items() if line.perplexity <= 300)
     assert result["reached"]["300.0"]["step"] == first
     assert result["reached"]["300.0"]["tokens"] == first * 8 * 32
     assert "1.0" not in result["reached"]

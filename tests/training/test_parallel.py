@@ -95,8 +95,8 @@ def two(request: pytest.FixtureRequest, parallel: str) -> Path:
 
 def assert_close(run: Path, other: Path) -> None:
     """Require the same losses at every step and the same weights, up to the order in which floats are added."""
-    assert [(line["kind"], line["step"]) for line in read_metrics(run)] == [
-        (line["kind"], line["step"]) for line in read_metrics(other)
+    assert [(line.kind, line.step) for line in read_metrics(run)] == [
+        (line.kind, line.step) for line in read_metrics(other)
     ]
     for line, expected in zip(timeless(run), timeless(other), strict=True):
         for layer, expected_layer in zip(line.pop("layers", ()), expected.pop("layers", ()), strict=True):
@@ -148,7 +148,7 @@ def test_nothing_holds_the_process_group_when_it_is_destroyed(two: Path, runs: P
 
 
 def test_only_one_process_writes_the_records(one: Path, two: Path, parallel: str) -> None:
-    lines = [(line["kind"], line["step"]) for line in read_metrics(two)]
+    lines = [(line.kind, line.step) for line in read_metrics(two)]
     assert lines == sorted(set(lines), key=lines.index)
     assert read(two / "environment.json")["world_size"] == 2
     assert read(two / "status.json")["state"] == "finished"

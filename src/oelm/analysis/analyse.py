@@ -12,7 +12,7 @@ from .compare import Comparison, best_rate, correct, equal_rates, headline, near
 from .hypotheses import Verdict, judge, load_hypotheses
 from .load import load_runs
 from .replication import Replication, replicate
-from .run import Bench, LeftOut, Run
+from .run import Attempt, Bench, LeftOut, Run
 from .stats import Estimate, estimate
 
 
@@ -24,7 +24,7 @@ class Analysis:
     """
 
     runs: tuple[Run, ...]
-    running: tuple[Run, ...]
+    running: tuple[Attempt, ...]
     left_out: tuple[LeftOut, ...]
     benches: tuple[Bench, ...]
     problems: tuple[str, ...]

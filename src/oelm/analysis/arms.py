@@ -1,4 +1,4 @@
-"""Runs into arms: what was trained for the same task on the same data, in the same set-up, by the same method.
+"""Group runs into arms: the same task on the same data, in the same setup, trained by the same method.
 
 group   one task on one data set                      setup   all settings but the method, the rate and the seed
 arm     one method in one setup                       cell    an arm at one learning rate: its runs differ in the seed
@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from .run import Run, Task, comparable, flatten
+from ..runs.schema import TaskRecord
+from .run import Attempt, Run
 
-# Arms that others are compared with, the first that is there.
+# The methods that others are compared with; of those that a setup has, the first.
 REFERENCES = ("baseline", "freeze-pretrained", "oelm-nofreeze", "random-nofreeze")
 # What else may change a number, by its name in environment.json. A difference in one of these spoils a comparison.
 _SPOILING = ("device", "world_size", "gpu.name", "versions.oelm", "versions.torch", "versions.transformers")
-# What environment.json says of the data has this before its name, beside the settings.
-_DATA = "environment.data."
 # Differences that a reader should know of and that seldom matter.
 _WORTH_KNOWING = ("git_commit", "versions.python", "versions.numpy", "versions.tokenizers", "cpu.threads", "gpu.cuda")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure that arms are compared by. On the log scale, ratios are analysed; points are hundredths."""
+    """A figure that arms are compared by. On the log scale ratios are analysed; points are hundredths."""
 
     name: str
     lower_is_better: bool
@@ -57,7 +56,7 @@ MEASURES = {
     )
 }
 TIMES = ("step_seconds", "steps_per_hour", "seconds")
-# What a run has by its settings: no seed changes it, and chance has no part in it.
+# Figures that follow from the settings alone: no seed changes them, so there is nothing to test.
 COUNTS = ("frozen", "frozen_share", "trainable")
 PRIMARY = {"language": "perplexity", "classification": "accuracy", "text2text": "exact_match"}
 
@@ -73,11 +72,11 @@ class Difference:
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One method in one setup: its runs by learning rate, in each by seed; `lost` are those that came to nothing."""
+    """One method in one setup: its runs by learning rate and then by seed. `lost` are the runs that failed."""
 
     method: str
     cells: tuple[tuple[float, tuple[Run, ...]], ...]
-    lost: tuple[Run, ...] = ()
+    lost: tuple[Attempt, ...] = ()
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -88,23 +87,23 @@ class Arm:
         return tuple(run for _, runs in self.cells for run in runs)
 
     def at(self, rate: float) -> tuple[Run, ...]:
-        return next((runs for found, runs in self.cells if found == rate), ())
+        return next((runs for cell_rate, runs in self.cells if cell_rate == rate), ())
 
-    def lost_at(self, rate: float) -> tuple[Run, ...]:
+    def lost_at(self, rate: float) -> tuple[Attempt, ...]:
         return tuple(run for run in self.lost if run.rate == rate)
 
     def by_seed(self, rate: float) -> dict[int, Run]:
         return {run.seed: run for run in self.at(rate)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Setup:
-    """All settings that its arms share, and the arms.
+    """The settings that its arms share, and the arms.
 
-    `apart` are the settings that tell the setups of its group apart, and `others` those of the other setups.
+    `apart` are the settings that tell the setups of a group apart, `others` those of the group's other setups.
     """
 
-    task: Task
+    task: TaskRecord
     dataset: str
     settings: tuple[tuple[str, Any], ...]
     arms: tuple[Arm, ...]
@@ -113,8 +112,8 @@ class Setup:
 
     @cached_property
     def measure(self) -> Measure:
-        """What the arms are judged by: the task's own figure, or the loss where no run has that."""
-        name = PRIMARY.get(self.task.kind, "val_loss")
+        """The measure that the arms are judged by: the task's, or the loss where no run has that one."""
+        name = PRIMARY[self.task.kind]
         return MEASURES[name if any(run.figure(name) is not None for run in self.runs) else "val_loss"]
 
     @property
@@ -126,7 +125,7 @@ class Setup:
 
     @cached_property
     def reference(self) -> Arm | None:
-        return next((found for name in REFERENCES if (found := self.arm(name)) is not None), None)
+        return next((arm for name in REFERENCES if (arm := self.arm(name)) is not None), None)
 
     @property
     def stand_in(self) -> bool:
@@ -137,40 +136,15 @@ class Setup:
 class Group:
     """One task on one data set, in every setup that it was run in."""
 
-    task: Task
+    task: TaskRecord
     dataset: str
     setups: tuple[Setup, ...]
 
 
-def group_runs(runs: Iterable[Run], lost: Iterable[Run] = ()) -> tuple[Group, ...]:
-    """Runs into groups, setups, arms and cells, each in a fixed order; lost ones only beside others of their arm."""
-    failed = {id(run): run for run in lost}
-    tree: dict[tuple[str, str, str], dict[str, dict[str, dict[float, list[Run]]]]] = {}
-    members = [*runs, *failed.values()]
-    for run, place in zip(members, places(members), strict=True):
-        arms = tree.setdefault(place.group, {}).setdefault(place.setup, {})
-        arms.setdefault(place.method, {}).setdefault(place.rate, []).append(run)
-    groups = []
-    for (kind, name, dataset), setups in sorted(tree.items()):
-        task = Task(kind, name)
-        settings = {key: tuple(sorted(json.loads(key).items())) for key in setups}
-        varying = _varying([dict(settings[key]) for key in setups])
-        apart = {key: tuple((name, _text(dict(settings[key]).get(name))) for name in varying) for key in setups}
-        built = []
-        for key in sorted(setups, key=lambda key: _order(dict(settings[key]), varying)):
-            found = _arms(setups[key], failed)
-            if found:
-                others = tuple(other for where, other in apart.items() if where != key)
-                built.append(Setup(task, dataset, settings[key], found, apart[key], others))
-        if built:
-            groups.append(Group(task, dataset, tuple(built)))
-    return tuple(groups)
+class Cell(NamedTuple):
+    """All that identifies a run except its seed: a second run of the same cell and seed is no further evidence.
 
-
-class Place(NamedTuple):
-    """Where a run belongs, and all that identifies it: a second one of the same place and seed is no further evidence.
-
-    `group` is the task's kind and name and the data set, `setup` the settings as JSON.
+    `group` is the task's kind and name and the data set, `setup` the shared settings as JSON.
     """
 
     group: tuple[str, str, str]
@@ -179,54 +153,81 @@ class Place(NamedTuple):
     rate: float
 
 
-def places(runs: Sequence[Run]) -> list[Place]:
-    """The place of each run. It depends on the others: what an older record lacks is taken from those of its group."""
-    of_group: dict[tuple[str, str, str], list[int]] = {}
-    for index, run in enumerate(runs):
-        of_group.setdefault((run.task.kind, run.task.name, run.dataset), []).append(index)
-    found: dict[int, Place] = {}
-    for group, members in of_group.items():
-        for index, shared in zip(members, _filled([shared_settings(runs[index]) for index in members]), strict=True):
-            found[index] = Place(group, json.dumps(shared, sort_keys=True), runs[index].method, runs[index].rate)
-    return [found[index] for index in range(len(runs))]
+def cell_of(run: Attempt) -> Cell:
+    """Return the cell that a run belongs to."""
+    group = (run.task.kind, run.task.name, run.dataset)
+    return Cell(group, json.dumps(run.shared_settings, sort_keys=True), run.method, run.rate)
 
 
-def shared_settings(run: Run) -> dict[str, Any]:
-    """The settings that arms of one setup have in common, by dotted name, the data's hashes among them."""
-    flat = dict(flatten(comparable(run)))
-    own = {name: value for name, value in flat.items() if not name.startswith("method")}
-    own.pop("optimizer.learning_rate", None)
-    data = run.environment.get("data") or {}
-    # A file's place is no setting where its content's hash stands beside it; the description names the group.
-    told = {name: value for name, value in flatten(data) if name != "description" and not name.endswith(".file")}
-    return own | {f"{_DATA}{name}": value for name, value in told.items()}
+@dataclass
+class _Members:
+    """The runs of one cell, and those of it that failed."""
+
+    kept: list[Run] = field(default_factory=list)
+    failed: list[Attempt] = field(default_factory=list)
 
 
-def _filled(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The settings, with what an older version did not yet record of the data taken from the others, if they agree."""
-    names = {name for one in settings for name in one if name.startswith(_DATA)}
-    found = {name: {_text(one[name]): one[name] for one in settings if name in one} for name in names}
-    agreed = {name: next(iter(values.values())) for name, values in found.items() if len(values) == 1}
-    return [agreed | one for one in settings]
+_Methods = dict[str, dict[float, _Members]]
 
 
-def differences(one: Run, other: Run, rate: bool = True) -> tuple[list[Difference], list[Difference]]:
-    """Fields in which two runs differ beside the method and the seed: those that spoil a comparison, and others.
+def group_runs(runs: Iterable[Run], lost: Iterable[Attempt] = ()) -> tuple[Group, ...]:
+    """Return runs as groups, setups, arms and cells in a fixed order; failed runs only beside others of their arm."""
+    tree: dict[tuple[str, str, str], dict[str, _Methods]] = {}
+    tasks: dict[tuple[str, str, str], TaskRecord] = {}
 
-    Without `rate` the learning rates may differ: where each arm has its own best one from the same grid.
+    def members(run: Attempt) -> _Members:
+        cell = cell_of(run)
+        tasks[cell.group] = run.task
+        methods = tree.setdefault(cell.group, {}).setdefault(cell.setup, {})
+        return methods.setdefault(cell.method, {}).setdefault(cell.rate, _Members())
+
+    for run in runs:
+        members(run).kept.append(run)
+    for failed in lost:
+        members(failed).failed.append(failed)
+    groups = [Group(tasks[key], key[2], _setups(tasks[key], key[2], setups)) for key, setups in sorted(tree.items())]
+    return tuple(group for group in groups if group.setups)
+
+
+def _setups(task: TaskRecord, dataset: str, setups: dict[str, _Methods]) -> tuple[Setup, ...]:
+    """Return a group's setups that have at least one arm, in the order of the settings that tell them apart."""
+    settings = {key: dict(sorted(json.loads(key).items())) for key in setups}
+    varying = _varying(list(settings.values()))
+    apart = {key: tuple((name, _text(settings[key].get(name))) for name in varying) for key in setups}
+    made = []
+    for key in sorted(setups, key=lambda key: _order(settings[key], varying)):
+        arms = _arms(setups[key])
+        if arms:
+            others = tuple(other for other_key, other in apart.items() if other_key != key)
+            made.append(
+                Setup(
+                    task=task,
+                    dataset=dataset,
+                    settings=tuple(settings[key].items()),
+                    arms=arms,
+                    apart=apart[key],
+                    others=others,
+                )
+            )
+    return tuple(made)
+
+
+def differences(one: Attempt, other: Attempt, rate: bool = True) -> tuple[list[Difference], list[Difference]]:
+    """Return the fields in which two runs differ beside the method and the seed: those that spoil a comparison, others.
+
+    Without `rate` the learning rates may differ: for arms that are each at the best rate of a common grid.
     """
-    spoiling = _differing(*_filled([shared_settings(one), shared_settings(other)]))
+    spoiling = _differing(one.shared_settings, other.shared_settings)
     if rate and one.rate != other.rate:
         spoiling.append(Difference("optimizer.learning_rate", f"{one.rate:g}", f"{other.rate:g}"))
-    flat_one, flat_other = dict(flatten(one.environment)), dict(flatten(other.environment))
-    known: list[Difference] = []
-    for names, found in ((_SPOILING, spoiling), (_WORTH_KNOWING, known)):
+    worth_knowing: list[Difference] = []
+    for names, differing in ((_SPOILING, spoiling), (_WORTH_KNOWING, worth_knowing)):
         for name in names:
-            # "gpu" itself is null where there is none, and then has no name.
-            a, b = flat_one.get(name), flat_other.get(name)
+            # On a CPU "gpu" itself is None, and "gpu.name" is missing.
+            a, b = one.flat_environment.get(name), other.flat_environment.get(name)
             if a != b:
-                found.append(Difference(f"environment.{name}", _text(a), _text(b)))
-    return sorted(spoiling, key=lambda item: item.field), sorted(known, key=lambda item: item.field)
+                differing.append(Difference(f"environment.{name}", _text(a), _text(b)))
+    return sorted(spoiling, key=lambda item: item.field), sorted(worth_knowing, key=lambda item: item.field)
 
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
@@ -237,29 +238,29 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
     ]
 
 
-def _arms(methods: dict[str, dict[float, list[Run]]], failed: dict[int, Run]) -> tuple[Arm, ...]:
+def _arms(methods: _Methods) -> tuple[Arm, ...]:
     order = {name: index for index, name in enumerate(REFERENCES)}
     arms = []
     for method in sorted(methods, key=lambda name: (order.get(name, len(order)), name)):
-        cells = methods[method]
-        by_seed = {rate: sorted(cells[rate], key=lambda run: run.seed) for rate in sorted(cells)}
-        kept = {rate: tuple(run for run in runs if id(run) not in failed) for rate, runs in by_seed.items()}
-        seeds = {(rate, run.seed) for rate, runs in kept.items() for run in runs}
-        # A seed is lost once, however often it was tried, and not at all where one of the tries came to something.
-        lost = {(rate, run.seed): run for rate, runs in by_seed.items() for run in runs if id(run) in failed}
-        alone = tuple(run for place, run in lost.items() if place not in seeds)
-        if any(kept.values()):
-            arms.append(Arm(method, tuple((rate, runs) for rate, runs in kept.items() if runs), alone))
+        cells = [(rate, methods[method][rate]) for rate in sorted(methods[method])]
+        kept = [(rate, tuple(sorted(one.kept, key=lambda run: run.seed))) for rate, one in cells if one.kept]
+        succeeded = {(rate, run.seed) for rate, runs in kept for run in runs}
+        # A seed is lost once, however often it was tried, and not at all where one of the attempts succeeded.
+        failed = [run for _, one in cells for run in sorted(one.failed, key=lambda run: run.seed)]
+        lost = {(run.rate, run.seed): run for run in failed if (run.rate, run.seed) not in succeeded}
+        if kept:
+            arms.append(Arm(method, tuple(kept), tuple(lost.values())))
     return tuple(arms)
 
 
-def _varying(settings: list[dict[str, Any]]) -> list[str]:
-    """The fields that tell a group's setups apart."""
+def _varying(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the fields that tell a group's setups apart."""
     names = sorted({name for one in settings for name in one})
     return [name for name in names if len({_text(one.get(name)) for one in settings}) > 1]
 
 
 def _order(settings: dict[str, Any], varying: list[str]) -> tuple[tuple[bool, float, str], ...]:
+    """Return a key that sorts setups by the fields that vary, numbers before other values."""
     values = [settings.get(name) for name in varying]
     return tuple(
         (not isinstance(value, int | float), float(value) if isinstance(value, int | float) else 0.0, _text(value))
@@ -268,5 +269,6 @@ def _order(settings: dict[str, Any], varying: list[str]) -> tuple[tuple[bool, fl
 
 
 def _text(value: Any) -> str:
+    """Return a value as text; a long one, such as a hash, as its beginning and its end."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return text if len(text) <= 60 else f"{text[:28]}…{text[-8:]}"

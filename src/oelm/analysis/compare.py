@@ -32,7 +32,7 @@ def note(code: str, **values: object) -> Note:
     return Note(code, tuple((name, str(value)) for name, value in values.items()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One arm against another by one measure.
 
@@ -128,7 +128,7 @@ class Comparison:
 def compare_runs(one: Run, other: Run) -> Comparison:
     """Two runs, `one` against `other`: their difference, and every field in which they differ."""
     setup = group_runs([other])[0].setups[0]
-    measure = MEASURES[PRIMARY.get(one.task.kind, "val_loss")]
+    measure = MEASURES[PRIMARY[one.task.kind]]
     basis = "equal" if one.rate == other.rate else "confounded"
     side, beside = (_Side(run.method, run.rate, (run,)) for run in (one, other))
     made = _compare(setup, measure, side, beside, basis, pair=False)
@@ -340,20 +340,20 @@ def _compare(
             confounds["timing"] = Difference("timing", *(sorted(doubts) * 2)[:2])
             notes.append(note("times_doubtful"))
     made = Comparison(
-        setup,
-        measure,
-        side.method,
-        reference.method,
-        basis,
-        side.rate,
-        reference.rate,
-        tuple(pairs),
-        unpaired,
-        None,
-        None,
-        tuple(confounds.values()),
-        tuple(cautions.values()),
-        tuple(notes),
+        setup=setup,
+        measure=measure,
+        arm=side.method,
+        reference=reference.method,
+        basis=basis,
+        rate=side.rate,
+        reference_rate=reference.rate,
+        pairs=tuple(pairs),
+        unpaired=unpaired,
+        log_ratio=None,
+        difference=None,
+        confounds=tuple(confounds.values()),
+        cautions=tuple(cautions.values()),
+        notes=tuple(notes),
     )
     values = made.values
     if not values:

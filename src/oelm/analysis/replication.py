@@ -10,7 +10,7 @@ from typing import Any
 from ..runs import published
 from .arms import MEASURES, Arm, Difference, Group, Setup
 from .compare import Comparison, best_rate, headline, of_pairs
-from .run import Run, flatten
+from .run import Run
 from .stats import Estimate, estimate, too_noisy
 
 AGREES, DIFFERS, UNDECIDED, NOT_JUDGED = "agrees", "differs", "undecided", "not-judged"
@@ -19,7 +19,7 @@ AGREES, DIFFERS, UNDECIDED, NOT_JUDGED = "agrees", "differs", "undecided", "not-
 _OURS = {"perplexity": "best_perplexity", "accuracy": "best_accuracy", "val_loss": "best_val_loss"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Replication:
     """One published figure and what the runs of one setup say. `change` is relative to what it is compared with."""
 
@@ -56,15 +56,13 @@ def matches(experiment: published.Experiment, known: published.Published, run: R
         return True
     if any(re.fullmatch(rf"{re.escape(other.id)}([._-].*)?", run.experiment) for other in known):
         return False
-    places = [run.dataset, str((run.config.get("data") or {}).get("path") or ""), run.task.name]
-    text = " ".join(places).lower()
+    text = " ".join([run.dataset, run.config.data.path or "", run.task.name]).lower()
     named = any(word in text for word in known.datasets[experiment.dataset])
     return named and _is_gpt(run) == str(experiment.setup["model.name"]).startswith("gpt")
 
 
 def _is_gpt(run: Run) -> bool:
-    name = str((run.config.get("model") or {}).get("name", ""))
-    return name.startswith("gpt:") or "gpt" in name.lower()
+    return "gpt" in run.config.model.name.lower()
 
 
 def _of_arm(experiment: published.Experiment, known: published.Published, setup: Setup, arm: Arm) -> list[Replication]:
@@ -89,18 +87,18 @@ def _of_arm(experiment: published.Experiment, known: published.Published, setup:
         verdict = NOT_JUDGED if synthetic else found  # a smoke run shows that the tools work, and nothing else
         rows.append(
             Replication(
-                experiment,
-                figure.metric,
-                figure.value,
-                setup,
-                used,
-                measured,
-                change,
-                ours.change if ours else None,
-                ours,
-                differs,
-                setup.stand_in,
-                verdict,
+                experiment=experiment,
+                metric=figure.metric,
+                value=figure.value,
+                setup=setup,
+                runs=used,
+                measured=measured,
+                published_change=change,
+                measured_change=ours.change if ours else None,
+                comparison=ours,
+                differs=differs,
+                stand_in=setup.stand_in,
+                verdict=verdict,
             )
         )
     return rows
@@ -136,12 +134,9 @@ def _change(chosen: Comparison | None, metric: str) -> Comparison | None:
 def _measured(run: Run, metric: str) -> float | None:
     step = re.fullmatch(r"perplexity_at_step_(\d+)", metric)
     if step:
-        lines = [line for line in run.metrics if line["kind"] == "val" and line["step"] == int(step[1])]
-        value = lines[0].get("perplexity") if lines else None
-        return float(value) if value is not None else None
+        return next((line.perplexity for line in run.metrics if line.kind == "val" and line.step == int(step[1])), None)
     if metric == "best_epoch":
-        value = (run.result.get("best") or {}).get("epoch")
-        return float(value) if value is not None else None
+        return run.result.best.epoch if run.result.best is not None else None
     if metric == "step_seconds" and run.times_doubt:
         return None
     return run.figure(_OURS.get(metric, metric)) or run.figure(metric)
@@ -149,10 +144,8 @@ def _measured(run: Run, metric: str) -> float | None:
 
 def setup_differences(experiment: published.Experiment, run: Run) -> tuple[Difference, ...]:
     """Settings in which a run differs from the published set-up, where both are known."""
-    flat: dict[str, Any] = dict(flatten(run.config))
-    gpu = run.environment.get("gpu") or {}
-    flat["hardware"] = gpu.get("name") or run.environment.get("device")
-    flat["vocabulary"] = (run.environment.get("data") or {}).get("vocab_size")
+    environment = run.environment
+    flat = {**run.flat_config, "hardware": environment.hardware, "vocabulary": environment.data.vocab_size}
     found = []
     for name, wanted in experiment.setup.items():
         ours = flat.get(name)

@@ -1,8 +1,7 @@
-"""One run as its records tell it, and what it is called: its method, task and data."""
+"""A run as its records show it, and the names that a report gives to its method and its data."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,26 +9,149 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from ..config import GPT, RANDOM, WITHOUT_EFFECT
-from ..errors import OelmError
+from ..config import GPT, RANDOM, WITHOUT_EFFECT, RunConfig
 from ..method.spec import PRESETS, Method
 from ..runs.folder import UNCOMPARABLE_TIMES
+from ..runs.schema import (
+    Audit,
+    BenchRows,
+    DecodeBench,
+    Environment,
+    MetricLine,
+    Parameters,
+    Result,
+    Status,
+    StepBench,
+    TaskRecord,
+    Timing,
+)
+
+# The prefix of what environment.json records of the data, where it stands among the settings of a run.
+DATA = "environment.data."
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a run was trained for: language, classification or text2text, and the task's name."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Attempt:
+    """A run with or without a result: one that is running, or that failed. `environment` is None before it started."""
 
-    kind: str
-    name: str
+    path: Path
+    id: str
+    config: RunConfig
+    environment: Environment | None
+    metrics: tuple[MetricLine, ...]
+    status: Status | None
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def rate(self) -> float:
+        return self.config.optimizer.learning_rate
+
+    @property
+    def experiment(self) -> str:
+        return self.config.experiment
+
+    @cached_property
+    def method(self) -> str:
+        return method_label(self.config.method)
+
+    @cached_property
+    def task(self) -> TaskRecord:
+        return TaskRecord(kind=self.config.task.kind, name=self.config.task.name)
+
+    @cached_property
+    def dataset(self) -> str:
+        """The name of the data: its description; before the run has started its path, or the task's name."""
+        if self.environment is not None and self.environment.data.description:
+            # The number of rows that were read is a setting and not part of the name: a tenth of a data set is still
+            # that data set.
+            return self.environment.data.description.split("; rows:")[0]
+        return (self.config.data.path if self.task.kind == "language" else None) or self.task.name
+
+    @property
+    def from_scratch(self) -> bool:
+        """True when the model was not loaded from trained weights."""
+        return self.config.model.from_scratch or self.config.model.name.startswith((GPT, RANDOM))
+
+    @cached_property
+    def flat_config(self) -> dict[str, Any]:
+        """The config's fields by dotted name."""
+        return dict(flatten(self.config.to_dict()))
+
+    @cached_property
+    def flat_environment(self) -> dict[str, Any]:
+        """The environment's fields by dotted name."""
+        return {} if self.environment is None else dict(flatten(self.environment.model_dump()))
+
+    @cached_property
+    def shared_settings(self) -> dict[str, Any]:
+        """The settings that all arms of one setup have in common, by dotted name, with the hashes of the data."""
+        apart = ("method", "optimizer.learning_rate")
+        settings = {name: value for name, value in flatten(_comparable(self.config)) if not name.startswith(apart)}
+        if self.environment is None:
+            return settings
+        # The path of a file is not a setting, since its content's hash stands beside it; the description names the
+        # group of runs.
+        data = flatten(self.environment.data.model_dump(exclude_none=True))
+        kept = {name: value for name, value in data if name != "description" and not name.endswith(".file")}
+        return settings | {f"{DATA}{name}": value for name, value in kept.items()}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Run(Attempt):
+    """A run with its result and all its other records. Whoever makes one has checked that they belong together."""
+
+    environment: Environment
+    audit: Audit
+    timing: Timing
+    result: Result
+
+    @property
+    def synthetic(self) -> bool:
+        return self.environment.data.synthetic
+
+    @property
+    def train_tokens(self) -> float | None:
+        """How many tokens of training data the run could see, if its environment records that."""
+        split = self.environment.data.splits.get("train")
+        return split.tokens * self.config.data.fraction if split is not None and split.tokens else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.result.notes, *self.result.warnings)
+
+    @property
+    def times_doubt(self) -> str | None:
+        """Why this run's step times must not be compared, or None."""
+        if self.timing.only_warmup:
+            return "it was too short: every step was warm-up"
+        return next((note for note in self.notes if UNCOMPARABLE_TIMES in note), None)
+
+    def figure(self, name: str) -> float | None:
+        """Return a figure of the result, the parameters or the step times by its name; None where there is none."""
+        if name == "step_seconds":
+            return None if self.timing.step_seconds is None else finite(self.timing.step_seconds.median)
+        if name == "steps_per_hour":
+            seconds = self.figure("step_seconds")
+            return 3600 / seconds if seconds else None
+        if name in Parameters.model_fields:
+            return finite(getattr(self.result.parameters, name))
+        if name in Result.model_fields:
+            return finite(getattr(self.result, name))
+        if name.startswith("best_"):
+            return finite(getattr(self.result.best, name.removeprefix("best_"), None))
+        return finite(getattr(self.result.last, name, None))
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that is listed and not counted. `kind`: damaged, failed, cut, unfinished, at-chance, diverged, duplicate.
+    """A run that is listed but not counted.
 
+    `kind`: damaged, format (its records have another format), failed, cut, unfinished, at-chance, diverged, duplicate.
     `reason` says why in English; `values` are the figures and names in it, for a report in another language. `run` is
-    there where it was left out for what it came to: a mean of the others is then one of survivors.
+    set where the run failed by its own doing: a mean over the other seeds is then one over survivors.
     """
 
     path: Path
@@ -38,178 +160,46 @@ class LeftOut:
     method: str = ""
     seed: int | None = None
     values: tuple[tuple[str, str], ...] = ()
-    run: Run | None = None
-
-
-# What only a benchmark of generation measures.
-DECODED = "cache_bytes_per_token"
+    run: Attempt | None = None
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Times of arms that `oelm bench --json` measured side by side, one row per arm: of steps, or of tokens written."""
+    """What `oelm bench --json` measured, one row for each arm: training steps, or tokens generated."""
 
     path: Path
-    rows: tuple[dict[str, Any], ...]
+    rows: BenchRows
 
     @property
-    def decodes(self) -> bool:
-        return DECODED in self.rows[0]
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """One run as its records tell it. Whoever makes one has checked that the files go together."""
-
-    path: Path
-    config: dict[str, Any]
-    environment: dict[str, Any]
-    result: dict[str, Any]
-    timing: dict[str, Any]
-    audit: dict[str, Any]
-    metrics: tuple[dict[str, Any], ...]
-    status: dict[str, Any]
-    old_config: bool = False
+    def steps(self) -> list[StepBench]:
+        return [row for row in self.rows if isinstance(row, StepBench)]
 
     @property
-    def id(self) -> str:
-        return str(self.config.get("id", ""))
-
-    @property
-    def seed(self) -> int:
-        return int(self.config["seed"])
-
-    @property
-    def experiment(self) -> str:
-        return str(self.config.get("experiment", ""))
-
-    @cached_property
-    def rate(self) -> float:
-        return float(self.config["optimizer"]["learning_rate"])
-
-    @cached_property
-    def method(self) -> str:
-        return method_label(json.dumps(self.config.get("method", {}), sort_keys=True))
-
-    @cached_property
-    def task(self) -> Task:
-        recorded = self.result.get("task") or {}
-        configured = self.config.get("task") or {}
-        name = recorded.get("name") or (configured if isinstance(configured, str) else configured.get("name"))
-        kind = recorded.get("kind")
-        if kind is None:
-            written = isinstance(configured, dict) and configured.get("form") == "text"
-            kind = "language" if name in (None, "language") else "text2text" if written else "classification"
-        return Task(str(kind), str(name or "language"))
-
-    @cached_property
-    def dataset(self) -> str:
-        """What the data is called: its description, the task's name, or its path."""
-        data = self.environment.get("data") or {}
-        # How many rows were read is a setting, not a name: a tenth of a data set is still that data set.
-        described = str(data.get("description") or "").split("; rows:")[0]
-        path = (self.config.get("data") or {}).get("path")
-        return str(described or (path if self.task.name == "language" else self.task.name) or self.task.name)
-
-    @property
-    def synthetic(self) -> bool:
-        return bool((self.environment.get("data") or {}).get("synthetic"))
-
-    @property
-    def from_scratch(self) -> bool:
-        """Whether the model started from nothing: no weights were loaded."""
-        model = self.config.get("model") or {}
-        return bool(model.get("from_scratch")) or str(model.get("name", "")).startswith((GPT, RANDOM))
-
-    @property
-    def train_tokens(self) -> float | None:
-        """Tokens of the training data that the run could see, where its environment says."""
-        tokens = ((self.environment.get("data") or {}).get("splits") or {}).get("train", {}).get("tokens")
-        share = (self.config.get("data") or {}).get("fraction", 1.0)
-        return float(tokens) * float(share) if tokens else None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(str(note) for note in [*self.result.get("notes", []), *self.result.get("warnings", [])])
-
-    @property
-    def times_doubt(self) -> str | None:
-        """Why this run's step times must not be compared, or none."""
-        if self.timing.get("only_warmup"):
-            return "it was too short: every step was warm-up"
-        return next((note for note in self.notes if UNCOMPARABLE_TIMES in note), None)
-
-    def figure(self, name: str) -> float | None:
-        """A figure of this run by its name: of the result, of the parameters, or of the timing."""
-        if name == "step_seconds":
-            value = (self.timing.get("step_seconds") or self.result.get("step_seconds") or {}).get("median")
-        elif name == "steps_per_hour":
-            seconds = self.figure("step_seconds")
-            value = 3600 / seconds if seconds else None
-        elif name in ("frozen", "frozen_share", "trainable", "total"):
-            value = (self.result.get("parameters") or self.audit).get(name)
-        elif name in self.result:
-            value = self.result[name]
-        else:
-            which, key = ("best", name.removeprefix("best_")) if name.startswith("best_") else ("last", name)
-            value = (self.result.get(which) or {}).get(key)
-        return finite(value)
+    def decoding(self) -> list[DecodeBench]:
+        return [row for row in self.rows if isinstance(row, DecodeBench)]
 
 
-def finite(value: Any) -> float | None:
-    """A number of a record; none where it is no number or not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
+def flop_ratio(run: Run, reference: Run) -> float | None:
+    """Return the FLOPs of a run's training step over those of another's: the bound on any time saved."""
+    own, other = run.result.flops_per_token, reference.result.flops_per_token
+    return own / other if own and other else None
 
 
-def at_chance(run: Run) -> bool:
-    """Whether a classifier is no better than its commonest class: as recorded, or as the figures say."""
-    recorded = run.result.get("at_chance")
-    if isinstance(recorded, bool):
-        return recorded
-    accuracy, majority = run.figure("accuracy"), (run.result.get("majority") or {}).get("accuracy")
-    return accuracy is not None and majority is not None and accuracy <= majority
-
-
-def comparable(run: Run) -> dict[str, Any]:
-    """The config without what cannot change a number: names, logging, where it is kept."""
-    apart = {"id", "format", "experiment", "seed", *WITHOUT_EFFECT}
-    config = {key: value for key, value in run.config.items() if key not in apart}
-    optimizer, train = dict(config.get("optimizer") or {}), dict(config.get("train") or {})
-    if optimizer.get("warmup_steps") is None and train.get("max_steps"):
-        optimizer["warmup_steps"] = round(train["max_steps"] * optimizer.get("warmup_share", 0.0))
-    if optimizer.get("warmup_steps") is not None:
-        optimizer.pop("warmup_share", None)
-    train.pop("device", None)  # the environment says what it was
-    evaluation = {
-        key: value for key, value in (config.get("eval") or {}).items() if key not in ("targets", "batch_size")
-    }
-    # Where the data lies is no setting: its hashes, in the environment, say what it is.
-    data = {key: value for key, value in (config.get("data") or {}).items() if key not in ("path", "seed")}
-    own = (run.config.get("data") or {}).get("seed")
-    data["order"] = "the run's seed" if own in (None, run.seed) else f"seed {own}"
-    return {**config, "optimizer": optimizer, "train": train, "eval": evaluation, "data": data}
+def method_label(method: Method) -> str:
+    """Return a method's name: the preset, or the nearest preset with the fields that differ from it."""
+    return method.name if method.name != "custom" else _nearest_preset(method.to_json())
 
 
 @cache
-def method_label(method: str) -> str:
-    """A method's name: the preset, or the nearest one with what differs from it."""
-    fields = json.loads(method)
-    try:
-        name = Method.load(fields).name
-    except OelmError:
-        name = "custom"
-    if name != "custom":
-        return name
-    best: tuple[int, str, list[str]] | None = None
-    for preset, theirs in _flat_presets().items():
-        mine = {**_flat_presets()["baseline"], **dict(flatten(fields))}
-        differs = [key for key in sorted(mine) if mine[key] != theirs.get(key)]
-        if best is None or len(differs) < best[0]:
-            best = (len(differs), preset, [f"{key}={_short(mine[key])}" for key in differs])
+def _nearest_preset(method: str) -> str:
+    own = dict(flatten(Method.model_validate_json(method).model_dump(mode="json")))
+    best: tuple[str, list[str]] | None = None
+    for preset, fields in _flat_presets().items():
+        differing = [f"{key}={_short(own[key])}" for key in sorted(own) if own[key] != fields.get(key)]
+        if best is None or len(differing) < len(best[1]):
+            best = preset, differing
     assert best is not None
-    return f"{best[1]} ({', '.join(best[2])})" if best[2] else best[1]
+    return f"{best[0]} ({', '.join(best[1])})" if best[1] else best[0]
 
 
 @cache
@@ -218,12 +208,38 @@ def _flat_presets() -> dict[str, dict[str, Any]]:
 
 
 def flatten(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings with their dotted names."""
+    """Yield the leaves of nested mappings with their dotted names."""
     for key, value in content.items():
         if isinstance(value, dict) and value:
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _comparable(config: RunConfig) -> dict[str, Any]:
+    """Return a config without what cannot change a number: names, logging, where the run is kept."""
+    sections = {key: value for key, value in config.to_dict().items() if key not in ("experiment", "seed")}
+    sections = {key: value for key, value in sections.items() if key not in WITHOUT_EFFECT}
+    optimizer, train = sections["optimizer"], sections["train"]
+    # A warm-up that is given as a share of the steps is the same setting as that number of steps.
+    if optimizer["warmup_steps"] is None and train["max_steps"]:
+        optimizer["warmup_steps"] = round(train["max_steps"] * optimizer["warmup_share"])
+    if optimizer["warmup_steps"] is not None:
+        del optimizer["warmup_share"]
+    del train["device"]  # the environment records which one it was
+    for name in ("targets", "batch_size"):
+        del sections["eval"][name]
+    # Where the data lies is not a setting: its hashes, in the environment, identify it.
+    data = {key: value for key, value in sections["data"].items() if key not in ("path", "seed")}
+    data["order"] = "the run's seed" if config.data_seed == config.seed else f"seed {config.data.seed}"
+    return {**sections, "data": data}
+
+
+def finite(value: Any) -> float | None:
+    """Return a recorded number as a float; None where it is not a number or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _short(value: Any) -> str:

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from ..analysis import AnalysisError, Run
 from ..analysis.arms import MEASURES, Difference
 from ..analysis.compare import Comparison, compare_runs, of_pairs
-from ..analysis.flops import flop_ratio
+from ..analysis.run import flop_ratio
 from ..report import numbers
 from ..report.words import Words, words
 from .terminal import pad

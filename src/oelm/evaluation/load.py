@@ -15,7 +15,7 @@ from ..method.apply import apply
 from ..method.spec import Method
 from ..models.build import build_model
 from ..models.load import load
-from ..runs.folder import config_fields
+from ..runs.schema import RecordedConfig, Result, read
 from ..training.best import model_step, stale_best_model
 from ..training.checkpoint import list_checkpoints, read_checkpoint
 from ..training.tasks.open import open_task
@@ -41,7 +41,7 @@ def config_of(run: Path) -> RunConfig:
     """Return the config that a run's folder records."""
     if not is_run(run):
         raise ConfigError(f"{run}: not a run's folder; it has no config.json that `oelm train` wrote")
-    return RunConfig.load(config_fields(read_json(run / "config.json")))
+    return read(run / "config.json", RecordedConfig).config
 
 
 def load_run(run: Path, last: bool = False) -> PreTrainedModel:
@@ -116,8 +116,8 @@ def load_model_folder(folder: Path, config: RunConfig) -> PreTrainedModel:
 def _why_best_is_stale(run: Path, checkpoints: list[Path]) -> str:
     """Return why best/ is not the run's best model, judged by its result or last checkpoint, or an empty string."""
     if (run / "result.json").is_file():
-        result = read_json(run / "result.json")
-        return stale_best_model(run, result.get("best") or {}, result["steps"])
+        result = read(run / "result.json", Result)
+        return stale_best_model(run, {"step": result.best.step} if result.best is not None else {}, result.steps)
     if not checkpoints:
         return ""
     state = read_checkpoint(checkpoints[-1]).state

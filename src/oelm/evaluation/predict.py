@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..base.files import read_json
 from ..data.labelled.prompts import to_prompt
 from ..errors import CheckpointError, ConfigError
+from ..runs.schema import Environment, read
 from ..training.tasks.classification import classify
 from ..training.tasks.model_tokenizer import ModelTokenizer
 from ..training.tasks.text2text import answer
@@ -40,7 +40,7 @@ def _require_inputs_as_in_training(run: Path, pair: str | None) -> None:
     environment = run / "environment.json"
     if not environment.is_file():
         raise CheckpointError(f"{run}: has no model yet: the run has not started, or ended before its first step")
-    trained_on_pairs = read_json(environment)["data"].get("pairs")
+    trained_on_pairs = read(environment, Environment).data.pairs
     if trained_on_pairs is not None and trained_on_pairs != (pair is not None):
         expected = "pairs of texts: give two" if trained_on_pairs else "single texts: give one"
         raise ConfigError(f"{run}: its model was trained on {expected}")

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..base.files import new_folder, read_record, to_json, write_json, write_text
+from ..base.files import new_folder, write_text
 from ..errors import LabError
-from ..runs.folder import read_metrics
+from ..runs.folder import line_to_json, read_metrics
+from ..runs.schema import MetricLine, RecordedConfig, Status, read
 from .status import RunState, list_runs
 
 _ENDED = ("finished", "diverged", "failed")
 # The files that are copied unchanged. Checkpoints, models and logs stay where they are.
 _COPIED = ("config.json", "environment.json", "audit.json", "timing.json", "result.json")
 # Fields of a status that mean nothing on another machine.
-_MACHINE_FIELDS = ("host", "pid")
+_MACHINE_FIELDS = {"host", "pid"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def _outcome(run: RunState, target: Path) -> str:
         return "left out"
     if not (target / "config.json").is_file():
         return "archived"
-    same_run = read_record(run.path / "config.json").get("id") == read_record(target / "config.json").get("id")
+    new_id, old_id = (read(folder / "config.json", RecordedConfig).id for folder in (run.path, target))
+    same_run = new_id == old_id
     new_result, old_result = run.path / "result.json", target / "result.json"
     if same_run and not old_result.is_file():  # the archive has a failure of this run
         return "archived" if new_result.is_file() else "there"
@@ -73,17 +75,18 @@ def _copy(run: RunState, target: Path, points: int) -> None:
         for name in _COPIED:
             if (run.path / name).is_file():
                 shutil.copyfile(run.path / name, folder / name)
-        lines = "".join(f"{to_json(line)}\n" for line in thin_metrics(read_metrics(run.path), points))
+        lines = "".join(f"{line_to_json(line)}\n" for line in thin_metrics(read_metrics(run.path), points))
         write_text(folder / "metrics.jsonl", lines)
         if run.state == "failed":
-            status = read_record(run.path / "status.json")
-            write_json(folder / "status.json", {key: status[key] for key in status if key not in _MACHINE_FIELDS})
+            status = read(run.path / "status.json", Status)
+            kept = status.model_dump(exclude=_MACHINE_FIELDS, exclude_unset=True)
+            Status.model_validate(kept).write(folder / "status.json")
 
 
-def thin_metrics(lines: list[dict[str, Any]], points: int) -> list[dict[str, Any]]:
+def thin_metrics(lines: list[MetricLine], points: int) -> list[MetricLine]:
     """Return the lines with at most `points` of training loss, evenly spread from first to last; others all stay."""
-    train = [index for index, line in enumerate(lines) if line["kind"] == "train"]
+    train = [index for index, line in enumerate(lines) if line.kind == "train"]
     if len(train) <= points:
         return lines
     chosen = {train[round(number * (len(train) - 1) / (points - 1))] for number in range(points)}
-    return [line for index, line in enumerate(lines) if line["kind"] != "train" or index in chosen]
+    return [line for index, line in enumerate(lines) if line.kind != "train" or index in chosen]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
-from ..base.files import read_record
 from ..errors import FileError
+from ..runs.schema import Result, read
 from .dry_run import dry_run
 from .plan import PlannedRun
 from .preflight import training_tokens
@@ -69,9 +69,7 @@ def _measured_seconds(runs: list[PlannedRun]) -> dict[str, float]:
     """Return the median duration of these finished runs by experiment, over all methods and seeds."""
     durations: dict[str, list[float]] = {}
     for run in runs:
-        seconds = read_record(run.folder / "result.json").get("seconds")
-        if seconds is not None:
-            durations.setdefault(run.config.experiment, []).append(float(seconds))
+        durations.setdefault(run.config.experiment, []).append(read(run.folder / "result.json", Result).seconds)
     return {name: median(seconds) for name, seconds in durations.items()}
 
 

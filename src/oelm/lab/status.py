@@ -14,13 +14,14 @@ from ..base.files import read_record
 from ..base.locks import holder
 from ..errors import FileError, LabError, nearest
 from ..runs.folder import ending, is_alive
+from ..runs.schema import RecordedConfig, Result, Status, read, read_optional
 
 # The folder, below the output folder, in which running matrices write what they have planned.
 LAB = ".lab"
 # Folders inside a run's folder, which hold no runs.
 _INNER = ("checkpoints", "best")
 _NUMBER = re.compile(r"\d+")
-# Fields of a status that are copied into a RunState.
+# Fields of a status or a result that are copied into a RunState.
 _FIGURES = (
     "step",
     "max_steps",
@@ -78,24 +79,26 @@ def read_state(path: Path, name: str | None = None) -> RunState:
     """Return the state of the run in a folder, which may not exist yet. It is called `name`, or else by its path."""
     label = str(path) if name is None else name
     try:
-        status, result = _read_if_there(path / "status.json"), _read_if_there(path / "result.json")
-        config = _read_if_there(path / "config.json")
+        status = read_optional(path / "status.json", Status)
+        result = read_optional(path / "result.json", Result)
+        recorded = read_optional(path / "config.json", RecordedConfig)
     except (FileError, OSError) as error:
         return RunState(name=label, path=path, state="unreadable", message=str(error))
-    figures = {key: status.get(key) for key in _FIGURES if status.get(key) is not None}
-    if result:
-        final = {key: result.get(key) for key in ("val_loss", "perplexity", "accuracy", "tokens_per_second")}
-        figures |= {key: value for key, value in final.items() if value is not None}
-        figures |= {"step": result.get("steps"), "max_steps": result.get("steps")}
+    figures: dict[str, Any] = {}
+    for record in (status, result):  # a figure of the result replaces that of the last status
+        shown = {key: getattr(record, key, None) for key in _FIGURES}
+        figures |= {key: value for key, value in shown.items() if value is not None}
+    if result is not None:
+        figures |= {"step": result.steps, "max_steps": result.steps}
         figures.pop("eta_seconds", None)
     return RunState(
         name=label,
         path=path,
         state=_state(path, status, result),
-        experiment=config.get("experiment"),
+        experiment=None if recorded is None else recorded.config.experiment,
         method=_method_of(path),
-        seed=config.get("seed"),
-        message=None if result else status.get("message"),
+        seed=None if recorded is None else recorded.config.seed,
+        message=status.message if status is not None and result is None else None,
         **figures,
     )
 
@@ -149,8 +152,8 @@ def is_done(folder: Path, id: str) -> bool:
     """Return True when a folder holds the result of the run with this id; raise if it holds another run's."""
     if not (folder / "result.json").is_file():
         return False
-    config, result = _read_if_there(folder / "config.json"), _read_if_there(folder / "result.json")
-    recorded_id = config.get("id") or result.get("id")
+    read(folder / "result.json", Result)  # raises where it is damaged
+    recorded_id = read(folder / "config.json", RecordedConfig).id
     if recorded_id != id:
         raise FileError(f"its folder holds another run ({recorded_id}); use another --out")
     return True
@@ -166,17 +169,14 @@ def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
         yield Path(place), is_run
 
 
-def _state(path: Path, status: dict[str, Any], result: dict[str, Any]) -> str:
-    if result:
-        return ending(result["val_loss"]) if "val_loss" in result else "finished"
+def _state(path: Path, status: Status | None, result: Result | None) -> str:
+    if result is not None:
+        return ending(result.val_loss)
     if is_alive(path, status):
         return "running"
-    state = status.get("state") or "new"
-    return "died" if state == "running" else str(state)
-
-
-def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_record(path) if path.is_file() else {}
+    if status is None:
+        return "new"
+    return "died" if status.state == "running" else status.state
 
 
 def _method_of(path: Path) -> str:

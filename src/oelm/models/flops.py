@@ -67,7 +67,10 @@ def train_flops_per_token(model: Any, length: int, sequences: int, reach: Reach 
 
 
 def find_reach(loss: nn.Module, batch: dict[str, Tensor]) -> Reach:
-    """Where gradients come in a model, since something below trains: from a forward pass."""
+    """Where gradients come in a model, since something below trains: from a forward pass.
+
+    The pass is in evaluation mode, so that no random number is drawn and dropout takes no part.
+    """
     inputs: dict[int, list[bool]] = {}
     outputs: dict[int, list[bool]] = {}
 
@@ -79,9 +82,11 @@ def find_reach(loss: nn.Module, batch: dict[str, Tensor]) -> Reach:
 
     # An embedding's input are token ids; its weight may be the output layer's too, which is seen by itself.
     hooks = [m.register_forward_hook(look) for m in loss.modules() if not isinstance(m, nn.Embedding)]
+    training = loss.training
     try:
-        loss(**batch)
+        loss.eval()(**batch)
     finally:
+        loss.train(training)
         for hook in hooks:
             hook.remove()
     return Reach(_shares(inputs), _shares(outputs))

@@ -11,9 +11,9 @@ from ..analysis import Analysis, Run
 from ..analysis.analyse import cell_to_show, mean_of
 from ..analysis.arms import Setup
 from ..analysis.compare import Comparison
-from ..analysis.flops import flop_ratio
-from ..analysis.run import finite
+from ..analysis.run import Attempt, finite, flop_ratio
 from ..analysis.stats import Estimate, too_noisy
+from ..runs.schema import AuditRow, TrainLine, ValLine
 from .charts import Chart, ChartFigure, Grid, IntervalRow, Intervals, Lines, Series, Styles
 from .words import Words
 
@@ -35,7 +35,7 @@ class _Context:
 
     setup: Setup
     cells: dict[str, tuple[Run, ...]]
-    running: list[Run]
+    running: list[Attempt]
     comparisons: Sequence[Comparison]
     number: int
     styles: Styles
@@ -183,11 +183,11 @@ def _accuracy(context: _Context) -> ChartFigure | None:
             )
     if not rows:
         return None
-    majority = (setup.runs[0].result.get("majority") or {}).get("accuracy")
+    majority = setup.runs[0].result.majority
     chart = Intervals(
         x_label=f"{context.measure} (%)",
         rows=rows,
-        line=100 * majority if majority is not None and setup.measure.name == "accuracy" else None,
+        line=100 * majority.accuracy if majority is not None and setup.measure.name == "accuracy" else None,
         line_label=context.say("commonest"),
     )
     title = context.say("fig_accuracy", measure=context.measure).capitalize()
@@ -290,16 +290,15 @@ def _time_row(
     context: _Context, method: str, runs: tuple[Run, ...], reference_runs: tuple[Run, ...]
 ) -> IntervalRow | None:
     """The step times of one method in milliseconds: median, 10th and 90th percentile, and a sample of steps."""
-    statistics = [run.timing.get("step_seconds") or run.result.get("step_seconds") or {} for run in runs]
-    statistics = [one for one in statistics if one.get("median") and None not in (one.get("p10"), one.get("p90"))]
+    statistics = [run.timing.step_seconds for run in runs if run.timing.step_seconds is not None]
     if not statistics:
         return None
-    middle, low, high = (1000 * fmean(one[key] for one in statistics) for key in ("median", "p10", "p90"))
+    middle, low, high = (1000 * fmean(getattr(one, key) for one in statistics) for key in ("median", "p10", "p90"))
     expected = None
     if reference_runs:
         base, ratio = mean_of(reference_runs, "step_seconds"), flop_ratio(runs[0], reference_runs[0])
         expected = 1000 * base.mean * ratio if base is not None and ratio is not None else None
-    sample = [1000 * second for run in runs for second in run.timing.get("step_seconds_sample") or []]
+    sample = [1000 * second for run in runs for second in run.timing.step_seconds_sample]
     # One step that was held up by something else would squeeze all others into a corner of the chart.
     sample = [one for one in sample if one <= 2 * high]
     return IntervalRow(
@@ -318,15 +317,15 @@ def _target(context: _Context) -> ChartFigure | None:
     """When each method reached each target, for the targets that all its seeds reached."""
     measure, series = context.setup.measure, []
     for method, runs in context.cells.items():
-        reached = [run.result.get("reached") or {} for run in runs]
+        reached = [run.result.reached for run in runs]
         targets = set.intersection(*(set(one) for one in reached))
-        hardest_last = sorted(targets, key=float, reverse=measure.lower_is_better)
+        hardest_last = sorted(targets, reverse=measure.lower_is_better)
         if hardest_last:
             x = {
-                axis: [fmean(float(one[target][key]) for one in reached) for target in hardest_last]
+                axis: [fmean(getattr(one[target], key) for one in reached) for target in hardest_last]
                 for axis, key in (("steps", "step"), ("seconds", "seconds"))
             }
-            y = [context.factor * float(target) for target in hardest_last]
+            y = [context.factor * target for target in hardest_last]
             series.append(Series(name=method, style=context.styles[method], x=x, y=y))
     if len(series) < 2:
         return None
@@ -339,9 +338,9 @@ def _map(context: _Context) -> ChartFigure | None:
     """The frozen share of each matrix by layer and role, a panel for each method that freezes or removes any."""
     charts = []
     for method, runs in context.cells.items():
-        rows = runs[0].audit.get("rows") or []
-        sites = {(f"{row['kind']} {row['layer']}", row["role"]): row for row in rows if row.get("role") in _ROLES}
-        if not any(row.get("frozen") or row.get("init") == "identity" for row in sites.values()):
+        rows = [row for row in runs[0].audit.rows if row.role in _ROLES]
+        sites = {(f"{row.kind} {row.layer}", row.role): row for row in rows}
+        if not any(row.frozen or row.init == "identity" for row in rows):
             continue
         layers = list(dict.fromkeys(layer for layer, _ in sites))
         kinds = {layer.split()[0] for layer in layers}
@@ -361,11 +360,10 @@ def _map(context: _Context) -> ChartFigure | None:
     return context.panels("map", charts)
 
 
-def _frozen_share(row: dict[str, object] | None) -> float | None:
-    if row is None or row.get("init") == "identity":
+def _frozen_share(row: AuditRow | None) -> float | None:
+    if row is None or row.init == "identity":
         return None
-    frozen, trainable = float(str(row.get("frozen") or 0)), float(str(row.get("trainable") or 0))
-    return frozen / (frozen + trainable) if frozen + trainable else None
+    return row.frozen / (row.frozen + row.trainable) if row.frozen + row.trainable else None
 
 
 def _entropy(context: _Context) -> ChartFigure | None:
@@ -383,11 +381,10 @@ def _attention(context: _Context, kind: str, key: str) -> ChartFigure | None:
         values: dict[str, dict[int, list[float]]] = {}
         for run in runs:
             for line in run.metrics:
-                if line["kind"] == "attention":
-                    for layer in line.get("layers", []):
-                        if (value := finite(layer.get(key))) is not None:
-                            by_step = values.setdefault(str(layer["label"]), {})
-                            by_step.setdefault(int(line["step"]), []).append(value)
+                if line.kind == "attention":
+                    for layer in line.layers:
+                        if (value := finite(getattr(layer, key))) is not None:
+                            values.setdefault(layer.label, {}).setdefault(line.step, []).append(value)
         series = []
         for index, (label, by_step) in enumerate(values.items()):
             steps = sorted(by_step)
@@ -408,7 +405,7 @@ def _confusion(context: _Context) -> ChartFigure | None:
             continue
         size = range(len(matrices[0]))
         total = [[sum(matrix[i][j] for matrix in matrices) for j in size] for i in size]
-        named = runs[0].result.get("labels") or []
+        named = runs[0].result.labels or []
         labels = [str(label) for label in (named if len(named) == len(total) else size)]
         values: list[list[float | None]] = [[n / sum(row) if sum(row) else None for n in row] for row in total]
         charts.append(
@@ -427,10 +424,8 @@ def _confusion(context: _Context) -> ChartFigure | None:
 
 def confusion_of(run: Run) -> list[list[int]] | None:
     """Return a classifier's confusion matrix of the last epoch, a row per true class, or None when it is not square."""
-    matrix = (run.result.get("last") or {}).get("confusion") or run.result.get("confusion")
-    if not matrix or any(len(row) != len(matrix) for row in matrix):
-        return None
-    return [[int(cell) for cell in row] for row in matrix]
+    matrix = run.result.last.confusion
+    return None if not matrix or any(len(row) != len(matrix) for row in matrix) else matrix
 
 
 @dataclass(frozen=True)
@@ -443,7 +438,7 @@ class _Metric:
     marks: bool = True
 
 
-def _curve(name: str, style: int, runs: Sequence[Run], metric: _Metric, faint: bool = False) -> Series | None:
+def _curve(name: str, style: int, runs: Sequence[Attempt], metric: _Metric, faint: bool = False) -> Series | None:
     """Return the mean of a metric over runs at the steps that all of them have, with the lowest and the highest.
 
     None when fewer than two steps are left.
@@ -452,10 +447,9 @@ def _curve(name: str, style: int, runs: Sequence[Run], metric: _Metric, faint: b
     for run in runs:
         table = {}
         for line in run.metrics:
-            value = finite(line.get(metric.key))
-            if line["kind"] == metric.kind and value is not None:
-                seconds = float((line.get("time") or {}).get("seconds") or 0.0)
-                table[int(line["step"])] = (metric.factor * value, seconds)
+            value = finite(getattr(line, metric.key, None))
+            if isinstance(line, TrainLine | ValLine) and line.kind == metric.kind and value is not None:
+                table[line.step] = (metric.factor * value, line.time.seconds)
         tables.append(table)
     steps = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
     if len(steps) < 2:

@@ -137,10 +137,10 @@ def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> 
     rows = []
     for arm in setup.arms:
         rate, runs = cell_to_show(analysis, setup, arm)
-        splits = dict.fromkeys(name for run in runs for name in run.result.get("evaluations") or {})
+        splits = dict.fromkeys(name for run in runs for name in run.result.evaluations)
         for split in splits:
-            figures = [found[split] for run in runs if split in (found := run.result.get("evaluations") or {})]
-            values = [value for one in figures if (value := finite(one.get(setup.measure.name))) is not None]
+            figures = [run.result.evaluations[split] for run in runs if split in run.result.evaluations]
+            values = [value for one in figures if (value := finite(getattr(one, setup.measure.name, None))) is not None]
             if values:
                 found = estimate(values)
                 rows.append(
@@ -151,7 +151,7 @@ def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> 
                         Cell(str(found.n)),
                         Cell(numbers.figure(setup.measure.name, found.mean)),
                         Cell(numbers.bounds(setup.measure.name, found, say)),
-                        Cell(_span([one["step"] for one in figures if "step" in one])),
+                        Cell(_span([one.step for one in figures])),
                         Cell("", handles(analysis, runs)),
                     ]
                 )
@@ -171,11 +171,10 @@ def _span(steps: list[int]) -> str:
 def settings(setup: Setup) -> str:
     """The settings that matter most, on one line."""
     run, shared = setup.runs[0], dict(setup.settings)
-    hardware = (run.environment.get("gpu") or {}).get("name") or run.environment.get("device") or "?"
     fields = [name for name in shared if name.startswith("model.fields.")]  # a name alone would hide a changed size
     names = ("model.name", *fields, "train.batch_size", "train.max_steps", "train.epochs", "data.sequence_length")
     told = [f"{name} {shared[name]}" for name in names if shared.get(name) is not None]
-    return " · ".join([*told, str(hardware)])
+    return " · ".join([*told, run.environment.hardware])
 
 
 def arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Table:

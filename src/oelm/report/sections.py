@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 from ..analysis import Analysis, Run
 from ..analysis.compare import Comparison
-from ..analysis.flops import flop_ratio
 from ..analysis.hypotheses import uneven_times
 from ..analysis.replication import Replication
-from ..analysis.run import DECODED, Bench
+from ..analysis.run import Bench, flop_ratio
 from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
+from ..runs.schema import DecodeBench, StepBench
 from . import numbers
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
 from .sentences import note_text, setup_label, verdict_numbers, why_left_out
@@ -134,28 +133,28 @@ def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
 
 def bench_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
     """What one benchmark measured, and a warning where its arms did different work."""
-    if bench.decodes:
+    if bench.decoding:
         return _decoding_blocks(bench, out, say)
     columns = [say("col_method"), say("col_step"), say("col_ratio"), say("col_interval"), say("col_flops")]
     rows = [
         [
-            Cell(str(row["arm"]), code=True),
-            Cell(f"{row['step_ms']:.2f}" if row.get("step_ms") is not None else "–"),
-            Cell(f"{row['ratio']:.3f}"),
+            Cell(row.arm, code=True),
+            Cell(f"{row.step_ms:.2f}"),
+            Cell(f"{row.ratio:.3f}"),
             Cell(_bench_interval(row)),
-            Cell(f"{row['flop_bound']:.3f}"),
-            Cell(str(row["rounds"])),
+            Cell(f"{row.flop_bound:.3f}"),
+            Cell(str(row.rounds)),
         ]
-        for row in bench.rows
+        for row in bench.steps
     ]
     blocks: list[Block] = [
         Paragraph(say("time_bench", file=relative(bench.path, out))),
         Table(f"bench-{bench.path.stem}", [*columns, say("col_rounds")], rows, (1, 2, 3, 4, 5)),
     ]
-    for row in bench.rows:
-        if row.get("warning"):
-            values = {"batch": row["batch_size"], "ratio": f"{row['ratio_per_example']:.3f}"}
-            blocks.append(Paragraph(say("time_bench_unequal", arm=str(row["arm"]), **values)))
+    for row in bench.steps:
+        if row.warning is not None:
+            values = {"batch": row.batch_size, "ratio": f"{row.ratio_per_example:.3f}"}
+            blocks.append(Paragraph(say("time_bench_unequal", arm=row.arm, **values)))
     return blocks
 
 
@@ -163,28 +162,28 @@ def _decoding_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
     columns = ["col_method", "col_token", "col_ratio", "col_interval", "col_cache", "col_cache_ratio", "col_rounds"]
     rows = [
         [
-            Cell(str(row["arm"]), code=True),
-            Cell(f"{row['token_ms']:.2f}"),
-            Cell(f"{row['ratio']:.3f}"),
+            Cell(row.arm, code=True),
+            Cell(f"{row.token_ms:.2f}"),
+            Cell(f"{row.ratio:.3f}"),
             Cell(_bench_interval(row)),
-            Cell(f"{row[DECODED]:,.0f}"),
-            Cell(f"{row['cache_ratio']:.3f}"),
-            Cell(str(row["rounds"])),
+            Cell(f"{row.cache_bytes_per_token:,.0f}"),
+            Cell(f"{row.cache_ratio:.3f}"),
+            Cell(str(row.rounds)),
         ]
-        for row in bench.rows
+        for row in bench.decoding
     ]
-    first = bench.rows[0]
-    how = say("time_compiled") if first.get("compiled") else ""
-    told = {"context": f"{first['context']:,}", "batch": first["batch_size"], "how": how}
+    first = bench.decoding[0]
+    how = say("time_compiled") if first.compiled else ""
+    told = {"context": f"{first.context:,}", "batch": first.batch_size, "how": how}
     return [
         Paragraph(say("time_decoding", file=relative(bench.path, out), **told)),
         Table(f"bench-{bench.path.stem}", [say(name) for name in columns], rows, tuple(range(1, len(columns)))),
     ]
 
 
-def _bench_interval(row: dict[str, Any]) -> str:
+def _bench_interval(row: StepBench | DecodeBench) -> str:
     """The arm that the others are measured by has none, nor has one of a single round."""
-    ratio, half = row["ratio"], row["ratio_95"]
+    ratio, half = row.ratio, row.ratio_95
     return f"{ratio - half:.3f} – {ratio + half:.3f}" if half and math.isfinite(half) else "–"
 
 
@@ -194,16 +193,18 @@ def runs_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
         columns = [say("col_method"), say("col_seed"), say("col_step_now"), say("col_latest"), say("col_folder")]
         rows = []
         for run in analysis.running:
-            last: dict[str, Any] = next((line for line in reversed(run.metrics) if line["kind"] == "val"), {})
-            latest = last.get("perplexity", last.get("accuracy", last.get("loss")))
-            steps = run.config["train"].get("max_steps") or run.status.get("max_steps") or "?"
+            last = next((line for line in reversed(run.metrics) if line.kind == "val"), None)
+            shown = [] if last is None else [last.perplexity, last.accuracy, last.loss]
+            latest = next((value for value in shown if value is not None), None)
+            step, max_steps = (0, None) if run.status is None else (run.status.step or 0, run.status.max_steps)
+            steps = run.config.train.max_steps or max_steps or "?"
             folder = relative(run.path, out)
             rows.append(
                 [
                     Cell(run.method, code=True),
                     Cell(str(run.seed)),
-                    Cell(f"{run.status.get('step', 0)} / {steps}"),
-                    Cell(f"{latest:.4g}" if isinstance(latest, int | float) else "–"),
+                    Cell(f"{step} / {steps}"),
+                    Cell(f"{latest:.4g}" if latest is not None else "–"),
                     Cell(folder, folder=folder),
                 ]
             )
@@ -242,10 +243,7 @@ def _runs_table(analysis: Analysis, out: Path, say: Words) -> Table:
     folder_of_all, rows = root(analysis), []
     for run in analysis.runs:
         handle, folder, measure = analysis.handle(run), relative(run.path, out), measures[run]
-        device = (run.environment.get("gpu") or {}).get("name") or run.environment.get("device") or "–"
         label = relative(run.path, folder_of_all)
-        if run.old_config:
-            label = say("in_brackets", text=label, more=say("note_old_config"))
         rows.append(
             [
                 Cell(handle, anchor=f"run-{handle}"),
@@ -254,7 +252,7 @@ def _runs_table(analysis: Analysis, out: Path, say: Words) -> Table:
                 Cell(str(run.seed)),
                 Cell(numbers.figure(measure, run.figure(measure))),
                 Cell(numbers.figure("steps", run.figure("steps"))),
-                Cell(str(device)),
+                Cell(run.environment.hardware),
                 Cell(run.id, code=True),
                 Cell(label, folder=folder),
             ]

@@ -257,6 +257,6 @@ def _arms_text(about: Sequence[Comparison], comparisons: Sequence[Comparison], s
 
 def why_left_out(item: LeftOut, say: Words) -> str:
     """Return why a run is not counted. The message of a failed or damaged run is quoted as it is."""
-    if item.kind in ("damaged", "failed"):
+    if item.kind in ("damaged", "format", "failed"):
         return item.reason
     return say(f"why_{item.kind}", **dict(item.values))

@@ -10,7 +10,6 @@ from typing import Any
 from .. import __version__
 from ..analysis import Analysis
 from ..analysis.compare import Comparison
-from ..analysis.flops import flops_per_token
 from ..analysis.stats import Estimate
 from ..base.files import to_json
 from .document import Table, spans
@@ -65,7 +64,7 @@ def results_json(analysis: Analysis) -> str:
     content = {
         "format": FORMAT,
         "oelm": __version__,
-        "runs": [{**_row(analysis, run), "flops_per_token": flops_per_token(run)} for run in analysis.runs],
+        "runs": [{**_row(analysis, run), "flops_per_token": run.result.flops_per_token} for run in analysis.runs],
         "running": [str(run.path) for run in analysis.running],
         "left_out": [
             {"path": str(item.path), "kind": item.kind, "reason": item.reason, "method": item.method, "seed": item.seed}
@@ -104,13 +103,15 @@ def results_json(analysis: Analysis) -> str:
             }
             for one in analysis.replications
         ],
-        "bench": [{"path": str(bench.path), "rows": list(bench.rows)} for bench in analysis.benches],
+        "bench": [
+            {"path": str(bench.path), "rows": [row.model_dump(exclude_unset=True) for row in bench.rows]}
+            for bench in analysis.benches
+        ],
     }
     return to_json(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def _row(analysis: Analysis, run: Any) -> dict[str, Any]:
-    device = (run.environment.get("gpu") or {}).get("name") or run.environment.get("device")
     about = {
         "run": analysis.handle(run),
         "state": "finished",
@@ -121,7 +122,7 @@ def _row(analysis: Analysis, run: Any) -> dict[str, Any]:
         "learning_rate": run.rate,
         "seed": run.seed,
         "id": run.id,
-        "device": device,
+        "device": run.environment.hardware,
         "path": str(run.path),
     }
     return about | {name: value for name in _FIGURES if (value := run.figure(name)) is not None}

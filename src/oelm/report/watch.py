@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..analysis.run import Run
+from ..analysis.run import Attempt
 from ..errors import NoRunsError
 from ..runs.folder import is_alive
 from .write import Report, write_report
@@ -26,7 +26,7 @@ def watch(
     `on_report` is called with each report, and with None while there are no runs yet. `options` go to `write_report`.
     """
     before: object = None
-    running: tuple[Run, ...] = ()
+    running: tuple[Attempt, ...] = ()
     while True:
         now = stamps(paths)
         # A killed run changes no file, so its process is checked as well.

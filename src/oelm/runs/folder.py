@@ -1,9 +1,11 @@
-"""A run's folder: its config, environment, metrics, result and status. The only thing that analysis reads.
+"""The folder of a run: one process at a time writes its records here, and any number of others read them.
 
 config.json       the whole config            status.json   state, step, rates: rewritten while it runs
 environment.json  versions, hardware, data    metrics.jsonl one line per log, validation or event, appended
 audit.json        what was frozen             timing.json   whole optimiser steps, and what else took time
 result.json       the figures, at the end     train.log     the same lines that the terminal shows
+
+`schema.py` has the types of these files.
 """
 
 from __future__ import annotations
@@ -22,26 +24,34 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .. import __version__
-from ..base.files import read_json, recover_folder, remove_leftovers, to_json, write_json, write_text
+from ..base.files import recover_folder, remove_leftovers, to_json, write_text
 from ..base.locks import hold, holder
 from ..config import WITHOUT_EFFECT, RunConfig
 from ..errors import ConfigError, FileError
+from .schema import (
+    Cpu,
+    DataRecord,
+    Environment,
+    Gpu,
+    MetricLine,
+    RecordedConfig,
+    State,
+    Status,
+    Versions,
+    parse_line,
+    read,
+)
 
-FORMAT = 1
-# What config.json holds beside the config's own fields.
-_STAMP = ("format", "id")
-# States of a run. "stopped" is a run that was asked to stop and can go on; "failed" says why in its message.
-STATES = ("running", "finished", "stopped", "failed")
-# A note with these words, from the run itself or from whoever ran it, keeps its times out of every comparison.
+# A note with these words, from the run itself or from its user, keeps its times out of every comparison.
 UNCOMPARABLE_TIMES = "step times are not comparable"
-# A file of this name in a run's folder asks the run to stop: it looks for one whenever it logs.
+# A file of this name in a run's folder asks the run to stop: the run looks for it whenever it logs.
 STOP = "stop"
-# In the folder of a run or a matrix: the process that was asked to stop. Its number may be another's the next time.
+# In the folder of a run or a matrix: the process that was asked to stop. The process number may be reused later.
 ASKED = "stopping"
 # What a run may have written before its first step, beside its config and its log.
 _BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl", "trackers.json")
-# How long a run on another machine may be silent before it counts as dead, where no lock is seen: some shared file
-# systems keep locks to one machine.
+# After so many seconds without a new status, a run on another machine counts as dead unless its lock is seen: some
+# shared file systems keep locks to one machine.
 SILENCE = 300.0
 
 
@@ -65,21 +75,21 @@ class RunFolder:
 
     @property
     def claimed(self) -> bool:
-        """Whether this process may write here."""
+        """True when this process may write here."""
         return self._log is not None
 
     def claim(self) -> None:
-        """Make the folder this process's: raises if a live process has it, or if another run trained in it."""
+        """Lock the folder for this process; raise if a live process has it, or if another run was trained in it."""
         self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = hold(self.path)
-            for meant_for_another in (STOP, ASKED):  # for whoever had the folder before
-                (self / meant_for_another).unlink(missing_ok=True)
+            for request in (STOP, ASKED):  # these were meant for the process that had the folder before
+                (self / request).unlink(missing_ok=True)
             recover_folder(self.path / "best")
             remove_leftovers(self.path)
             self._make_room()
-            write_json(self / "config.json", {"format": FORMAT, "id": self.config.id, **self.config.to_dict()})
+            RecordedConfig(id=self.config.id, config=self.config).write(self / "config.json")
             self._log = open(self / "train.log", "a", encoding="utf-8", buffering=1)
         except OSError as error:
             self.close()
@@ -89,13 +99,13 @@ class RunFolder:
             raise
 
     def withdraw(self) -> bool:
-        """Undo a claim that nothing came of, with the folders that were made for it; whether that was so.
+        """Undo a claim that led to nothing, with the folders that were made for it; return True if it was undone.
 
-        A folder that was there before, of a runner that waits to read the reason say, stays.
+        A folder that existed before the claim stays: a launcher may be waiting to read the run's error there.
         """
         if self._metrics is not None or self.path not in self._made:
             return False
-        shutil.rmtree(self.path, ignore_errors=True)  # before the lock goes: another may wait for it
+        shutil.rmtree(self.path, ignore_errors=True)  # before the lock is released: another process may wait for it
         self.close()
         for folder in self._made[1:]:
             with suppress(OSError):  # another run is in there by now
@@ -103,16 +113,18 @@ class RunFolder:
         return True
 
     def _make_room(self) -> None:
-        """Raise if another run trained here. Of one that came to no step, for want of memory say, only the log stays.
+        """Raise if another run was trained here. Of a run that failed before its first step, only the log is kept.
 
-        Steps that left neither a checkpoint nor a line of metrics are lost to their own run too: it would start anew.
+        Steps that left neither a checkpoint nor a line of metrics do not count: their own run would start anew too.
         """
-        there = self / "config.json"
-        old = read_json(there) if there.exists() else {"id": self.config.id}
-        if old.get("id") == self.config.id:
+        path = self / "config.json"
+        if not path.exists():
             return
-        if self._trained():
-            fields = ", ".join(differing(old, self.config.to_dict())) or "the version of oelm"
+        recorded = read(path, RecordedConfig)
+        if recorded.id == self.config.id:
+            return
+        if self._has_steps():
+            fields = ", ".join(differing(recorded.config.to_dict(), self.config.to_dict())) or "the version of oelm"
             raise ConfigError(
                 f"{self.path}: holds another run; it differs in {fields}. Give this one another name "
                 "(experiment=NAME) or output folder"
@@ -120,83 +132,87 @@ class RunFolder:
         for name in _BEFORE_A_STEP:
             (self / name).unlink(missing_ok=True)
 
-    def _trained(self) -> bool:
-        """Whether anything here is of an optimiser step."""
+    def _has_steps(self) -> bool:
+        """Return True if the folder holds the result, a model, a checkpoint or a metric of an optimiser step."""
         kept = (self / "result.json").exists() or (self / "best").exists() or any(self.checkpoints.iterdir())
-        return kept or any(line["step"] > 0 for line in read_metrics(self.path))
+        return kept or any(line.step > 0 for line in read_metrics(self.path))
 
     def start_metrics(self, step: int) -> bool:
-        """Open the metrics for appending, without the lines of what will be done again after `step` steps.
+        """Open metrics.jsonl for appending, without the lines of steps after `step`, which will be taken again.
 
-        Whether the steps before have their lines; they do not if the file was removed. An event happens at the start of
-        its step: after the checkpoint that has as many steps done.
+        Return False if the file should have lines of earlier steps but was removed. An event happens at the start of
+        its step, so it is later than the checkpoint with the same number of steps.
         """
         path = self / "metrics.jsonl"
-        there = path.exists() or step == 0
-        kept = [line for line in _whole_lines(path) if _done_by(json.loads(line), step)]
-        write_text(path, "".join(f"{line}\n" for line in kept))
+        complete = path.exists() or step == 0
+        kept = [text for text, line in _whole_lines(path) if _was_done_by(step, line)]
+        write_text(path, "".join(f"{text}\n" for text in kept))
         self._metrics = open(path, "a", encoding="utf-8", buffering=1)
-        return there
+        return complete
 
-    def metric(self, kind: str, step: int, **values: Any) -> dict[str, Any]:
+    def metric(self, line: MetricLine) -> None:
         """Append one line of metrics."""
-        assert self._metrics is not None, "start_metrics comes first"
-        line = {"kind": kind, "step": step, **values}
-        _append(self._metrics, to_json(line))
-        return line
+        assert self._metrics is not None, "call start_metrics first"
+        _append(self._metrics, line_to_json(line))
 
     def log(self, text: str) -> None:
+        """Append a line to train.log, with the time."""
         if self._log is not None:
             _append(self._log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
-    def status(self, state: str, **values: Any) -> None:
-        """Rewrite status.json: what a live table shows."""
-        assert state in STATES, state
+    def status(self, state: State, **values: Any) -> None:
+        """Rewrite status.json, which live tables show; `values` are fields of Status, and those given before stay."""
         here = {"host": socket.gethostname(), "pid": os.getpid(), "updated": time.time()}
-        self._status = {**self._status, "format": FORMAT, "id": self.config.id, "state": state, **here, **values}
-        write_json(self / "status.json", self._status)
+        self._status = {**self._status, "id": self.config.id, "state": state, **here, **values}
+        Status.model_validate(self._status).write(self / "status.json")
         if state == "running":
-            self._obey()
+            self._obey_stop_file()
 
-    def _obey(self) -> None:
-        """Pass on a request to stop that was left here from another machine, as the signal it would be on this one."""
+    def _obey_stop_file(self) -> None:
+        """Turn a request to stop that was left from another machine into the signal it would be on this one."""
         if (self / STOP).exists() and callable(signal.getsignal(signal.SIGTERM)):
             (self / STOP).unlink(missing_ok=True)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
+        """Close all files and release the lock."""
         for file in (self._metrics, self._log, self._lock):
             if file is not None:
-                with suppress(OSError):  # a line that a full disk refused is tried once more; it was told already
+                with suppress(OSError):  # closing retries a line that a full disk refused; that error was raised then
                     file.close()
         self._metrics = self._log = self._lock = None
 
 
 def ending(loss: float | None) -> str:
-    """What became of a run that took all its steps, by its last validation loss, a number or null."""
+    """Return how a run ended that took all its steps, from its last validation loss: "finished" or "diverged"."""
     return "finished" if loss is not None and math.isfinite(loss) else "diverged"
 
 
-def is_alive(folder: Path, status: dict[str, Any]) -> bool:
-    """Whether a process has a run now, whatever it wrote last: it holds the folder's lock, or its status is fresh.
+def is_alive(folder: Path, status: Status | None) -> bool:
+    """Return True when a process has the run now: it holds the folder's lock, or its status is fresh.
 
-    The status counts only for a run on another machine, whose lock may not be seen. A process number says nothing: it
-    may be another's by now.
+    The status counts only for a run on another machine, whose lock may not be visible here. The process number is not
+    used: another process may have it by now.
     """
     if holder(folder) is not None:
         return True
-    updated = status.get("updated")
-    elsewhere = status.get("state") == "running" and status.get("host") != socket.gethostname()
-    return elsewhere and isinstance(updated, int | float) and time.time() - updated < SILENCE
+    if status is None or status.state != "running" or status.host == socket.gethostname():
+        return False
+    return status.updated is not None and time.time() - status.updated < SILENCE
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of a run, whole lines only: the last one may have been cut by a kill."""
-    return [json.loads(line) for line in _whole_lines(folder / "metrics.jsonl")]
+def read_metrics(folder: Path) -> list[MetricLine]:
+    """Return the metrics of a run, whole lines only: the last one may have been cut when the process was killed."""
+    return [line for _, line in _whole_lines(folder / "metrics.jsonl")]
 
 
-def environment(data: dict[str, Any], device: str, world: int) -> dict[str, Any]:
-    """Versions, hardware, code and data: what a number depends on beside its config."""
+def line_to_json(line: MetricLine) -> str:
+    """Return a line of metrics as it stands in metrics.jsonl."""
+    return to_json({"kind": line.kind, **line.model_dump(exclude_unset=True)})
+
+
+def environment(data: DataRecord, device: str, world_size: int) -> Environment:
+    """Return the versions, hardware, code and data of this process: what a number depends on beside its config."""
     import numpy
     import tokenizers
     import torch
@@ -205,37 +221,31 @@ def environment(data: dict[str, Any], device: str, world: int) -> dict[str, Any]
     gpu = None
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        gpu = {"name": properties.name, "memory": properties.total_memory, "cuda": torch.version.cuda}
-    return {
-        "format": FORMAT,
-        "versions": {
-            "oelm": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "tokenizers": tokenizers.__version__,
-            "numpy": numpy.__version__,
-        },
-        "git_commit": _git_commit(),
-        "system": platform.platform(),
-        "cpu": {"count": os.cpu_count(), "machine": platform.machine(), "threads": torch.get_num_threads()},
-        "gpu": gpu,
-        "device": device,
-        "world_size": world,
-        "data": data,
-    }
-
-
-def config_fields(recorded: dict[str, Any]) -> dict[str, Any]:
-    """The config's own fields in what a run's config.json holds."""
-    return {key: value for key, value in recorded.items() if key not in _STAMP}
+        gpu = Gpu(name=properties.name, memory=properties.total_memory, cuda=torch.version.cuda)
+    return Environment(
+        versions=Versions(
+            oelm=__version__,
+            python=platform.python_version(),
+            torch=str(torch.__version__),
+            transformers=transformers.__version__,
+            tokenizers=tokenizers.__version__,
+            numpy=numpy.__version__,
+        ),
+        git_commit=_git_commit(),
+        system=platform.platform(),
+        cpu=Cpu(count=os.cpu_count(), machine=platform.machine(), threads=torch.get_num_threads()),
+        gpu=gpu,
+        device=device,
+        world_size=world_size,
+        data=data,
+    )
 
 
 def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
-    """The dotted names of the fields in which two configs differ."""
+    """Return the dotted names of the fields in which two configs differ, apart from those that change no number."""
     names = []
     for key in sorted(set(one) | set(other)):
-        if not prefix and key in (*_STAMP, *WITHOUT_EFFECT):
+        if not prefix and key in WITHOUT_EFFECT:
             continue
         a, b = one.get(key), other.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
@@ -245,9 +255,9 @@ def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> l
     return names
 
 
-def _done_by(line: dict[str, Any], step: int) -> bool:
-    """Whether a line is of what `step` steps did. A run that starts anew has done nothing."""
-    return bool(line["step"] < step or (line["step"] == step > 0 and line["kind"] != "event"))
+def _was_done_by(step: int, line: MetricLine) -> bool:
+    """Return True if a line is about the first `step` steps. A run that starts anew has done nothing yet."""
+    return line.step < step or (line.step == step > 0 and line.kind != "event")
 
 
 def _append(file: TextIO, line: str) -> None:
@@ -257,28 +267,27 @@ def _append(file: TextIO, line: str) -> None:
         raise FileError(f"{file.name}: cannot be written ({error.strerror})") from None
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file that were written whole."""
+def _whole_lines(path: Path) -> list[tuple[str, MetricLine]]:
+    """Return the lines of metrics.jsonl that were written whole, as text and parsed; raise for any other damage."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = text.split("\n")[:-1]
-    whole = []
-    for number, line in enumerate(lines, start=1):
+    texts = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    lines = []
+    for number, text in enumerate(texts, start=1):
         try:
-            json.loads(line)
-        except ValueError:
-            if number == len(lines):
+            lines.append((text, parse_line(text)))
+        except ValueError as error:
+            if number == len(texts) and isinstance(error, json.JSONDecodeError):
                 break
             raise FileError(f"{path}: line {number} is damaged") from None
-        whole.append(line)
-    return whole
+    return lines
 
 
 def _git_commit() -> str | None:
-    """The commit of the code that runs, marked if it was changed since; none outside a checkout.
+    """Return the commit of the running code, marked if it was changed since; None outside a checkout.
 
-    Where this package is installed below some other project, that project's commit says nothing: it has not this file.
+    Where this package is installed below another project's checkout, git does not track this file, and that project's
+    commit is not recorded.
     """
     here = Path(__file__)
     tracked = _git("ls-files", "--error-unmatch", here.name, cwd=here.parent)
@@ -286,7 +295,7 @@ def _git_commit() -> str | None:
 
 
 def _git(*arguments: str, cwd: Path) -> str | None:
-    """What a git command prints; none if it fails."""
+    """Return what a git command prints; None if it fails."""
     try:
         run = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -115,13 +115,14 @@ class SplitRecord(RecordPart):
 
 
 class DataRecord(RecordPart):
-    """The data of a run, and the tokenizer by its hash."""
+    """The data of a run, with the hashes of its tokenizer: of the vocabulary, and of its special tokens (`marks`)."""
 
     description: str
     synthetic: bool
     splits: dict[str, SplitRecord]
     vocab_size: int | None = None
     tokenizer: str | None = None
+    marks: str | None = None
     labels: list[str] | None = None
     longest: int | None = None
     pairs: bool | None = None

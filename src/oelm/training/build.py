@@ -8,19 +8,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base.files import require_space, write_json
+from ..base.files import require_space
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..method.apply import apply
 from ..method.audit import audit
 from ..method.schedule import events
 from ..method.sites import find_sites
+from ..models.flops import find_reach, train_flops_per_token
 from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder, environment
+from ..runs.schema import DataRecord
 from .checkpoint import TrainState, checkpoint_bytes, remove_old_checkpoints
 from .length import RunLength
 from .optim import build_optimizer, unused_multipliers
 from .parallel import World, is_sharded, wrap
 from .progress import Display
+from .result import audit_record
 from .resume import find_checkpoint, require_agreement, run_identity
 from .signals import StopRequest
 from .step import Stepper, batch_share, uses_compile
@@ -47,6 +50,7 @@ class ActiveRun:
     display: Display
     trackers: Trackers
     stop: StopRequest
+    flops_per_token: float
 
 
 def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequest, quiet: bool) -> ActiveRun:
@@ -79,6 +83,7 @@ def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequ
 
     # Now the model goes to its device and gets its wrapper and its optimiser, and then the checkpoint's tensors.
     model.to(world.device).train()  # a pretrained model comes in evaluation mode, without dropout
+    flops_per_token = count_flops(config, world, task, model)
     stepper = build_stepper(config, world, task, model, state)
     if checkpoint is not None:
         checkpoint.load(model, stepper.optimizer)
@@ -96,8 +101,9 @@ def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequ
         require_space(folder.path, checkpoint_bytes(model))  # better now than after the steps up to the first save
         if not folder.start_metrics(state.step):
             state.notes.append(f"step {state.step}: {folder / 'metrics.jsonl'} was gone; the lines before are lost")
-        write_json(folder / "environment.json", environment(task.describe(), world.device.type, world.size))
-        write_json(folder / "audit.json", report.to_dict())
+        data = DataRecord.model_validate(task.describe())
+        environment(data, world.device.type, world.size).write(folder / "environment.json")
+        audit_record(report).write(folder / "audit.json")
         folder.status("running", step=state.step, max_steps=length.steps)
         for note in task.warnings() + length.warnings() + state.notes:
             display.say(note)
@@ -116,6 +122,7 @@ def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequ
         display=display,
         trackers=Trackers(config if world.main else _untracked(config), folder.path, display.say, state.step),
         stop=stop,
+        flops_per_token=flops_per_token,
     )
 
 
@@ -128,6 +135,16 @@ def _check_schedule(config: RunConfig, model: nn.Module, length: RunLength) -> N
         raise ConfigError(
             f"method.schedule: step {planned[-1].step} is past the run's {length.steps} steps; use earlier steps"
         )
+
+
+def count_flops(config: RunConfig, world: World, task: Task, model: nn.Module) -> float:
+    """Return the FLOPs of a training step per token, with what is frozen now. Sharding replaces the parameters, so the
+    model must not be wrapped yet.
+    """
+    share = batch_share(config, world)
+    batch = {name: rows.to(world.device) for name, rows in task.batch(0, 1).items()}
+    sequences = min(share, config.train.micro_batch_size or share)
+    return train_flops_per_token(model, config.data.sequence_length, sequences, find_reach(task.loss(model), batch))
 
 
 def build_stepper(config: RunConfig, world: World, task: Task, model: nn.Module, state: TrainState) -> Stepper:

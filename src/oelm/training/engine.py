@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base.files import read_json, write_json
 from ..config import RunConfig
 from ..errors import FileError, OelmError, TrainingError
 from ..method.audit import audit
@@ -28,14 +27,15 @@ from ..method.schedule import advance, due
 from ..method.seal import verify
 from ..models.load import load
 from ..runs.folder import RunFolder, ending
+from ..runs.schema import AttentionLine, Clock, EventLine, LayerAttention, TrainLine, ValLine
 from .attention_stats import attention_figures
 from .best import save_best_model, stale_best_model
-from .build import ActiveRun, build_run, build_stepper
+from .build import ActiveRun, build_run, build_stepper, count_flops
 from .checkpoint import Snapshot, save_checkpoint
 from .optim import learning_rate, set_learning_rate
 from .parallel import World, is_sharded, joined, reshard
 from .progress import Display
-from .result import final_numbers, result_of, result_there, with_gaps
+from .result import Measured, audit_record, final_numbers, read_result, result_of, with_gaps
 from .resume import torch_settings
 from .signals import EXIT_REQUEUE, StopRequest, listening
 from .tasks.base import MetricDict, Task
@@ -89,7 +89,7 @@ def _train_in(
     if world.any(world.main and (folder / "result.json").is_file()):
         if not world.main:
             return {}
-        result = result_there(folder)
+        result = read_result(folder)
         Display(folder, quiet).say(f"{folder.path}: {ending(result['val_loss'])} already; its records are there")
         return result
     run = build_run(folder, config, world, stop, quiet)
@@ -155,6 +155,7 @@ def _follow_schedule(run: ActiveRun) -> None:
         window = run.stepper.window
         old.zero_grad(set_to_none=True)  # a newly frozen parameter would keep its last gradient
         # With the old wrapper, the processes would go on exchanging the old set of gradients and silently diverge.
+        run.flops_per_token = count_flops(run.config, run.world, run.task, run.model)
         run.stepper = build_stepper(run.config, run.world, run.task, run.model, run.state)
         run.stepper.window = window
         run.timer.warm_up_again()
@@ -166,8 +167,13 @@ def _follow_schedule(run: ActiveRun) -> None:
         for event in happened:
             run.display.say(f"{event}; {trainable:,} parameters train now")
             if run.world.main:
-                values = {"event": "freeze" if event.freeze else "unfreeze", "matrices": list(event.paths)}
-                run.folder.metric("event", run.state.step, trainable=trainable, **values)
+                line = EventLine(
+                    step=run.state.step,
+                    event="freeze" if event.freeze else "unfreeze",
+                    matrices=list(event.paths),
+                    trainable=trainable,
+                )
+                run.folder.metric(line)
 
 
 def _log(run: ActiveRun, rate: float, seconds: list[float]) -> None:
@@ -182,7 +188,7 @@ def _log(run: ActiveRun, rate: float, seconds: list[float]) -> None:
     steps, batch = len(seconds), config.train.batch_size
     per_step = sum(seconds) / steps if seconds else 0.0
     tokens = run.task.token_count((state.step - steps) * batch, steps * batch) if steps else 0
-    metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
+    metrics: dict[str, Any] = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
     shown = {**metrics, "skipped": state.skipped, "tokens_per_second": tokens / sum(seconds) if per_step else 0.0}
     if config.task.kind == "language":
         shown["perplexity"] = perplexity(loss)
@@ -190,8 +196,8 @@ def _log(run: ActiveRun, rate: float, seconds: list[float]) -> None:
     run.display.step(state.step, shown, eta)
     if run.world.main:
         memory = torch.cuda.max_memory_allocated() if run.world.device.type == "cuda" else None
-        clock = {"seconds": state.seconds, "step_seconds": per_step}
-        run.folder.metric("train", state.step, tokens=state.tokens, **metrics, time=clock)
+        clock = Clock(seconds=state.seconds, step_seconds=per_step)
+        run.folder.metric(TrainLine(step=state.step, tokens=state.tokens, **metrics, time=clock))
         live = {"loss": loss, "tokens_per_second": shown["tokens_per_second"], "eta_seconds": eta, "memory": memory}
         run.folder.status("running", step=state.step, **live)
         run.trackers.send({f"train/{key}": value for key, value in shown.items()}, state.step)
@@ -213,8 +219,8 @@ def _validate(run: ActiveRun) -> None:
     run.display.say(f"step {state.step}: {task.headline(metrics)}{' (best)' if better else ''}")
     if run.world.main:
         numbers = {name: value for name, value in metrics.items() if type(value) in (int, float)}
-        clock = {"seconds": state.seconds}
-        run.folder.metric("val", state.step, epoch=epoch, **numbers, tokens=state.tokens, time=clock)
+        clock = Clock(seconds=state.seconds)
+        run.folder.metric(ValLine(step=state.step, epoch=epoch, **numbers, tokens=state.tokens, time=clock))
         run.trackers.send({f"val/{name}": value for name, value in numbers.items()}, state.step)
         run.folder.status("running", val_loss=numbers.pop("loss"), **numbers)
     _measure_attention(run)
@@ -241,7 +247,8 @@ def _measure_attention(run: ActiveRun) -> None:
     layers = attention_figures(run.model, module, run.task.validation(0, rows, rows))
     reshard(module)
     if layers and run.world.main:
-        run.folder.metric("attention", run.state.step, layers=layers)
+        recorded = [LayerAttention.model_validate(layer) for layer in layers]
+        run.folder.metric(AttentionLine(step=run.state.step, layers=recorded))
 
 
 def _save(run: ActiveRun) -> None:
@@ -265,26 +272,33 @@ def _finish(run: ActiveRun) -> dict[str, Any]:
     state, config = run.state, run.config
     if config.method.schedule.kind == "static":
         verify(run.model)
-    timing = run.timer.summary(state.tokens / max(1, state.step))
     # The tensors of a sharded model are gathered, so every process takes part in its audit.
-    report = audit(run.model).to_dict() if run.world.main or is_sharded(run.model) else {}
+    report = audit(run.model) if run.world.main or is_sharded(run.model) else None
     memory = torch.cuda.max_memory_allocated() if run.world.device.type == "cuda" else None
     evaluations = _evaluate_other_splits(run)
-    if not run.world.main:
+    if not run.world.main or report is None:
         return {}
-    result = result_of(config, run.task, run.length, state, report, timing, evaluations, memory, run.world.size)
+    measured = Measured(
+        audit=audit_record(report),
+        timing=run.timer.summary(state.tokens / max(1, state.step), state.notes),
+        evaluations=evaluations,
+        flops_per_token=run.flops_per_token,
+        peak_memory=memory,
+        processes=run.world.size,
+    )
+    result = result_of(config, run.task, run.length, state, measured)
     run.trackers.send(final_numbers(result), state.step)
-    write_json(run.folder / "timing.json", {**timing, "notes": state.notes})
-    write_json(run.folder / "audit.json", report)
-    write_json(run.folder / "result.json", result)
+    measured.timing.write(run.folder / "timing.json")
+    measured.audit.write(run.folder / "audit.json")
+    result.write(run.folder / "result.json")
     run.folder.status("finished", step=state.step)
-    for warning in result["warnings"]:
+    for warning in result.warnings:
         run.display.say(f"warning: {warning}")
     best = f"; best at step {state.best['step']}: {run.task.headline(state.best)}" if state.best else ""
     run.display.say(
-        f"{ending(result['val_loss'])}: {run.task.headline(with_gaps(state.last))}{best}; records in {run.folder.path}"
+        f"{ending(result.val_loss)}: {run.task.headline(with_gaps(state.last))}{best}; records in {run.folder.path}"
     )
-    return dict(read_json(run.folder / "result.json"))
+    return read_result(run.folder)
 
 
 def _evaluate_other_splits(run: ActiveRun) -> dict[str, MetricDict]:

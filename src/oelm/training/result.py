@@ -3,55 +3,74 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from ..base.files import read_record
 from ..config import RunConfig
 from ..errors import FileError
+from ..method.freeze_report import FreezeReport
 from ..runs.folder import RunFolder, ending
+from ..runs.schema import Audit, DataSummary, Parameters, Reached, Result, TaskRecord, Timing, Validation, read
 from .checkpoint import TrainState, list_checkpoints
 from .length import RunLength
 from .tasks.base import MetricDict, Task
 from .trackers import flat
 
 
-def result_of(
-    config: RunConfig,
-    task: Task,
-    length: RunLength,
-    state: TrainState,
-    audit: dict[str, Any],
-    timing: dict[str, Any],
-    evaluations: dict[str, MetricDict],
-    peak_memory: int | None,
-    processes: int,
-) -> dict[str, Any]:
-    """The content of result.json."""
-    about = task.describe()
-    found = task.result_fields(state.last, state.best)
-    return {
-        "status": "finished",
-        "id": config.id,
-        "task": {"kind": config.task.kind, "name": config.task.name},
-        **found,
-        "last": state.last,
-        "best": state.best,
-        "evaluations": evaluations,
-        "steps": state.step,
-        "tokens": state.tokens,
-        "epochs": length.epoch(state.step),
-        "parameters": {key: audit[key] for key in ("total", "trainable", "frozen", "frozen_share", "buffers")},
-        "step_seconds": timing.get("step_seconds"),
-        "tokens_per_second": timing.get("tokens_per_second"),
-        "peak_memory": peak_memory,
-        "seconds": state.seconds,
-        "gpu_hours": state.seconds / 3600 * processes if peak_memory is not None else None,
-        "reached": state.reached,
-        "skipped_steps": state.skipped,
-        "warnings": task.warnings() + length.warnings() + found.get("warnings", []) + _troubles(state),
-        "notes": state.notes + ([config.log.note] if config.log.note else []),
-        "data": {"description": about["description"], "synthetic": about["synthetic"]},
-    }
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What is known of a run after its last step, beside its state: for its result."""
+
+    audit: Audit
+    timing: Timing
+    evaluations: dict[str, MetricDict]
+    flops_per_token: float
+    peak_memory: int | None
+    processes: int
+
+
+def audit_record(report: FreezeReport) -> Audit:
+    """Return a model's audit as audit.json holds it."""
+    return Audit.model_validate(report.to_dict())
+
+
+def result_of(config: RunConfig, task: Task, length: RunLength, state: TrainState, measured: Measured) -> Result:
+    """Return the content of result.json."""
+    data, audit, timing = task.describe(), measured.audit, measured.timing
+    fields = task.result_fields(state.last, state.best)
+    warnings = fields.pop("warnings", [])
+    memory = measured.peak_memory
+    return Result(
+        status="finished",
+        id=config.id,
+        task=TaskRecord(kind=config.task.kind, name=config.task.name),
+        **fields,
+        last=Validation.model_validate(state.last),
+        best=Validation.model_validate(state.best) if state.best else None,
+        evaluations={name: Validation.model_validate(one) for name, one in measured.evaluations.items()},
+        steps=state.step,
+        tokens=state.tokens,
+        epochs=length.epoch(state.step),
+        parameters=Parameters(
+            total=audit.total,
+            trainable=audit.trainable,
+            frozen=audit.frozen,
+            frozen_share=audit.frozen_share,
+            buffers=audit.buffers,
+        ),
+        flops_per_token=measured.flops_per_token,
+        step_seconds=timing.step_seconds,
+        tokens_per_second=timing.tokens_per_second,
+        peak_memory=memory,
+        seconds=state.seconds,
+        gpu_hours=state.seconds / 3600 * measured.processes if memory is not None else None,
+        reached={float(target): Reached.model_validate(when) for target, when in state.reached.items()},
+        skipped_steps=state.skipped,
+        warnings=task.warnings() + length.warnings() + warnings + _troubles(state),
+        notes=state.notes + ([config.log.note] if config.log.note else []),
+        data=DataSummary(description=data["description"], synthetic=data["synthetic"]),
+    )
 
 
 def exit_code(result: dict[str, Any]) -> int:
@@ -69,19 +88,20 @@ def _troubles(state: TrainState) -> list[str]:
     return found
 
 
-def result_there(folder: RunFolder) -> dict[str, Any]:
-    """The result of a run that is done; one that is damaged says how to get it again."""
+def read_result(folder: RunFolder) -> dict[str, Any]:
+    """Return the content of result.json of a finished run; raise with what to do where it is damaged."""
     try:
-        return read_record(folder / "result.json")
+        read(folder / "result.json", Result)
     except FileError as error:
         again = "writes it again" if list_checkpoints(folder.checkpoints) else "trains it again: it has no checkpoint"
         raise FileError(f"{error}. Delete the file, and the same command {again}") from None
+    return read_record(folder / "result.json")
 
 
-def final_numbers(result: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a result, for trackers. Those of the last and the best validation have names of their own too."""
-    whole = flat({name: value for name, value in result.items() if name not in ("last", "best")})
-    return {f"final/{name}": value for name, value in whole.items() if type(value) in (int, float)}
+def final_numbers(result: Result) -> dict[str, float]:
+    """Return the numbers of a result for trackers; `last` and `best` are left out, as their metrics are there too."""
+    content = flat(result.model_dump(exclude={"last", "best"}, exclude_unset=True))
+    return {f"final/{name}": value for name, value in content.items() if type(value) in (int, float)}
 
 
 def with_gaps(figures: MetricDict) -> MetricDict:

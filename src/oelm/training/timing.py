@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+
+from ..runs.schema import StepSeconds, Timing
 
 # Steps that are kept out of the statistics, in each process and after each change of what is frozen: they include
 # compilation and allocation.
@@ -83,31 +85,32 @@ class StepTimer:
             self.times.apart[what] = self.times.apart.get(what, 0.0) + time.perf_counter() - start
             self.begin()
 
-    def summary(self, tokens_per_step: float) -> dict[str, Any]:
-        """Median, mean, 90th percentile and the rest, for timing.json."""
+    def summary(self, tokens_per_step: float, notes: Sequence[str] = ()) -> Timing:
+        """Return the content of timing.json."""
         self.collect()
         steps, warmup = self.times.steps, self.times.warmup
         measured = np.array(steps or warmup, dtype=np.float64)
         if not len(measured):
-            return {"steps": 0}
-        mean = float(measured.mean())
-        return {
-            "steps": len(measured),
-            "warmup_steps": len(warmup),
-            "warmup_seconds": sum(warmup),
-            "only_warmup": not steps,
-            "step_seconds": {
-                "median": float(np.median(measured)),
-                "mean": mean,
-                "p90": float(np.percentile(measured, 90)),
-                "p10": float(np.percentile(measured, 10)),
-                "std": float(measured.std()),
-            },
-            "tokens_per_second": tokens_per_step / float(np.median(measured)),
-            "step_seconds_sample": _sample(steps),
-            "train_seconds": float(measured.sum()) + (sum(warmup) if steps else 0.0),
-            "seconds_apart": dict(self.times.apart),
-        }
+            return Timing(steps=0, notes=list(notes))
+        median = float(np.median(measured))
+        return Timing(
+            steps=len(measured),
+            warmup_steps=len(warmup),
+            warmup_seconds=sum(warmup),
+            only_warmup=not steps,
+            step_seconds=StepSeconds(
+                median=median,
+                mean=float(measured.mean()),
+                p10=float(np.percentile(measured, 10)),
+                p90=float(np.percentile(measured, 90)),
+                std=float(measured.std()),
+            ),
+            tokens_per_second=tokens_per_step / median,
+            step_seconds_sample=_sample(steps),
+            train_seconds=float(measured.sum()) + (sum(warmup) if steps else 0.0),
+            seconds_apart=dict(self.times.apart),
+            notes=list(notes),
+        )
 
     def _mark(self) -> Any:
         if not self._cuda:

@@ -68,7 +68,7 @@ def test_every_method_trains_and_frozen_weights_do_not_change(method, tmp_path):
     assert not moved & frozen
     trained = {f"model/{name}" for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert len(moved) > 0.9 * len(trained), "an unused position or word may stay"
-    losses = [line["loss"] for line in read_metrics(run.folder) if line["kind"] == "train"]
+    losses = [line.loss for line in read_metrics(run.folder) if line.kind == "train"]
     assert losses[-1] < losses[0]
     audited = read(run.folder / "audit.json")
     assert audited["method"] == method
@@ -117,12 +117,12 @@ def test_the_result_has_the_metrics_of_the_best_and_the_last_epoch(tmp_path):
     run = config(tmp_path, **changes)
     assert result["steps"] == 2 * 125
     assert result["epochs"] == 2.0
-    validations = [line for line in read_metrics(run.folder) if line["kind"] == "val"]
-    assert [line["epoch"] for line in validations] == [1.0, 2.0]
-    assert result["last"]["accuracy"] == result["accuracy"] == validations[-1]["accuracy"]
-    best = max(validations, key=lambda line: (line["accuracy"], -line["loss"]))
-    assert result["best"]["step"] == result["best_step"] == best["step"]
-    assert result["best"]["accuracy"] == result["best_accuracy"] == best["accuracy"]
+    validations = [line for line in read_metrics(run.folder) if line.kind == "val"]
+    assert [line.epoch for line in validations] == [1.0, 2.0]
+    assert result["last"]["accuracy"] == result["accuracy"] == validations[-1].accuracy
+    best = max(validations, key=lambda line: (line.accuracy, -line.loss))
+    assert result["best"]["step"] == result["best_step"] == best.step
+    assert result["best"]["accuracy"] == result["best_accuracy"] == best.accuracy
     confusion = np.array(result["last"]["confusion"])
     again = classification_metrics(confusion, result["labels"])
     assert {key: result["last"][key] for key in again} == again
@@ -135,8 +135,8 @@ def test_the_result_has_the_metrics_of_the_best_and_the_last_epoch(tmp_path):
 
 def test_another_metric_can_choose_the_best_model(tmp_path):
     result = run_here(tmp_path, eval={"every": 5, "choose": "loss"})
-    lines = [line for line in read_metrics(config(tmp_path).folder) if line["kind"] == "val"]
-    assert result["best"]["loss"] == min(line["loss"] for line in lines)
+    lines = [line for line in read_metrics(config(tmp_path).folder) if line.kind == "val"]
+    assert result["best"]["loss"] == min(line.loss for line in lines)
 
 
 def test_validation_does_not_depend_on_the_batch_size(tmp_path):
@@ -157,13 +157,13 @@ def test_targets_are_accuracies(tmp_path):
 
 def test_attention_is_measured_at_every_validation(tmp_path):
     run_here(tmp_path)
-    lines = [line for line in read_metrics(config(tmp_path).folder) if line["kind"] == "attention"]
-    assert [line["step"] for line in lines] == [0, 15, 30], "the first before anything was learned"
-    for layer in lines[0]["layers"]:
-        assert 0 < layer["entropy_share"] <= 1.0001
-        assert layer["entropy"] > 0
-        assert layer["logit_std"] >= 0
-    assert [layer["label"] for layer in lines[0]["layers"]] == ["encoder 0", "encoder 1"]
+    lines = [line for line in read_metrics(config(tmp_path).folder) if line.kind == "attention"]
+    assert [line.step for line in lines] == [0, 15, 30], "the first before anything was learned"
+    for layer in lines[0].layers:
+        assert 0 < layer.entropy_share <= 1.0001
+        assert layer.entropy > 0
+        assert layer.logit_std >= 0
+    assert [layer.label for layer in lines[0].layers] == ["encoder 0", "encoder 1"]
 
 
 # What the arms of an experiment share

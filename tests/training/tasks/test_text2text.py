@@ -32,7 +32,7 @@ def test_answers_are_learned_and_scored(family, attention, tmp_path):
     method = {"preset": "oelm-freeze", "attention": attention}
     run = oelm.RunConfig.load(text_run(tmp_path, family, method=method, train={"max_steps": 20}))
     result = train(run, quiet=True)
-    losses = [line["loss"] for line in read_metrics(run.folder) if line["kind"] == "train"]
+    losses = [line.loss for line in read_metrics(run.folder) if line.kind == "train"]
     assert losses[-1] < losses[0]
     assert result["task"]["kind"] == "text2text"
     assert {"loss", "exact_match", "chrf", "bleu", "written"} <= set(result["last"])
