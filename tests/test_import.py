@@ -30,7 +30,7 @@ def _parts(loaded: set[str]) -> set[str]:
     return {name.split(".")[1] for name in loaded if name.startswith("oelm.")}
 
 
-@pytest.mark.parametrize("module", ["oelm.analysis.analyse", "oelm.analysis.flops", "oelm.report.write"])
+@pytest.mark.parametrize("module", ["oelm.analysis.analyse", "oelm.analysis.load", "oelm.report.write"])
 def test_analysis_and_report_know_records_alone(module):
     loaded = _loaded(f"import {module}")
     assert not loaded & {"torch", "transformers"}
