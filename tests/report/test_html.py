@@ -42,17 +42,17 @@ def browser():
 
 @pytest.fixture
 def opened(browser, page_file):
-    """A function that opens the page in a window, and what it asked for and complained of."""
+    """Return a function that opens the page in a window, and records its requests and its errors."""
     contexts = []
 
     def open_page(width=1280, height=900, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
-        page.asked, page.complaints = [], []
-        page.on("request", lambda request: page.asked.append(request.url))
-        page.on("console", lambda message: page.complaints.append(message.text))
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.requests, page.errors = [], []
+        page.on("request", lambda request: page.requests.append(request.url))
+        page.on("console", lambda message: page.errors.append(message.text))
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
         page.route(re.compile("^(?!file:)"), lambda route: route.abort())
         page.goto(page_file.as_uri())
         page.wait_for_selector("html[data-ready='true']")
@@ -67,11 +67,11 @@ def chart(page, name):
     return page.locator(f"figure[id$='-{name}']").last
 
 
-def test_the_page_opens_from_disk_with_no_request_and_no_complaint(opened, page_file):
+def test_the_page_opens_from_disk_without_requests_or_errors(opened, page_file):
     page = opened()
     page.mouse.wheel(0, 20_000)
-    assert page.asked == [page_file.as_uri()]
-    assert page.complaints == []
+    assert page.requests == [page_file.as_uri()]
+    assert page.errors == []
     assert page.locator("figure").count() == page.locator("figure .plot > svg").count() > 10
     text = page_file.read_text(encoding="utf-8")
     assert not re.findall(r"""(?:src|href)=["'](?:https?:)?//""", text)
@@ -103,7 +103,7 @@ def test_figures_follow_the_theme(opened):
     assert ink(opened(scheme="light")) != ink(opened(scheme="dark"))
 
 
-def test_every_number_leads_to_its_run(opened):
+def test_references_lead_to_the_run_and_its_folder(opened):
     page = opened()
     reference = page.locator("#summary ~ ul .refs a").first
     handle = reference.text_content()
@@ -115,34 +115,38 @@ def test_every_number_leads_to_its_run(opened):
     assert (folder / "result.json").is_file()
 
 
-def test_a_click_on_a_columns_title_sorts(opened):
+def test_a_click_on_a_column_title_sorts_the_table(opened):
     page = opened()
     table = page.locator("#runs ~ .scroll table").first
     head = table.locator("th", has_text="figure")
     head.click()
-    values = [float(re.sub("[^0-9.]", "", cell)) for cell in table.locator("tbody td:nth-child(5)").all_text_contents()]
+
+    def column():
+        cells = table.locator("tbody td:nth-child(5)").all_text_contents()
+        return [float(re.sub("[^0-9.]", "", cell)) for cell in cells]
+
+    values = column()
     assert values == sorted(values)
     head.click()
-    again = [float(re.sub("[^0-9.]", "", cell)) for cell in table.locator("tbody td:nth-child(5)").all_text_contents()]
-    assert again == sorted(values, reverse=True)
+    assert column() == sorted(values, reverse=True)
 
 
-def test_dark_and_light_follow_the_system_until_the_reader_chooses(opened):
-    def paper(page):
+def test_the_theme_follows_the_system_until_the_reader_chooses(opened):
+    def background(page):
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
     light, dark = opened(scheme="light"), opened(scheme="dark")
-    assert paper(light) == "rgb(255, 255, 255)"
-    assert paper(dark) == "rgb(20, 23, 28)"
+    assert background(light) == "rgb(255, 255, 255)"
+    assert background(dark) == "rgb(20, 23, 28)"
     light.locator("#theme").click()
-    assert paper(light) == paper(dark)
+    assert background(light) == background(dark)
     light.locator("#theme").click()
-    assert paper(light) == "rgb(255, 255, 255)"
+    assert background(light) == "rgb(255, 255, 255)"
 
 
 @pytest.mark.parametrize(("name", "width", "height"), [("desktop", 1280, 900), ("phone", 390, 844)])
 def test_the_page_fits_the_screen(opened, tmp_path, name, width, height):
-    """No sideways scrolling of the page; wide tables scroll in themselves. The pictures are kept where asked for."""
+    """The page does not scroll sideways; wide tables and figures do. OELM_SCREENSHOTS names a folder to keep images."""
     page = opened(width, height)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     small = page.evaluate("[...document.querySelectorAll('button')].filter(b => b.offsetHeight < 24).length")
@@ -150,4 +154,4 @@ def test_the_page_fits_the_screen(opened, tmp_path, name, width, height):
     folder = Path(os.environ.get("OELM_SCREENSHOTS", tmp_path))
     page.screenshot(path=folder / f"report-{name}.png", full_page=True)
     assert (folder / f"report-{name}.png").stat().st_size > 20_000
-    assert page.complaints == []
+    assert page.errors == []
