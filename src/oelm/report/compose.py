@@ -1,4 +1,4 @@
-"""An analysis into a document: the sections, their tables and their figures, in the order in which they are read."""
+"""Compose the document of a report from an analysis: its sections, tables and figures, in reading order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .words import Words, words
 
 
 def compose(analysis: Analysis, out: Path, language: str = "en", title: str | None = None) -> Document:
-    """The document of a report that will lie in the folder `out`: links to runs lead from there."""
+    """Return the document of a report; its links to the folders of runs are relative to the folder `out`."""
     say = words(language)
     links = {analysis.handle(run): relative(run.path, out) for run in analysis.runs}
     methods = [arm.method for group in analysis.groups for setup in group.setups for arm in setup.arms]
@@ -73,11 +73,13 @@ def _summary(analysis: Analysis, say: Words) -> list[Block]:
     blocks: list[Block] = [Heading(say("summary"), 2, "summary")]
     blocks.append(Bullets([Cell(line) for line in opening(analysis, say)]))
     if analysis.comparisons:
-        told = []
+        differences = []
         for one in analysis.comparisons:
             word, tone = short_conclusion(one, say)
-            told.append(Cell(sentence(one, analysis, say), handles(analysis, runs_of(one)), tone=tone, badge=word))
-        blocks += [Heading(say("what_differs"), 3, "what-differs"), Bullets(told)]
+            differences.append(
+                Cell(sentence(one, analysis, say), handles(analysis, runs_of(one)), tone=tone, badge=word)
+            )
+        blocks += [Heading(say("what_differs"), 3, "what-differs"), Bullets(differences)]
     for key, verdicts in by_verdict(analysis):
         tone = {"what_holds": "good", "what_fails": "bad"}.get(key, "open")
         items = [
@@ -121,19 +123,19 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
 
 
 def notes(comparisons: Sequence[Comparison], say: Words) -> list[Block]:
-    """What a reader must know about these comparisons, each thing once, with the arms that it is about.
+    """Return what a reader must know about these comparisons, each note once, with the arms that it is about.
 
-    A note on what is confounded has the mark that the comparison has in its table.
+    A note on confounded comparisons has the same tone as they have in their table.
     """
-    told = [
+    items = [
         Cell(text, tone="" if any(one.sound for one in about) else "open")
         for text, about in shared_notes(comparisons, say)
     ]
-    return [Bullets(told)] if told else []
+    return [Bullets(items)] if items else []
 
 
 def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> list[Block]:
-    """Splits beside the validation data: what MNLI calls mismatched, XNLI's languages, a test split."""
+    """Return the results on other splits than the validation data, such as MNLI mismatched or a test split."""
     rows = []
     for arm in setup.arms:
         rate, runs = cell_to_show(analysis, setup, arm)
@@ -142,15 +144,15 @@ def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> 
             figures = [run.result.evaluations[split] for run in runs if split in run.result.evaluations]
             values = [value for one in figures if (value := finite(getattr(one, setup.measure.name, None))) is not None]
             if values:
-                found = estimate(values)
+                mean = estimate(values)
                 rows.append(
                     [
                         Cell(arm.method, code=True),
                         Cell(split),
                         Cell(numbers.rate(rate)),
-                        Cell(str(found.n)),
-                        Cell(numbers.figure(setup.measure.name, found.mean)),
-                        Cell(numbers.bounds(setup.measure.name, found, say)),
+                        Cell(str(mean.n)),
+                        Cell(numbers.figure(setup.measure.name, mean.mean)),
+                        Cell(numbers.bounds(setup.measure.name, mean, say)),
                         Cell(_span([one.step for one in figures])),
                         Cell("", handles(analysis, runs)),
                     ]
@@ -164,33 +166,35 @@ def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> 
 
 
 def _span(steps: list[int]) -> str:
-    """The lowest and the highest of some steps, which may be one."""
+    """Return the lowest and the highest of some steps as text; once when they are the same."""
     return " – ".join(f"{step:,}" for step in sorted({min(steps), max(steps)})) if steps else "–"
 
 
 def settings(setup: Setup) -> str:
-    """The settings that matter most, on one line."""
+    """Return the most important settings of a setup in one line."""
     run, shared = setup.runs[0], dict(setup.settings)
-    fields = [name for name in shared if name.startswith("model.fields.")]  # a name alone would hide a changed size
+    fields = [
+        name for name in shared if name.startswith("model.fields.")
+    ]  # The name of a model does not show a changed size.
     names = ("model.name", *fields, "train.batch_size", "train.max_steps", "train.epochs", "data.sequence_length")
-    told = [f"{name} {shared[name]}" for name in names if shared.get(name) is not None]
-    return " · ".join([*told, run.environment.hardware])
+    values = [f"{name} {shared[name]}" for name in names if shared.get(name) is not None]
+    return " · ".join([*values, run.environment.hardware])
 
 
 def arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Table:
-    """Every arm of a setup at the rate at which it is shown: its figures, what trains, its step."""
+    """Return the table of a setup's arms: metrics, trainable parameters and step time at the rate shown for each."""
     measure = setup.measure.name
     best = {"perplexity": "best_perplexity", "accuracy": "best_accuracy"}.get(measure)
-    wanted = ("bits_per_byte", "macro_f1", "matthews", "chrf", "bleu")
+    optional = ("bits_per_byte", "macro_f1", "matthews", "chrf", "bleu")
     further = [best] if best else []
-    further += [name for name in wanted if any(run.figure(name) is not None for run in setup.runs)]
+    further += [name for name in optional if any(run.figure(name) is not None for run in setup.runs)]
     columns = [say("col_method"), say("col_rate"), say("col_seeds"), say(f"m_{measure}"), say("col_interval")]
     columns += [say(f"m_{name}") for name in further]
     columns += [say("col_trainable"), say("col_frozen"), say("col_step"), say("col_runs")]
     rows = []
     for arm in setup.arms:
         rate, runs = cell_to_show(analysis, setup, arm)
-        found, step = mean_of(runs, measure), mean_of(runs, "step_seconds")
+        mean, step = mean_of(runs, measure), mean_of(runs, "step_seconds")
         doubt = "*" if any(run.times_doubt for run in runs) else ""
         lost = len(arm.lost_at(rate))
         rows.append(
@@ -198,8 +202,8 @@ def arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Tab
                 Cell(arm.method, code=True),
                 Cell(numbers.rate(rate)),
                 Cell(say("seeds_left", left=len(runs), all=len(runs) + lost) if lost else str(len(runs))),
-                Cell(numbers.figure(measure, found.mean if found else None)),
-                Cell(numbers.bounds(measure, found, say)),
+                Cell(numbers.figure(measure, mean.mean if mean else None)),
+                Cell(numbers.bounds(measure, mean, say)),
                 *(_mean_cell(runs, name) for name in further),
                 Cell(numbers.figure("trainable", runs[0].figure("trainable"))),
                 Cell(numbers.figure("frozen_share", runs[0].figure("frozen_share"))),
@@ -214,14 +218,14 @@ def arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Tab
 
 
 def _mean_cell(runs: tuple[Run, ...], name: str) -> Cell:
-    found = mean_of(runs, name)
-    return Cell(numbers.figure(name, found.mean if found else None))
+    mean = mean_of(runs, name)
+    return Cell(numbers.figure(name, mean.mean if mean else None))
 
 
 def comparison_table(
     analysis: Analysis, comparisons: list[Comparison], name: str, say: Words, tested: bool = True
 ) -> Table:
-    """Comparisons by one measure; those at every equal rate are shown without tests, which the others have."""
+    """Return the table of comparisons by one measure. With `tested` False it has no conclusions and p-values."""
     measure = comparisons[0].measure
     left_out = set() if tested else {"col_reading", "col_p", "col_alike"}
     left_out |= set() if any(numbers.bootstrap_bounds(one) != "–" for one in comparisons) else {"col_bootstrap"}
@@ -239,7 +243,7 @@ def comparison_table(
 
 
 def _comparison_cells(one: Comparison, analysis: Analysis, say: Words) -> dict[str, Cell]:
-    """Everything that a table can say of a comparison, by its column."""
+    """Return the cells of a comparison by the key of their column."""
     both = (one.rate,) if one.rate == one.reference_rate else (one.rate, one.reference_rate)
     word, tone = short_conclusion(one, say)
     return {

@@ -1,4 +1,4 @@
-"""The sections after the results: hypotheses, published figures, step times, the runs, how to read it all."""
+"""The sections after the results: hypotheses, published figures, step times, the runs, and how to read the report."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "b
 
 
 def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
+    """Return the verdicts on the hypotheses; those without suitable runs are listed by reason."""
     columns = ["id", say("col_verdict"), say("col_hypothesis"), say("col_rule"), say("col_found"), say("col_p")]
     rows, without = [], dict[str, list[str]]()
     for one in analysis.verdicts:
@@ -41,11 +42,12 @@ def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
         )
     blocks: list[Block] = [Heading(say("hypotheses"), 2, "hypotheses")]
     blocks += [Table("hypotheses", columns, rows, (5,))] if rows else []
-    told = [say("headed", head=why, text=", ".join(ids)) for why, ids in without.items()]
-    return blocks + [Paragraph(text, tone="muted") for text in told]
+    reasons = [say("headed", head=why, text=", ".join(ids)) for why, ids in without.items()]
+    return blocks + [Paragraph(text, tone="muted") for text in reasons]
 
 
 def published_section(analysis: Analysis, say: Words) -> list[Block]:
+    """Return the published figures beside the measured ones; nothing when the runs replicate none."""
     if not analysis.replications:
         return []
     columns = ["id", say("col_verdict"), say("col_figure"), say("col_published"), say("col_measured")]
@@ -85,7 +87,7 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
 
 
 def _published_change(one: Replication, say: Words) -> str:
-    """What the study says that its arm changed, in the unit in which ours is given."""
+    """Return the change that the study published, in the unit in which the measured change is given."""
     if one.published_change is None:
         return "–"
     difference = one.value - one.value / (1 + one.published_change)
@@ -97,6 +99,7 @@ def _published_change(one: Replication, say: Words) -> str:
 
 
 def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
+    """Return the step times of benchmarks and of the runs themselves; nothing when there are none."""
     blocks: list[Block] = []
     for bench in analysis.benches:
         blocks += bench_blocks(bench, out, say)
@@ -121,18 +124,18 @@ def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
         blocks += [Paragraph(say("time_runs")), Table("step-times", columns, rows, (2, 3, 4, 5))]
         uneven = dict.fromkeys(note_text(note, say) for one in sound for note in uneven_times(one))
         blocks += [Bullets([Cell(text) for text in uneven])] if uneven else []
-    spoilt = [one for one in analysis.times if not one.sound]
-    if spoilt:
-        fields = sorted({item.field for one in spoilt for item in one.confounds})
+    unsound = [one for one in analysis.times if not one.sound]
+    if unsound:
+        fields = sorted({item.field for one in unsound for item in one.confounds})
         why = say("note_times_doubtful") if fields == ["timing"] else say("note_confounded", fields=", ".join(fields))
-        blocks.append(Paragraph(say("time_excluded", count=len(spoilt), why=why), tone="muted"))
+        blocks.append(Paragraph(say("time_excluded", count=len(unsound), why=why), tone="muted"))
     if not blocks:
         return []
     return [Heading(say("step_time"), 2, "step-time"), Paragraph(say("time_intro")), *blocks]
 
 
 def bench_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
-    """What one benchmark measured, and a warning where its arms did different work."""
+    """Return what one benchmark measured, with a warning when its arms had batches of different size."""
     if bench.decoding:
         return _decoding_blocks(bench, out, say)
     columns = [say("col_method"), say("col_step"), say("col_ratio"), say("col_interval"), say("col_flops")]
@@ -174,66 +177,76 @@ def _decoding_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
     ]
     first = bench.decoding[0]
     how = say("time_compiled") if first.compiled else ""
-    told = {"context": f"{first.context:,}", "batch": first.batch_size, "how": how}
+    values = {"context": f"{first.context:,}", "batch": first.batch_size, "how": how}
     return [
-        Paragraph(say("time_decoding", file=relative(bench.path, out), **told)),
+        Paragraph(say("time_decoding", file=relative(bench.path, out), **values)),
         Table(f"bench-{bench.path.stem}", [say(name) for name in columns], rows, tuple(range(1, len(columns)))),
     ]
 
 
 def _bench_interval(row: StepBench | DecodeBench) -> str:
-    """The arm that the others are measured by has none, nor has one of a single round."""
+    """Return the interval of a ratio; the reference arm has none, nor has a benchmark of one round."""
     ratio, half = row.ratio, row.ratio_95
     return f"{ratio - half:.3f} – {ratio + half:.3f}" if half and math.isfinite(half) else "–"
 
 
 def runs_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
-    blocks: list[Block] = []
-    if analysis.running:
-        columns = [say("col_method"), say("col_seed"), say("col_step_now"), say("col_latest"), say("col_folder")]
-        rows = []
-        for run in analysis.running:
-            last = next((line for line in reversed(run.metrics) if line.kind == "val"), None)
-            shown = [] if last is None else [last.perplexity, last.accuracy, last.loss]
-            latest = next((value for value in shown if value is not None), None)
-            step, max_steps = (0, None) if run.status is None else (run.status.step or 0, run.status.max_steps)
-            steps = run.config.train.max_steps or max_steps or "?"
-            folder = relative(run.path, out)
-            rows.append(
-                [
-                    Cell(run.method, code=True),
-                    Cell(str(run.seed)),
-                    Cell(f"{step} / {steps}"),
-                    Cell(f"{latest:.4g}" if latest is not None else "–"),
-                    Cell(folder, folder=folder),
-                ]
-            )
-        blocks += [Heading(say("running"), 2, "running"), Table("running", columns, rows, (1, 2, 3))]
-    if analysis.left_out:
-        columns = [say("col_kind"), say("col_method"), say("col_seed"), say("col_why"), say("col_folder")]
-        rows = []
-        for item in analysis.left_out:
-            folder = relative(item.path, out)
-            rows.append(
-                [
-                    Cell(say(f"kind_{item.kind}"), tone="bad"),
-                    Cell(item.method or "–", code=bool(item.method)),
-                    Cell("–" if item.seed is None else str(item.seed)),
-                    Cell(why_left_out(item, say)),
-                    Cell(folder, folder=folder),
-                ]
-            )
-        blocks += [Heading(say("left_out"), 2, "left-out"), Table("left-out", columns, rows, (2,))]
-    if analysis.runs:
-        blocks += [Heading(say("runs"), 2, "runs"), _runs_table(analysis, out, say)]
-        noted: dict[str, list[Run]] = {}
-        for run in analysis.runs:
-            for note in run.notes:
-                noted.setdefault(note, []).append(run)
-        if noted:
-            items = [Cell(note, handles(analysis, tuple(runs))) for note, runs in noted.items()]
-            blocks += [Heading(say("run_notes"), 3, "run-notes"), Bullets(items)]
+    """Return the runs in progress, those that are not counted, and those that are, each if there are any."""
+    blocks = [*_running_blocks(analysis, out, say), *_left_out_blocks(analysis, out, say)]
+    if not analysis.runs:
+        return blocks
+    blocks += [Heading(say("runs"), 2, "runs"), _runs_table(analysis, out, say)]
+    runs_by_note: dict[str, list[Run]] = {}
+    for run in analysis.runs:
+        for note in run.notes:
+            runs_by_note.setdefault(note, []).append(run)
+    if runs_by_note:
+        items = [Cell(note, handles(analysis, tuple(runs))) for note, runs in runs_by_note.items()]
+        blocks += [Heading(say("run_notes"), 3, "run-notes"), Bullets(items)]
     return blocks
+
+
+def _running_blocks(analysis: Analysis, out: Path, say: Words) -> list[Block]:
+    if not analysis.running:
+        return []
+    columns = [say("col_method"), say("col_seed"), say("col_step_now"), say("col_latest"), say("col_folder")]
+    rows = []
+    for run in analysis.running:
+        last = next((line for line in reversed(run.metrics) if line.kind == "val"), None)
+        shown = [] if last is None else [last.perplexity, last.accuracy, last.loss]
+        latest = next((value for value in shown if value is not None), None)
+        step, max_steps = (0, None) if run.status is None else (run.status.step or 0, run.status.max_steps)
+        steps = run.config.train.max_steps or max_steps or "?"
+        folder = relative(run.path, out)
+        rows.append(
+            [
+                Cell(run.method, code=True),
+                Cell(str(run.seed)),
+                Cell(f"{step} / {steps}"),
+                Cell(f"{latest:.4g}" if latest is not None else "–"),
+                Cell(folder, folder=folder),
+            ]
+        )
+    return [Heading(say("running"), 2, "running"), Table("running", columns, rows, (1, 2, 3))]
+
+
+def _left_out_blocks(analysis: Analysis, out: Path, say: Words) -> list[Block]:
+    if not analysis.left_out:
+        return []
+    columns = [say("col_kind"), say("col_method"), say("col_seed"), say("col_why"), say("col_folder")]
+    rows = []
+    for item in analysis.left_out:
+        folder = relative(item.path, out)
+        rows.append(
+            [
+                Cell(say(f"kind_{item.kind}"), tone="bad"),
+                Cell(item.method or "–", code=bool(item.method)),
+                Cell("–" if item.seed is None else str(item.seed)),
+                Cell(why_left_out(item, say)),
+                Cell(folder, folder=folder),
+            ]
+        )
+    return [Heading(say("left_out"), 2, "left-out"), Table("left-out", columns, rows, (2,))]
 
 
 def _runs_table(analysis: Analysis, out: Path, say: Words) -> Table:
@@ -261,6 +274,7 @@ def _runs_table(analysis: Analysis, out: Path, say: Words) -> Table:
 
 
 def reading_section(say: Words) -> list[Block]:
+    """Return how to read the report: what the terms mean and how the tests were done."""
     keys = ("read_pairs", "read_ratio", "read_holm", "read_tost", "read_rates", "read_confounded")
     values = {"read_ratio": {"pairs": BOOTSTRAP_PAIRS, "resamples": f"{BOOTSTRAP_RESAMPLES:,}"}}
     return [
@@ -270,19 +284,22 @@ def reading_section(say: Words) -> list[Block]:
 
 
 def runs_of(one: Comparison) -> tuple[Run, ...]:
+    """Return the runs of a comparison, each once."""
     return tuple(dict.fromkeys(run for pair in one.pairs for run in pair))
 
 
 def handles(analysis: Analysis, runs: tuple[Run, ...]) -> tuple[str, ...]:
+    """Return the handles (R1, R2, ...) of some runs, each once."""
     return tuple(analysis.handle(run) for run in dict.fromkeys(runs))
 
 
 def root(analysis: Analysis) -> Path:
-    """The folder that all of them lie in."""
+    """Return the deepest folder that contains all runs, or all benchmarks when there are no runs."""
     paths = [run.path for run in (*analysis.runs, *analysis.running)] + [item.path for item in analysis.left_out]
-    places = [str(path.resolve()) for path in paths or [bench.path for bench in analysis.benches]]
-    return Path(os.path.commonpath(places)) if len(places) > 1 else Path(places[0])
+    names = [str(path.resolve()) for path in paths or [bench.path for bench in analysis.benches]]
+    return Path(os.path.commonpath(names)) if len(names) > 1 else Path(names[0])
 
 
 def relative(path: Path, out: Path) -> str:
+    """Return a path relative to the folder `out`."""
     return os.path.relpath(path.resolve(), out.resolve())

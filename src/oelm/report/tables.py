@@ -1,4 +1,4 @@
-"""Tables for papers and spreadsheets: results.csv, results.json, and every table as CSV and LaTeX."""
+"""Write results.csv and results.json, and every table of a report as CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..base.files import to_json
 from .document import Table, spans
 
 FORMAT = 1
-# What a spreadsheet's formula needs to call or fetch anything.
+# Characters that a formula of a spreadsheet needs to call or load anything.
 _CALLS = frozenset("(|!=@")
 _FIGURES = (
     *("val_loss", "perplexity", "best_perplexity", "bits_per_byte", "accuracy", "best_accuracy", "macro_f1"),
@@ -25,7 +25,7 @@ _FIGURES = (
 
 
 def results_csv(analysis: Analysis) -> str:
-    """One line for every run, counted or not."""
+    """Return results.csv: a line for every run, counted or not."""
     names = [
         "run",
         "state",
@@ -60,7 +60,7 @@ def results_csv(analysis: Analysis) -> str:
 
 
 def results_json(analysis: Analysis) -> str:
-    """Everything that the report says, as data."""
+    """Return results.json: everything that the report shows, as data."""
     content = {
         "format": FORMAT,
         "oelm": __version__,
@@ -133,7 +133,7 @@ def _comparison(analysis: Analysis, one: Comparison) -> dict[str, Any]:
 
 
 def comparison_data(one: Comparison) -> dict[str, Any]:
-    """A comparison as data, its runs by their folders."""
+    """Return a comparison as data; its runs are named by their folders."""
     return {
         "dataset": one.setup.dataset,
         "setup": dict(one.setup.apart),
@@ -156,11 +156,12 @@ def comparison_data(one: Comparison) -> dict[str, Any]:
     }
 
 
-def _estimate(found: Estimate | None) -> dict[str, Any] | None:
-    return asdict(found) if found is not None else None
+def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
+    return asdict(estimate) if estimate is not None else None
 
 
 def table_csv(table: Table) -> str:
+    """Return a table as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
@@ -169,7 +170,7 @@ def table_csv(table: Table) -> str:
 
 
 def table_latex(table: Table) -> str:
-    """A table for a paper, with booktabs' rules; runs are named by their handles."""
+    """Return a table for a paper, with the rules of booktabs; runs are named by their handles."""
     columns = "".join("r" if index in table.numeric else "l" for index in range(len(table.columns)))
     lines = [
         rf"\begin{{tabular}}{{{columns}}}",
@@ -187,7 +188,7 @@ def table_latex(table: Table) -> str:
 
 
 def latex(text: str) -> str:
-    """Text whose characters LaTeX takes as they are."""
+    """Return text in which the special characters of LaTeX are escaped."""
     special = {
         "\\": r"\textbackslash{}",
         "{": r"\{",
@@ -212,8 +213,11 @@ def _plain(text: str, runs: tuple[str, ...]) -> str:
 
 
 def _safe(value: Any) -> Any:
-    """A value that no spreadsheet takes for a formula. A sign begins one too, unless what follows can only be read."""
+    """Return a value that no spreadsheet takes for a formula: text that would be one gets a quote in front.
+
+    A sign begins a formula as well, but signed numbers such as +1.2 % cannot call anything and stay as they are.
+    """
     if not isinstance(value, str):
         return value
-    begins = value.startswith(("=", "@", "\t", "\r")) or (value.startswith(("+", "-")) and _CALLS & set(value))
-    return f"'{value}" if begins else value
+    is_formula = value.startswith(("=", "@", "\t", "\r")) or (value.startswith(("+", "-")) and _CALLS & set(value))
+    return f"'{value}" if is_formula else value
