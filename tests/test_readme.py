@@ -87,3 +87,12 @@ def test_links_and_modules_that_the_documents_name_exist():
     modules = [name for row in rows for name in re.findall(r"`([^`]+)`", row) if name != "src/oelm/"]
     assert len(modules) > 10
     assert [name for name in modules if not (ROOT / "src" / "oelm" / name).exists()] == []
+
+
+def test_the_chinese_readme_links_to_files_and_shows_only_code_of_the_english_one():
+    chinese, english = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.zh-CN.md", "README.md"))
+    for link in re.findall(r"\]\(([^)#:]+)\)", chinese):
+        assert (ROOT / link).exists(), link
+    block = re.search(r"```python\n(.*?)```", chinese, re.DOTALL)[1]
+    tested = {line.split("  #")[0].strip() for line in english.splitlines()}
+    assert {line.split("  #")[0].strip() for line in block.splitlines()} <= tested

@@ -108,7 +108,7 @@ def _percent_bounds(estimate: Estimate) -> tuple[float | None, float | None]:
 
 
 def _accuracy(context: ChartContext) -> ChartFigure | None:
-    """The measure of each method of a classifier, with a dot for each run."""
+    """Show the measure of each method of a classifier, with a dot for each run."""
     setup, rows = context.setup, []
     if setup.task.kind == "language":
         return None
@@ -141,7 +141,7 @@ def _accuracy(context: ChartContext) -> ChartFigure | None:
 
 
 def _sweep(context: ChartContext) -> ChartFigure | None:
-    """The measure over the learning rates that each method was run at."""
+    """Show the measure over the learning rates that each method was run at."""
     series = []
     for arm in context.setup.arms:
         points = []
@@ -163,7 +163,7 @@ def _sweep(context: ChartContext) -> ChartFigure | None:
 
 
 def _parameters(context: ChartContext) -> ChartFigure | None:
-    """The measure over the number of trainable parameters, a point for each method."""
+    """Show the measure over the number of trainable parameters, a point for each method."""
     series, factor = [], context.factor
     for method, runs in context.cells.items():
         estimate, trainable = mean_of(runs, context.setup.measure), runs[0].figure("trainable")
@@ -189,7 +189,7 @@ def _parameters(context: ChartContext) -> ChartFigure | None:
 
 
 def _time(context: ChartContext) -> ChartFigure | None:
-    """The step times of each method, pooled over its runs, with the time that its FLOPs alone would need."""
+    """Show the step times of each method, pooled over its runs, with the time that its FLOPs alone would need."""
     say, reference = context.say, context.setup.reference
     reference_runs = context.cells[reference.method] if reference is not None else ()
     rows = [row for method, runs in context.cells.items() if (row := _time_row(context, method, runs, reference_runs))]
@@ -207,7 +207,7 @@ def _time(context: ChartContext) -> ChartFigure | None:
 def _time_row(
     context: ChartContext, method: str, runs: tuple[Run, ...], reference_runs: tuple[Run, ...]
 ) -> IntervalRow | None:
-    """The step times of one method in milliseconds: median, 10th and 90th percentile, and a sample of steps."""
+    """Return the step times of one method in milliseconds: median, 10th and 90th percentile, and a sample of steps."""
     statistics = [run.timing.step_seconds for run in runs if run.timing.step_seconds is not None]
     if not statistics:
         return None
@@ -232,7 +232,7 @@ def _time_row(
 
 
 def _target(context: ChartContext) -> ChartFigure | None:
-    """When each method reached each target, for the targets that all its seeds reached."""
+    """Show when each method reached each target, for the targets that all its seeds reached."""
     measure, series = context.setup.measure, []
     for method, runs in context.cells.items():
         reached = [run.result.reached for run in runs]

@@ -33,22 +33,22 @@ class ChartContext:
 
     @property
     def factor(self) -> float:
-        """What the setup's measure is multiplied with in a chart: shares are shown in percent."""
+        """Return the factor of the measure's values in a chart: shares are shown in percent."""
         return 100.0 if self.setup.measure.points else 1.0
 
     @property
     def measure(self) -> str:
-        """The name of the setup's measure in the report's language."""
+        """Return the name of the setup's measure in the report's language."""
         return self.say(f"m_{self.setup.measure.name}")
 
     @property
     def measure_axis(self) -> str:
-        """The label of an axis with the setup's measure."""
+        """Return the label of an axis with the setup's measure."""
         return f"{self.measure} (%)" if self.setup.measure.points else self.measure
 
     @property
     def time_axes(self) -> dict[str, str]:
-        """The two axes of a chart over time."""
+        """Return the two axes of a chart over time."""
         return {"steps": self.say("axis_steps"), "seconds": self.say("axis_seconds")}
 
     def figure(self, kind: str, title: str, caption: str, chart: Chart) -> ChartFigure:

@@ -18,7 +18,7 @@ _POINTS = 240
 
 
 def validation_figure(context: ChartContext) -> ChartFigure | None:
-    """The measure on the validation data over steps and time; runs in progress as faint lines."""
+    """Show the measure on the validation data over steps and time; runs in progress as faint lines."""
     metric = _Metric("val", context.setup.measure.name, context.factor)
     series = [_curve(method, context.styles[method], runs, metric) for method, runs in context.cells.items()]
     for run in context.running:
@@ -33,7 +33,7 @@ def validation_figure(context: ChartContext) -> ChartFigure | None:
 
 
 def training_figure(context: ChartContext) -> ChartFigure | None:
-    """Training loss and learning rate over steps, side by side."""
+    """Show training loss and learning rate over steps, side by side."""
     say, charts = context.say, []
     for key, label in (("loss", "axis_loss"), ("learning_rate", "axis_rate")):
         metric = _Metric("train", key, marks=False)
@@ -46,15 +46,17 @@ def training_figure(context: ChartContext) -> ChartFigure | None:
 
 
 def entropy_figure(context: ChartContext) -> ChartFigure | None:
+    """Show the entropy of the attention weights, as a share of its maximum."""
     return _attention(context, "entropy", "entropy_share")
 
 
 def logits_figure(context: ChartContext) -> ChartFigure | None:
+    """Show the standard deviation of the attention logits."""
     return _attention(context, "logits", "logit_std")
 
 
 def _attention(context: ChartContext, kind: str, key: str) -> ChartFigure | None:
-    """A value of the attention metrics over steps, a panel for each method with a line for each layer."""
+    """Show a value of the attention metrics over steps, a panel for each method with a line for each layer."""
     charts = []
     for method, runs in context.cells.items():
         values: dict[str, dict[int, list[float]]] = {}

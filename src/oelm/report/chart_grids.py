@@ -11,7 +11,7 @@ _ROLES = ("q", "k", "v", "o", "ffn_in", "ffn_out")
 
 
 def map_figure(context: ChartContext) -> ChartFigure | None:
-    """The frozen share of each matrix by layer and role, a panel for each method that freezes or removes any."""
+    """Show the frozen share of each matrix by layer and role, a panel for each method that freezes or removes any."""
     charts = []
     for method, runs in context.cells.items():
         rows = [row for row in runs[0].audit.rows if row.role in _ROLES]
@@ -43,7 +43,7 @@ def _frozen_share(row: AuditRow | None) -> float | None:
 
 
 def confusion_figure(context: ChartContext) -> ChartFigure | None:
-    """The confusion matrix of each method, summed over its runs, as shares of each true class."""
+    """Show the confusion matrix of each method, summed over its runs, as shares of each true class."""
     charts = []
     for method, runs in context.cells.items():
         matrices = [matrix for run in runs if (matrix := confusion_of(run))]

@@ -92,12 +92,15 @@ class Document:
 
     @property
     def figures(self) -> list[ChartFigure]:
+        """Return the figures, in order."""
         return [block for block in self.blocks if isinstance(block, ChartFigure)]
 
     @property
     def tables(self) -> list[Table]:
+        """Return the tables, in order."""
         return [block for block in self.blocks if isinstance(block, Table)]
 
     @property
     def headings(self) -> list[Heading]:
+        """Return the headings, in order."""
         return [block for block in self.blocks if isinstance(block, Heading)]

@@ -1,0 +1,130 @@
+"""The commands `oelm report` and `oelm compare`: their output, and one clear line for each mistake."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from oelm.analysis import analyse
+from oelm.cli import report as commands
+from tests.support.records import (
+    classification_run,
+    language_run,
+    study,
+)
+
+APP = "import typer; from oelm.cli import report as c; a = typer.Typer(pretty_exceptions_enable=False); "
+APP += "a.command('report')(c.report); a.command('compare')(c.compare); a()"
+
+
+def oelm(*arguments, largest_file=resource.RLIM_INFINITY):
+    """Run the commands in a separate process, as a user does."""
+    command = [sys.executable, "-c", APP, *map(str, arguments)]
+    variables = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120, preexec_fn=limit)
+
+
+def oelm_here(*arguments):
+    """Run the commands in this process, when only their output matters."""
+    app = typer.Typer()
+    app.command("report")(commands.report)
+    app.command("compare")(commands.compare)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return study(tmp_path_factory.mktemp("runs"))
+
+
+def test_report_writes_the_files_and_prints_the_summary(runs, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = oelm("report", runs, empty, "--out", tmp_path / "out", "--formats", "html", "--title", "Mine")
+    assert done.returncode == 0, done.stderr
+    assert "oelm-freeze against baseline" in done.stdout
+    assert f"wrote {tmp_path / 'out' / 'report.html'}" in done.stdout
+    assert str(empty) in done.stderr
+    assert "<title>Mine</title>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert not (tmp_path / "out" / "report.pdf").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere",), "nowhere"),
+        ((".",), "no runs"),
+        (("RUNS", "--formats", "html,docx"), "'docx'"),
+        (("RUNS", "--lang", "fr"), "'fr': use one of en, zh"),
+        (("RUNS", "--hypotheses", "absent.yaml"), "absent.yaml"),
+        (("RUNS", "--out", "FILE"), "FILE"),
+    ],
+)
+def test_bad_input_gives_one_line_that_names_it(runs, tmp_path, arguments, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text("")
+    given = [runs if argument == "RUNS" else argument for argument in arguments]
+    done = oelm_here("report", *given, *(() if "--out" in given else ("--out", tmp_path / "out")))
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_full_disk_gives_one_line_and_no_incomplete_file(runs, tmp_path):
+    """A limit on the size of files makes writing the figures fail, as a full disk would."""
+    done = oelm("report", runs, "--out", tmp_path / "out", "--quiet", largest_file=4000)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"oelm: {tmp_path / 'out' / 'figures'}/")
+    assert "cannot be written (File too large)" in line
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()], "an incomplete file is left"
+
+
+def test_compare_prints_the_metrics_and_the_differences(tmp_path):
+    one = language_run(tmp_path, "oelm-freeze", 0, 3.1, 2e-3, environment={"gpu": {"name": "Another GPU"}})
+    other = language_run(tmp_path, "baseline", 0, 3.0, 1e-3)
+    done = oelm("compare", one, other)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"perplexity +22\.20 +20\.09 +\+10\.5 %", done.stdout)
+    assert "optimizer.learning_rate  0.002  /  0.001" in done.stdout
+    assert "environment.gpu.name" in done.stdout
+    assert "no interval" in done.stdout
+    same = oelm_here("compare", language_run(tmp_path, "oelm-freeze", 0, 3.1), other)
+    assert "they differ only in the method" in same.stdout
+    data = json.loads(oelm_here("compare", one, other, "--json").stdout)
+    assert data["ratio"]["mean"] == pytest.approx(1.10517, abs=1e-4)
+
+
+def test_compare_refuses_runs_that_cannot_be_compared(tmp_path):
+    language, sentiment = language_run(tmp_path), classification_run(tmp_path)
+    for pair, message in (
+        ((language, sentiment), "different tasks"),
+        ((language, tmp_path), str(tmp_path)),
+        ((language, tmp_path / "absent"), str(tmp_path / "absent")),
+        ((language, language_run(tmp_path, seed=1, loss=None)), "not a number"),
+    ):
+        done = oelm_here("compare", *pair)
+        assert done.exit_code == 2, done.stdout
+        assert message in done.stderr
+
+
+def test_help_imports_no_heavy_module():
+    script = "import sys; import oelm.cli.report; print(*[m for m in sys.modules])"
+    loaded = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split())
+    assert not loaded & {"torch", "transformers", "matplotlib", "scipy", "typst", "numpy", "pydantic"}
+
+
+def test_the_statistics_say_what_they_need(runs, monkeypatch):
+    from oelm.analysis import AnalysisError
+
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(AnalysisError, match=r"need scipy: pip install 'oelm\[report\]'"):
+        analyse([runs])

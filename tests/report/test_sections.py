@@ -1,0 +1,128 @@
+"""The sections of a report: what they show when records are unusual or incomplete."""
+
+import csv
+import json
+import re
+
+import pytest
+
+from oelm.report import summary, write_report
+from oelm.report.words import words
+from tests.support.records import (
+    bench_row,
+    change,
+    classification_run,
+    language_run,
+    study,
+)
+
+
+def test_a_figure_with_some_of_the_methods_says_so(tmp_path):
+    methods = ["oelm-freeze", *({"preset": "oelm-freeze", "q": {"scale": scale}} for scale in range(2, 9))]
+    for method in methods:
+        language_run(tmp_path / "runs", method)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("html",))
+    assert "Shown: the first 6 of 8 methods." in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_that_nearly_diverged_gives_no_endless_numbers(tmp_path):
+    for seed, (loss, other) in enumerate([(3.0, 3.0), (3.01, 190.0)]):
+        language_run(tmp_path / "runs", "baseline", seed, loss)
+        language_run(tmp_path / "runs", "oelm-freeze", seed, other)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=["md", "html"])
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "too noisy to say" in text
+    assert not re.search(r"[\d,]{30}", text)
+
+
+def test_a_confusion_matrix_that_is_not_square_is_left_out(tmp_path):
+    for seed, labels in enumerate((["a", "b", "c"], ["a", "b"])):
+        folder = classification_run(tmp_path / "runs", "baseline", seed, 0.9)
+        change(folder, "result.json", labels=labels)
+    odd = classification_run(tmp_path / "runs", "oelm-freeze", 0, 0.8)
+    change(odd, "result.json", last={"step": 300, "loss": 0.2, "confusion": [[1, 2], [3]]})
+    report = write_report([tmp_path / "runs"], tmp_path / "out", formats=["html"])
+    assert len(report.analysis.runs) == 3
+
+
+def test_a_report_without_comparisons_still_lists_its_runs(tmp_path):
+    language_run(tmp_path / "runs", "oelm-freeze", 0, attention=False)
+    report = write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    assert report.analysis.comparisons == ()
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "learning-rate sweep: no arm was run at more than one rate" in text
+    assert "attention entropy" in text
+    assert summary(report.analysis)[0] == "1 run of 1 method, all counted."
+    assert "from 1 run in " in text
+
+
+def test_a_report_can_have_only_runs_that_are_not_counted(tmp_path):
+    folder = language_run(tmp_path / "runs", loss=None)
+    report = write_report([tmp_path / "runs"], tmp_path / "out", formats=("md", "html"))
+    assert report.analysis.runs == ()
+    assert folder.name in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert summary(report.analysis)[0].startswith("0 runs of 0 methods counted; 1 left out")
+
+
+def test_with_six_seeds_a_bootstrap_interval_is_given_too(tmp_path):
+    write_report([study(tmp_path / "runs", seeds=6)], tmp_path / "out", formats=("html",))
+    with open(tmp_path / "out" / "tables" / "1-comparisons.csv", encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    numbers = [float(n) for n in re.findall(r"[+−]([\d.]+) %", f"{row['95 % interval']} {row['bootstrap']}")]
+    assert numbers[:2] == pytest.approx(numbers[2:], abs=0.5)
+    assert row["seeds"] == "6"
+
+
+def test_other_splits_and_notes_of_the_records_are_shown(tmp_path):
+    for seed in (0, 1):
+        for method in ("baseline", "oelm-freeze"):
+            folder = classification_run(tmp_path / "runs", method, seed, 0.83 + seed / 100, task="mnli")
+    change(folder, "result.json", warnings=["12 training texts were longer than 128 tokens: cut"])
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("html",))
+    table = (tmp_path / "out" / "tables" / "1-other-splits.csv").read_text(encoding="utf-8")
+    assert "baseline,mismatched,2e-05,2,82.50 %" in table
+    assert "12 training texts were longer" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_results_on_other_splits_give_the_step_of_their_model(tmp_path):
+    """When no best model was kept, the results are those of the last one, and must not be called the best model's."""
+    for seed, best in enumerate((200, 300)):
+        folder = classification_run(tmp_path / "runs", "baseline", seed, 0.83 + seed / 100, task="mnli")
+        change(folder, "result.json", best={"step": best, "loss": 0.2, "accuracy": 0.85})
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    section = text.split("### Other labelled splits")[1].split("##")[0]
+    assert "model from step" in section
+    assert re.search(r"mismatched .*\| 300 \|", section)
+    assert "best model if it was kept, otherwise of its last one" in section
+    evaluated = json.loads((folder / "result.json").read_text())["evaluations"]["mismatched"]
+    change(folder, "result.json", evaluations={"mismatched": {**evaluated, "step": 200}})
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    assert re.search(r"mismatched .*\| 200 – 300 \|", (tmp_path / "out" / "report.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("language", "cross"), [("en", "The cross is the time expected"), ("zh", "叉号为仅按")])
+def test_the_flop_bound_is_shown_only_with_a_reference(tmp_path, language, cross):
+    for seed in (0, 1):
+        language_run(tmp_path / "without", "oelm-freeze", seed)
+        language_run(tmp_path / "with", "oelm-freeze", seed)
+        language_run(tmp_path / "with", "baseline", seed)
+    captions = {}
+    for runs in ("with", "without"):
+        write_report([tmp_path / runs], tmp_path / "out" / runs, formats=("md",), language=language)
+        text = (tmp_path / "out" / runs / "report.md").read_text(encoding="utf-8")
+        (captions[runs],) = [line for line in text.splitlines() if words(language)("cap_time") in line]
+    assert cross in captions["with"]
+    assert "baseline" in captions["with"]
+    assert cross not in captions["without"]
+
+
+def test_a_benchmark_of_batches_of_different_size_has_a_warning(tmp_path):
+    language_run(tmp_path / "runs")
+    half = bench_row("oelm-freeze@8", ratio=0.5, batch_size=8, ratio_per_example=0.97, warning="!")
+    (tmp_path / "runs" / "bench.json").write_text(json.dumps([bench_row(), half]))
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert text.count("steps of different size") == 1
+    assert "oelm-freeze@8" in text
+    assert "Per example its ratio is 0.970" in text
