@@ -1,4 +1,21 @@
-"""The FLOPs of a training step, counted on the model itself: for a benchmark, and for a run that is only planned."""
+"""The FLOPs of a training step per token, counted on the model itself.
+
+Counted, as two FLOPs per multiplication with its addition:
+
+- a matrix, a core, and each of LoRA's two factors: the forward product; the product for its own gradient if it is
+  trainable; and the product for its input's gradient if anything below it is trainable;
+- attention: the two forward products, and those of the four backward products that lead to something trainable;
+- OFT: the block-wise rotation of a matrix's input, which then always needs a gradient, and the products that build the
+  blocks from their parameters, once per pass and therefore shared by its tokens.
+
+Not counted: embeddings, norms, biases, the softmax and other element-wise work; the optimiser's update; recomputation
+by gradient checkpointing or in a fused attention's backward pass, and gradients that a fused attention computes for
+tensors that do not need them. A causal mask halves attention here, as in a fused attention; plain products compute the
+masked half too. Otherwise the count equals the FLOPs that torch counts in plain products.
+
+`reached` is the share of a tensor's uses that need a gradient: 0 or 1, or between them where one block serves several
+layers (ALBERT).
+"""
 
 from __future__ import annotations
 
@@ -9,16 +26,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..method.adapters import rotations
-from ..method.flop_rules import attention_flops, rotation_flops, weight_flops
 from ..method.sites import Site, find_sites
+from ..method.spec import OFT_TERMS
 from ..method.trainable import head_of
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Where gradients come, as a share of the uses: everywhere that is not named.
+    """Where gradients are needed, as a share of the uses; 1 for whatever is not listed.
 
-    `inputs` is by the ids of parameters, for what their module reads; `outputs` by the ids of modules.
+    `inputs` maps the id of a parameter to its module's input, `outputs` the id of a module to the module's output.
     """
 
     inputs: Mapping[int, float] = field(default_factory=dict)
@@ -26,62 +43,77 @@ class Reach:
 
 
 def train_flops_per_token(model: Any, length: int, sequences: int, reach: Reach | None = None) -> float:
-    """Multiply-adds times two that one token's training step must do, by the rules of `oelm.flops`.
+    """Return the FLOPs of a training step per token, for passes of `sequences` sequences of this length.
 
-    `sequences` of this length pass through the model at once. Without `reach`, gradients come everywhere. A fresh head
-    reads a sequence once. Projections of relative positions (DeBERTa) are counted as if every token had its own, and a
-    cross-attention as one of the sequence to itself.
+    Without `reach`, gradients are needed everywhere. A new classification head reads each sequence once. Projections of
+    relative positions (DeBERTa) are counted once per token, and cross-attention as attention of a sequence to itself.
     """
     reach = reach or Reach()
-    inputs = reach.inputs
     family, sites = find_sites(model)
     head = head_of(model)
-    once = {id(parameter) for parameter in head.parameters.values()} if head.fresh else set()
-    # One block of ALBERT is gone through by many layers.
+    once_per_sequence = {id(parameter) for parameter in head.parameters.values()} if head.fresh else set()
+    # ALBERT's layers share one block.
     passes = model.config.num_hidden_layers / model.config.num_hidden_groups if family.shared else 1
-    repeated = {id(p) for site in sites for p in model.get_submodule(site.block).parameters()}
+    in_blocks = {id(p) for site in sites for p in model.get_submodule(site.block).parameters()}
 
-    def uses(weight: Tensor) -> float:
-        return 1 / length if id(weight) in once else passes if id(weight) in repeated else 1
+    def uses_per_token(weight: Tensor) -> float:
+        return 1 / length if id(weight) in once_per_sequence else passes if id(weight) in in_blocks else 1
 
-    def cost(weight: Tensor) -> float:
-        return uses(weight) * weight_flops(weight.numel(), weight.requires_grad, inputs.get(id(weight), 1.0))
-
-    turns = list(rotations(model))
-    matrices = {id(m.weight): m.weight for m in model.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)}
-    tokens_only = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    output = model.get_output_embeddings()
-    if output is not None:
-        tokens_only.discard(id(output.weight))
-    # What a rotation is made of is multiplied with nothing.
-    apart = tokens_only | {id(turn.weight) for turn in turns}
-    flops = sum(cost(weight) for key, weight in matrices.items() if weight.ndim == 2 and key not in apart)
-    flops += sum(cost(parameter) for name, parameter in model.named_parameters() if name.endswith(".core"))
-    for weight, width, block in turns:
-        turned = rotation_flops(width, block, sequences * length, inputs.get(id(weight), 1.0))
-        flops += uses(weight) * turned
+    flops = 0.0
+    for weight in _multiplied_weights(model):
+        reached = reach.inputs.get(id(weight), 1.0)
+        flops += uses_per_token(weight) * weight_flops(weight.numel(), weight.requires_grad, reached)
+    for weight, width, block in rotations(model):
+        reached = reach.inputs.get(id(weight), 1.0)
+        flops += uses_per_token(weight) * rotation_flops(width, block, sequences * length, reached)
     for site in sites:
-        reached = _reached_roles(model, site, reach)
-        flops += passes * attention_flops(site.heads * site.d_head, length, site.kind == "decoder", reached)
+        causal = site.kind == "decoder"
+        flops += passes * attention_flops(site.heads * site.d_head, length, causal, _reached_roles(model, site, reach))
     return flops
 
 
-def find_reach(loss: nn.Module, batch: dict[str, Tensor]) -> Reach:
-    """Where gradients come in a model, since something below trains: from a forward pass.
+def weight_flops(weights: float, trained: bool, reached: float) -> float:
+    """Return the FLOPs of a matrix for one token. `reached` is that of its input."""
+    return (2.0 + 2.0 * trained + 2.0 * reached) * weights
 
-    The pass is in evaluation mode, so that no random number is drawn and dropout takes no part.
+
+def attention_flops(width: int, length: int, causal: bool, reached: Mapping[str, float]) -> float:
+    """Return the FLOPs of one token's scores and of the mixture of values. `reached` is that of its q, k and v.
+
+    The gradients of q and k are one product each, and both need the scores' gradient, which is another; v's is one.
+    """
+    query, key, value = (reached.get(role, 0.0) for role in ("q", "k", "v"))
+    products = 2.0 + max(query, key) + query + key + value
+    return products * (1.0 if causal else 2.0) * width * length
+
+
+def rotation_flops(width: int, block: int, tokens: int, reached: float) -> float:
+    """Return the FLOPs of an OFT rotation for one token of a pass over `tokens` tokens.
+
+    A block is a sum of powers of a skew-symmetric matrix. The first two powers need no product; each of the others
+    needs one forward, the previous power times the matrix, and two backward.
+    """
+    weights = width * block
+    powers = 3 * (OFT_TERMS - 2) * 2.0 * weights * block
+    return weight_flops(weights, True, reached) + powers / tokens
+
+
+def find_reach(loss: nn.Module, batch: dict[str, Tensor]) -> Reach:
+    """Return where a model needs gradients because something below is trainable, found by a forward pass.
+
+    The pass is in evaluation mode, so that it draws no random numbers.
     """
     inputs: dict[int, list[bool]] = {}
     outputs: dict[int, list[bool]] = {}
 
-    def look(module: nn.Module, read: tuple[Any, ...], written: Any) -> None:
-        needed = not read or bool(read[0].requires_grad)
+    def record(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        input_needs_gradient = not arguments or bool(arguments[0].requires_grad)
         for parameter in module.parameters(recurse=False):
-            inputs.setdefault(id(parameter), []).append(needed)
-        outputs.setdefault(id(module), []).append(not isinstance(written, Tensor) or written.requires_grad)
+            inputs.setdefault(id(parameter), []).append(input_needs_gradient)
+        outputs.setdefault(id(module), []).append(not isinstance(output, Tensor) or output.requires_grad)
 
-    # An embedding's input are token ids; its weight may be the output layer's too, which is seen by itself.
-    hooks = [m.register_forward_hook(look) for m in loss.modules() if not isinstance(m, nn.Embedding)]
+    # Embeddings are left out: they read token ids, and a weight tied to the output layer is recorded there.
+    hooks = [module.register_forward_hook(record) for module in loss.modules() if not isinstance(module, nn.Embedding)]
     training = loss.training
     try:
         loss.eval()(**batch)
@@ -92,12 +124,26 @@ def find_reach(loss: nn.Module, batch: dict[str, Tensor]) -> Reach:
     return Reach(_shares(inputs), _shares(outputs))
 
 
-def _shares(seen: dict[int, list[bool]]) -> dict[int, float]:
-    return {key: sum(needed) / len(needed) for key, needed in seen.items()}
+def _shares(uses: dict[int, list[bool]]) -> dict[int, float]:
+    return {key: sum(needed) / len(needed) for key, needed in uses.items()}
+
+
+def _multiplied_weights(model: Any) -> list[Tensor]:
+    """Return the matrices that are multiplied with activations, and the cores, each once."""
+    modules = [module for module in model.modules() if isinstance(getattr(module, "weight", None), nn.Parameter)]
+    # Embeddings are looked up, unless they are also the output layer; OFT parameters are not matmul operands.
+    not_multiplied = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
+    output = model.get_output_embeddings()
+    if output is not None:
+        not_multiplied.discard(id(output.weight))
+    not_multiplied |= {id(rotation.weight) for rotation in rotations(model)}
+    matrices = {id(module.weight): module.weight for module in modules if module.weight.ndim == 2}
+    cores = [parameter for name, parameter in model.named_parameters() if name.endswith(".core")]
+    return [weight for key, weight in matrices.items() if key not in not_multiplied] + cores
 
 
 def _reached_roles(model: nn.Module, site: Site, reach: Reach) -> dict[str, float]:
-    """How far an attention's q, k and v need gradients; those of a fused projection are one tensor and do as one."""
+    """Return how far an attention's q, k and v need gradients. Those of a fused projection are one tensor."""
     fused = site.fused.roles if site.fused is not None else ()
     paths = {role: site.fused_path if role in fused else site.roles[role] for role in ("q", "k", "v")}
     return {role: reach.outputs.get(id(model.get_submodule(path)), 1.0) for role, path in paths.items()}
