@@ -1,4 +1,4 @@
-"""Orthogonal Extreme Learning Machine Transformers: set Query and Key once, orthogonally, freeze them, prove it."""
+"""Orthogonal Extreme Learning Machine Transformers: set Query and Key orthogonally, freeze them, and verify it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from .models.load import load
     from .training.engine import Stopped, train
 
-# Loaded on first use: torch and transformers take seconds to import, and `oelm --help` needs neither.
+# Public names and the modules that define them, imported on first use: torch and transformers take seconds to import,
+# and `oelm --help` needs neither.
 _HOME = {
     "RunConfig": "config",
     "DataError": "errors",

@@ -1,4 +1,4 @@
-"""What a run is: strict models checked before anything runs, canonical JSON, and an id that is a hash of it."""
+"""The config of a run: strict models, checked before anything runs, and an id that is a hash of the settings."""
 
 from __future__ import annotations
 
@@ -15,47 +15,39 @@ from .base.files import parse_yaml
 from .base.strict import Fraction, Strict, ValidationShare, explain, merge
 from .errors import ConfigError, nearest
 from .method.spec import PRESETS, Method
+from .method.study import study_method
 
-# No count comes near the upper bound; beyond it numpy and torch fail in words of their own.
+# The upper bound is far above any real count; beyond it numpy and torch fail with unclear errors.
 Positive = Annotated[int, Field(gt=0, le=10**15)]
-# What torch and numpy take for a seed.
+# The seeds that both torch and numpy accept.
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
-# How the names of models begin that are made here: our GPT in a size, and a small random one of a family.
+# Prefixes of model names: the project's GPT in a size, and a small random model of a family.
 GPT, RANDOM = "gpt:", "random:"
-# The study's ortho_method -> the preset that it means with model_type 'oelm', frozen.
-_ORTHO_METHODS = {
-    "qr": "oelm-freeze",
-    "orthogonal": "oelm-freeze",
-    "headwise": "oelm-freeze",
-    "global": "oelm-global",
-    "normal": "oelm-random",
-    "random": "oelm-random",
-}
-
-
-# The numbers that YAML 1.1 takes for words. Others that Python would read, such as "nan", are meant as words.
+# Numbers that YAML 1.1 reads as strings. Others that Python could convert, such as "nan", stay strings.
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 Column = Annotated[str, Field(min_length=1)]
 EPOCH: Literal["epoch"] = "epoch"
 LANGUAGE = "language"
-# Sections that may be given by a name alone, and the field that it stands for.
+# Sections that may be given as a name alone, and the field that the name sets.
 _BY_NAME = {"method": "preset", "task": "name"}
-# Sections that change no number of a result: where a run is kept, logged and saved.
+# Sections that change no number of a result: where a run is kept, and how it is logged and saved.
 WITHOUT_EFFECT = ("output", "log", "checkpoint")
 
 
 class TaskConfig(Strict, refusal=ConfigError):
-    """What is learned: `language`, or a task with examples: sst2, mnli, xnli, imdb, ag_news, folder, builtin:NAME.
+    """The task: `language`, or one with labelled examples: sst2, mnli, xnli, imdb, ag_news, folder, builtin:NAME.
 
-    `form` says how a task's answer is given: by a classification head, or written out as text by an encoder-decoder.
-    `text`, `pair` and `label` name the columns of the user's own files, `source` and `target` those of text-to-text
-    data. `languages` are those that xnli is evaluated in. `validation_share` is cut off the training examples where a
-    task has no labelled validation split. `revision` is the dataset's on the Hub.
+    form                how the model answers: `labels` by a classification head, `text` as text by an encoder-decoder
+    text, pair, label   the columns of the user's own files
+    source, target      the columns of text-to-text data
+    languages           the languages that xnli is evaluated in
+    validation_share    the share of the training examples held out if the task has no labelled validation split
+    revision            of the dataset on the Hub
     """
 
     name: str = LANGUAGE
@@ -91,8 +83,9 @@ class TaskConfig(Strict, refusal=ConfigError):
 class ModelConfig(Strict, refusal=ConfigError):
     """The model: `gpt:SIZE` (tiny, small, medium-512, medium, large), a folder, a Hub name, or `random:FAMILY`.
 
-    `fields` go into its config. With `from_scratch`, a folder or Hub name gives only the config. `tokenizer` is a
-    folder or Hub name, for fine-tuning a model that does not bring its own; language models take their data's.
+    fields          fields of the model's own config
+    from_scratch    use only the config of a folder or Hub name, not its weights
+    tokenizer       a folder or Hub name, to fine-tune a model without a tokenizer; language models use their data's
     """
 
     name: str = "gpt:tiny"
@@ -103,11 +96,13 @@ class ModelConfig(Strict, refusal=ConfigError):
 
 
 class DataConfig(Strict, refusal=ConfigError):
-    """The text: for `language` a folder that `oelm data prepare` wrote, or `builtin:stories`, which is synthetic.
+    """The data.
 
-    For other tasks `path` is a folder of local files that stands in for the Hub. Sequences are `sequence_length` long
-    (`language`), or cut at that. `fraction` keeps the first share of the training data. `seed` orders it; by default
-    the run's seed does.
+    path                for `language` a folder that `oelm data prepare` wrote, or `builtin:stories` (synthetic); for
+                        other tasks a folder of local files, instead of the Hub
+    sequence_length     tokens per sequence (`language`), or the length at which examples are cut
+    fraction            the share of the training data to use, from its start
+    seed                of the order of the data; by default the run's seed
     """
 
     path: str | None = None
@@ -117,10 +112,10 @@ class DataConfig(Strict, refusal=ConfigError):
 
 
 class OptimizerConfig(Strict, refusal=ConfigError):
-    """AdamW, and how the learning rate moves: warm-up, then a cosine or a line down to `floor`, or constant.
+    """AdamW and the learning rate: warm-up, then constant, or a cosine or linear decay to `floor`, a share of the rate.
 
-    `layer_decay` multiplies the rate once more for every block below the last. `multipliers` are by role: q, k, v, o,
-    ffn_in, ffn_out, core, adapter, embedding, norm, head.
+    `layer_decay` multiplies the rate once more for every block below the last. `multipliers` of the rate are by role:
+    q, k, v, o, ffn_in, ffn_out, core, adapter, embedding, norm, head.
     """
 
     learning_rate: Above0 = 3e-4
@@ -138,7 +133,7 @@ class OptimizerConfig(Strict, refusal=ConfigError):
 
     @field_validator("multipliers")
     @classmethod
-    def _known_roles(cls, value: dict[str, float]) -> dict[str, float]:
+    def _check_roles(cls, value: dict[str, float]) -> dict[str, float]:
         for role in value:
             if role not in ROLES:
                 raise ValueError(f"unknown role {role!r}.{nearest(role, ROLES)} Roles: {', '.join(ROLES)}")
@@ -151,7 +146,7 @@ ROLES = ("q", "k", "v", "o", "ffn_in", "ffn_out", "core", "adapter", "embedding"
 class TrainConfig(Strict, refusal=ConfigError):
     """The loop: `batch_size` sequences per optimiser step over all devices, `micro_batch_size` at a time on each.
 
-    A run's length is given in steps or in epochs.
+    The length of a run is given either in steps or in epochs.
     """
 
     max_steps: Positive | None = None
@@ -168,12 +163,14 @@ class TrainConfig(Strict, refusal=ConfigError):
 
 
 class EvalConfig(Strict, refusal=ConfigError):
-    """Validation: how often, on how many sequences (none: all), and what is measured beside the loss.
+    """Validation: how often, on how much data, and what is measured beside the loss.
 
-    Fewer than all are the first windows of a token file; of labelled examples those that their content chooses.
-    `choose` is the figure that tells the best model; by default accuracy for classification, else the loss. `targets`
-    are perplexities, or accuracies, whose first time is recorded. `generations` is how many answers of a text-to-text
-    task are written out. `probe` is how many sequences the attention's entropy is measured on; 0 turns that off.
+    sequences       how many to validate on, by default all; fewer are the first windows of a token file, or labelled
+                    examples selected by a hash of their content
+    choose          the metric that selects the best model; by default accuracy for classification, else the loss
+    targets         perplexities or accuracies; when a run first reaches one is recorded
+    generations     how many answers of a text-to-text task are generated
+    probe           how many sequences the attention's entropy is measured on; 0 turns that off
     """
 
     every: Positive | Literal["epoch"] = 1000
@@ -186,11 +183,11 @@ class EvalConfig(Strict, refusal=ConfigError):
 
 
 class CheckpointConfig(Strict, refusal=ConfigError):
-    """Checkpoints to resume from: how often, how many, and whether a run that finds one goes on.
+    """Checkpoints to resume from: how often, how many are kept, and whether a run resumes from an existing one.
 
-    `resume`: "auto" goes on where the last one is, and where the run is deterministic (`train.deterministic`) exactly
-    or not at all; "inexact" also where the processes, the threads, the GPU, the optimiser's kernel or torch differ;
-    "never" refuses a folder that holds one.
+    `resume`: "auto" resumes from the last checkpoint, and a deterministic run (`train.deterministic`) only if it can do
+    so exactly; "inexact" also if the processes, threads, GPU, optimiser kernel or torch differ; "never" refuses a
+    folder that holds a checkpoint. `best` keeps the best model.
     """
 
     every: Positive | Literal["epoch"] = 1000
@@ -207,7 +204,7 @@ class LogConfig(Strict, refusal=ConfigError):
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
 
 
-# What a run is unless told otherwise, by what it learns. Fine-tuning has the study's recipe, at one rate for all arms.
+# Defaults by kind of task. Fine-tuning has the original study's recipe, but one learning rate for all methods.
 _FINE_TUNING: dict[str, Any] = {
     "optimizer": {
         "learning_rate": 2e-5,
@@ -230,7 +227,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class RunConfig(Strict, refusal=ConfigError):
-    """One run, whole. Everything that may change a number in its result is in here, and in its id."""
+    """The whole config of a run: everything that may change a number in its result."""
 
     experiment: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     seed: Seed = 0
@@ -247,19 +244,19 @@ class RunConfig(Strict, refusal=ConfigError):
 
     @model_validator(mode="before")
     @classmethod
-    def _names_of_the_study(cls, value: Any) -> Any:
-        """Read `model_type: gpt|oelm` with `freeze_qk` and `ortho_method` as a method, and a method by its name."""
+    def _read_method(cls, value: Any) -> Any:
+        """Load a method given by its name, or by the original study's names for it."""
         if not isinstance(value, dict):
             return value
         fields = dict(value)
-        aliases = {name: fields.pop(name) for name in ("model_type", "freeze_qk", "ortho_method") if name in fields}
+        study = {name: fields.pop(name) for name in ("model_type", "freeze_qk", "ortho_method") if name in fields}
         if "method" in fields:
             fields["method"] = Method.load(fields["method"])
-        if aliases:
-            named = _study_method(**aliases)
+        if study:
+            named = study_method(**study)
             if "method" in fields and fields["method"] != named:
                 raise ValueError(
-                    f"{', '.join(f'{k}: {v}' for k, v in aliases.items())} means method {named.name!r}, "
+                    f"{', '.join(f'{k}: {v}' for k, v in study.items())} means method {named.name!r}, "
                     f"but method is {fields['method'].name!r}: give one of the two"
                 )
             fields["method"] = named
@@ -267,11 +264,11 @@ class RunConfig(Strict, refusal=ConfigError):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_the_task(cls, value: Any) -> Any:
-        """Fill in what the task implies; a task by its name alone is one."""
+    def _fill_in_task_defaults(cls, value: Any) -> Any:
+        """Fill in the defaults of the task, which may be given as a name alone."""
         if not isinstance(value, dict):
             return value
-        fields = {key: _as_given(part) for key, part in value.items()}
+        fields = {key: _as_mapping(part) for key, part in value.items()}
         if isinstance(fields.get("task"), str):
             fields["task"] = {"name": fields["task"]}
         defaults = dict(_DEFAULTS[_kind_of(fields.get("task"))])
@@ -295,16 +292,16 @@ class RunConfig(Strict, refusal=ConfigError):
 
     @classmethod
     def load(cls, source: str | PathLike[str] | dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
-        """A config from a YAML or JSON file or a dict, with `key=value` overrides such as `train.max_steps=100`."""
+        """Load a config from a YAML or JSON file or a dict, with overrides such as `train.max_steps=100`."""
         fields = dict(source) if isinstance(source, dict) else read_mapping(source)
         for override in overrides or []:
             fields = set_field(fields, *parse_override(override))
-        where = "config" if isinstance(source, dict) else str(source)
-        where += f" with {' '.join(overrides)}" if overrides else ""
+        origin = "config" if isinstance(source, dict) else str(source)
+        origin += f" with {' '.join(overrides)}" if overrides else ""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
-            raise ConfigError(f"{where}: {explain(error, cls)}") from None
+            raise ConfigError(f"{origin}: {explain(error, cls)}") from None
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -315,9 +312,10 @@ class RunConfig(Strict, refusal=ConfigError):
 
     @property
     def id(self) -> str:
-        """A hash of all that may change a number: not where the run is kept, logged or how often it is saved.
+        """A hash of all settings that may change a number: not of where a run is kept, or how it is logged and saved.
 
-        With checkpoint.best other splits are evaluated at the best step, without it at the last: those figures say.
+        `checkpoint.best` is not part of it, though it decides whether other splits are evaluated at the best step or at
+        the last: their figures record the step.
         """
         content = json.dumps({k: v for k, v in self.to_dict().items() if k not in WITHOUT_EFFECT}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -336,20 +334,20 @@ class RunConfig(Strict, refusal=ConfigError):
 
 
 def _kind_of(task: Any) -> str:
-    """The kind of a task that is still to be validated; one that is malformed gets its error with the other fields."""
+    """Return the kind of a task section that is not validated yet; a malformed one is reported by the validation."""
     try:
         return TaskConfig.model_validate(task or {}).kind
     except ValidationError:
         return "language"
 
 
-def _as_given(part: Any) -> Any:
-    """A section as a mapping of what was set in it, whether it came as a mapping or as a section's object."""
+def _as_mapping(part: Any) -> Any:
+    """Return a section that was given as an object as a mapping of the fields that were set; others as they are."""
     return part.model_dump(exclude_unset=True) if isinstance(part, Strict) and not isinstance(part, Method) else part
 
 
 def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file."""
+    """Return the mapping in a YAML or JSON file."""
     try:
         content = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -362,9 +360,9 @@ def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """The dotted key and the value of `key=value`."""
-    key, found, value = text.partition("=")
-    if not found or not key:
+    """Return the dotted key and the value of `key=value`."""
+    key, sign, value = text.partition("=")
+    if not sign or not key:
         raise ConfigError(f"{text!r}: an override is key=value, such as train.max_steps=100")
     try:
         return key, as_number(parse_yaml(value))
@@ -373,17 +371,17 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def set_field(fields: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """The fields with a dotted one set. A method or a task that is given by its name is changed, not replaced."""
+    """Return the fields with a dotted one set. A method or task given by its name is changed, not replaced."""
     section, _, inner = name.partition(".")
-    there = fields.get(section)
-    if inner and there is not None and not isinstance(there, dict):
-        if isinstance(there, Strict):
-            given = there.model_dump(exclude_unset=True)
-        elif isinstance(there, str) and section in _BY_NAME:
-            given = {_BY_NAME[section]: there}
+    old = fields.get(section)
+    if inner and old is not None and not isinstance(old, dict):
+        if isinstance(old, Strict):
+            old_fields = old.model_dump(exclude_unset=True)
+        elif isinstance(old, str) and section in _BY_NAME:
+            old_fields = {_BY_NAME[section]: old}
         else:
-            raise ConfigError(f"{name}: {section} is {there!r}, which has no fields to set")
-        fields = {**fields, section: given}
+            raise ConfigError(f"{name}: {section} is {old!r}, which has no fields to set")
+        fields = {**fields, section: old_fields}
     change = value
     for part in reversed(name.split(".")):
         change = {part: change}
@@ -391,24 +389,5 @@ def set_field(fields: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
 
 
 def as_number(value: Any) -> Any:
-    """YAML reads 3e-4 as a string; a learning rate is a number. Anything else stays what it is."""
+    """Return a string such as 3e-4, which YAML does not read as a number, as a float; anything else as it is."""
     return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
-
-
-def _study_method(model_type: Any = "oelm", freeze_qk: Any = None, ortho_method: Any = None) -> Method:
-    """The method that the study's names mean, as they stand in a file: of any type."""
-    if model_type not in ("gpt", "oelm"):
-        raise ValueError(f"model_type {model_type!r}: use 'gpt' or 'oelm' (any other model goes into model.name)")
-    if not isinstance(freeze_qk, bool | None):
-        raise ValueError(f"freeze_qk {freeze_qk!r}: use true or false")
-    if model_type == "gpt":
-        if freeze_qk or ortho_method is not None:
-            raise ValueError("model_type 'gpt' is the plain model: not allowed with freeze_qk or ortho_method")
-        return PRESETS["baseline"]
-    if ortho_method is not None and ortho_method not in list(_ORTHO_METHODS):
-        raise ValueError(f"ortho_method {ortho_method!r}: use one of {', '.join(_ORTHO_METHODS)}")
-    frozen = PRESETS[_ORTHO_METHODS[ortho_method or "qr"]]
-    if freeze_qk is False:
-        thawed = {side: getattr(frozen, side).model_copy(update={"frozen": False}) for side in ("q", "k")}
-        return frozen.model_copy(update=thawed)
-    return frozen

@@ -1,16 +1,16 @@
-"""The errors of oelm: each says what was wrong, where, and what to do."""
+"""Every error class of oelm, and hints for messages. A message names the field or path, the value, and the remedy."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-# How alike two names are, from 0 to 1, for one to be meant by the other: mamba and llama, at 0.6, are two models.
+# How similar two names must be, from 0 to 1, for one to be a typing mistake for the other: mamba and llama have 0.6.
 _CLOSE = 0.65
 
 
 class OelmError(Exception):
-    """Base of every error that oelm raises on purpose."""
+    """The base class of all errors that oelm raises on purpose."""
 
 
 class MethodError(OelmError):
@@ -22,11 +22,11 @@ class FamilyError(OelmError):
 
 
 class ModelError(OelmError):
-    """A model in a state that cannot be operated on: wrapped, quantised, on the meta device, already operated on."""
+    """A model that a method cannot be applied to: wrapped, quantised, on the meta device, or with a method already."""
 
 
 class FreezeError(OelmError):
-    """A model that is not frozen as its record says."""
+    """A model whose frozen tensors differ from its record: one moved, became trainable or lost its form."""
 
 
 class ConfigError(OelmError):
@@ -66,7 +66,7 @@ class CheckpointError(OelmError):
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, without its advice."""
+    """Return the first line of another library's error; the rest is often advice that does not apply here."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -18,7 +18,7 @@ from oelm.bench.arms import BenchSetting, plan_arms
 from oelm.bench.rounds import ratio_of_rounds
 from oelm.bench.steps import benchmark, summarise
 from oelm.cli.app import app
-from oelm.cli.tables import bench_table
+from oelm.cli.bench_tables import bench_table
 from oelm.cli.terminal import progress_bar
 from oelm.config import RunConfig
 from oelm.errors import OelmError

@@ -73,7 +73,7 @@ def test_an_error_is_one_line_without_traceback_or_folder(tmp_path):
         (["=3"], "an override is key=value"),
         (["eval.targets=[a]"], "eval.targets"),
         (["eval.targets=[5, -3]"], "eval.targets.1: Input should be greater than 0 (got -3)"),
-        (["train=3"], "train: should be a section with settings of its own (got 3)"),
+        (["train=3"], "train: should be a section with settings in it (got 3)"),
         (["eval.every=0"], "eval.every: Input should be greater than 0 or 'epoch' (got 0)"),
         ([f"seed={10**30}"], "seed: Input should be less than"),
         (["seed=-1"], "seed: Input should be greater than or equal to 0 (got -1)"),
@@ -94,9 +94,9 @@ def test_an_invalid_config_names_the_field_and_the_value(overrides, message, ref
         ("!!python/object/apply:os.getcwd []", "not YAML or JSON"),
         ("seed: 2026-13-45", "not YAML or JSON (month must be in 1..12)"),
         ("a: " + "[" * 5000, "not YAML or JSON (nested too deeply)"),
-        ("seed: 1\ntrain: {}\nseed: 2", "run.yaml: not YAML or JSON (line 3: the key 'seed' is there already, on line"),
-        ("train:\n  epochs: 1\n  epochs: 1", "line 3: the key 'epochs' is there already, on line 2"),
-        ('{"seed": 1, "seed": 2}', "line 1: the key 'seed' is there already, on line 1"),
+        ("seed: 1\ntrain: {}\nseed: 2", "run.yaml: not YAML or JSON (line 3: the key 'seed' is on line 1"),
+        ("train:\n  epochs: 1\n  epochs: 1", "line 3: the key 'epochs' is on line 2"),
+        ('{"seed": 1, "seed": 2}', "line 1: the key 'seed' is on line 1"),
     ],
 )
 def test_a_file_that_is_not_a_config_is_refused(content, message, tmp_path):
@@ -128,7 +128,7 @@ def test_keys_merged_by_yaml_are_not_repeated_keys(text):
 
 def test_a_repeated_key_is_refused_in_any_notation():
     for text in ("1: a\n0x1: b", "a: 1\n'a': 2", "x: [{b: {c: 1, c: 1}}]", "a: &a {x: 1}\nb: {<<: *a, x: 2, x: 3}"):
-        with pytest.raises(ValueError, match=r"line \d: the key .* is there already, on line \d; keep one"):
+        with pytest.raises(ValueError, match=r"line \d: the key .* is on line \d already"):
             parse_yaml(text)
 
 

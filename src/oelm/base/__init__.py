@@ -1,1 +1,1 @@
-"""What every room needs: files, locks, strict models, the machine. Knows nothing but the errors."""
+"""What every folder may use: files, locks, strict models, plain tables, the machine. Imports only `errors`."""

@@ -1,4 +1,7 @@
-"""Reading JSON and YAML, and writing so that a kill or a full disk loses nothing: to a temporary name, then renamed."""
+"""Read JSON and YAML, and write files and folders so that a kill or a full disk loses nothing.
+
+Everything is written under a temporary name first, which holds the number of the writing process, and then renamed.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from typing import Any
 
 from ..errors import CheckpointError, FileError, first_line
 
-# Room to leave on a disk beside what is about to be written.
+# Bytes that must stay free on a disk beside what is about to be written.
 _HEADROOM = 64 * 1024**2
-# What YAML writes where a key stands, and is none: `<<` may be there twice, and both are merged.
-_YAML_SIGNS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
+# YAML tags of what looks like a key but is none: `<<` merges another mapping and may occur twice.
+_NOT_KEYS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 
 
 def to_json(content: Any, **options: Any) -> str:
-    """JSON text. A number that is not finite becomes null, since JSON has no word for it."""
+    """Return content as JSON text. A number that is not finite becomes null: JSON cannot express it."""
     return json.dumps(_finite(content), allow_nan=False, **options)
 
 
@@ -77,7 +80,7 @@ def _advice(code: int | None) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; an error that names the file if it is damaged."""
+    """Return the content of a JSON file; raise a FileError that names the file if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -85,20 +88,20 @@ def read_json(path: Path) -> Any:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; an error that names the file if it holds anything else."""
+    """Return the mapping in a JSON file; raise a FileError that names the file if it holds anything else."""
     content = read_json(path)
     if not isinstance(content, dict):
-        raise FileError(f"{path}: is not a record")
+        raise FileError(f"{path}: holds a {type(content).__name__}, not a mapping of keys to values")
     return content
 
 
 def parse_yaml(text: str) -> Any:
-    """The content of YAML or JSON text; a ValueError of one line where it is neither, or gives a key twice."""
+    """Return the content of YAML or JSON text; raise a one-line ValueError if it is neither, or repeats a key."""
     import yaml
 
     try:
         return yaml.load(text, _yaml_loader())  # noqa: S506 - it is a SafeLoader
-    except (yaml.YAMLError, ValueError) as error:  # yaml lets a date such as 2026-13-45 fail by itself
+    except (yaml.YAMLError, ValueError) as error:  # an impossible date, such as 2026-13-45, is a ValueError
         raise ValueError(" ".join(str(error).split())) from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -106,7 +109,7 @@ def parse_yaml(text: str) -> Any:
 
 @cache
 def _yaml_loader() -> Any:
-    """yaml's safe loader, which keeps the last of two values of a key and says nothing, made to refuse the second."""
+    """Return yaml's safe loader, changed to refuse a repeated key: by itself it silently keeps the last value."""
     import yaml
 
     class OneValuePerKey(yaml.SafeLoader):
@@ -115,7 +118,8 @@ def _yaml_loader() -> Any:
             self._seen: set[yaml.MappingNode] = set()
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
-            """Called before a mapping is made, and adds what `<<` merges: only what it has before that is its own."""
+            # yaml calls this before it builds a mapping, to add the keys that `<<` merges. Merged keys may repeat the
+            # mapping's own, so the check comes before they are added, and only the first time.
             if node not in self._seen:
                 self._seen.add(node)
                 self._require_distinct(node)
@@ -124,30 +128,30 @@ def _yaml_loader() -> Any:
         def _require_distinct(self, node: yaml.MappingNode) -> None:
             lines: dict[Any, int] = {}
             for key_node, _ in node.value:
-                if not isinstance(key_node, yaml.ScalarNode) or key_node.tag in _YAML_SIGNS:
+                if not isinstance(key_node, yaml.ScalarNode) or key_node.tag in _NOT_KEYS:
                     continue
                 key, line = self.construct_object(key_node), key_node.start_mark.line + 1
                 if key in lines:
-                    raise ValueError(f"line {line}: the key {key!r} is there already, on line {lines[key]}; keep one")
+                    raise ValueError(f"line {line}: the key {key!r} is on line {lines[key]} already; keep one")
                 lines[key] = line
 
     return OneValuePerKey
 
 
 def looks_local(name: str) -> bool:
-    """Whether a name can only be a folder's: one of the Hub has a slash at most, and does not begin like a path."""
+    """Return True for a name that can only be a path: a name on the Hub has at most one slash and no leading dot."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
 
 
 def require_reachable(path: str | PathLike[str]) -> None:
-    """Raises for what can only be a folder and is not there, before the Hub is asked for it."""
+    """Raise if `path` can only be a folder and does not exist, so that the Hub is not asked for it."""
     if (not isinstance(path, str) or looks_local(path)) and not Path(path).exists():
         raise CheckpointError(f"{path}: no such folder")
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that takes `path`'s place, whole, when the block ends well, and vanishes when it does not."""
+    """Yield a temporary folder that is renamed to `path` when the block ends, or removed when the block raises."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -162,21 +166,21 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def empty_folder(path: Path) -> Iterator[Path]:
-    """An empty folder that stays where it is, such as a mount, to be filled; emptied again when the block fails."""
+    """Yield an existing empty folder to be filled in place (it may be a mount); empty it again if the block raises."""
     try:
         with writing(path):
             yield path
     except BaseException:
-        for left in path.iterdir():
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
+        for entry in path.iterdir():
+            _remove(entry)
         raise
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Flush a finished folder and rename it. An older one steps aside first, so one of the two is always whole."""
+    """Flush a finished folder to disk and rename it to `path`.
+
+    An existing folder is renamed first and removed last, so that one of the two is complete at any time.
+    """
     for file in temporary.rglob("*"):
         if file.is_file():
             sync(file)
@@ -190,14 +194,14 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 
 def recover_folder(path: Path) -> None:
-    """Undo a replacement that was cut between its two renames."""
+    """Undo a `put_in_place` that was interrupted between its two renames."""
     aside = path.with_name(f".{path.name}.old")
     if aside.exists() and not path.exists():
         os.replace(aside, path)
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a folder to its disk."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -206,21 +210,24 @@ def sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed while they wrote left in a folder.
+    """Remove the temporary files and folders of processes that were killed while they wrote to a folder.
 
-    What a live one writes stays: a run's runner tells how it started it while the run claims its folder.
+    Those of live processes stay: a launcher may be writing to a run's folder while the run claims it.
     """
     for path in folder.glob(".*.tmp"):
-        if _writes_now(path):
-            continue
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        if not _is_being_written(path):
+            _remove(path)
 
 
-def _writes_now(temporary: Path) -> bool:
-    """Whether the process whose number a temporary name holds lives, and is another one."""
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _is_being_written(temporary: Path) -> bool:
+    """Return True when the process whose number is in a temporary name is alive and not this one."""
     number = temporary.name.removesuffix(".tmp").rpartition(".")[2]
     if not number.isdecimal() or int(number) == os.getpid():
         return False
@@ -228,18 +235,18 @@ def _writes_now(temporary: Path) -> bool:
         os.kill(int(number), 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # it is another user's process
         pass
     return True
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Raise before writing when the disk has too little room."""
+    """Raise if the disk of a folder has too little space for this many bytes."""
     free = shutil.disk_usage(folder).free
     if free < needed + _HEADROOM:
         raise FileError(
-            f"{folder}: {needed / 1e6:,.1f} MB are to be written, {_HEADROOM / 1e6:,.0f} MB are to stay free, and the "
-            f"disk has {free / 1e6:,.1f} MB; make room and start the run again"
+            f"{folder}: needs {needed / 1e6:,.1f} MB plus {_HEADROOM / 1e6:,.0f} MB headroom, but only "
+            f"{free / 1e6:,.1f} MB are free; make room and start the run again"
         )
 
 

@@ -1,4 +1,4 @@
-"""Locks on folders, which the system releases whatever happens to the process that has one."""
+"""Locks on folders. The system releases them when the process that holds one ends, however it ends."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import TextIO
 
 from ..errors import FileError
 
-# Whoever looks whether a lock is held holds it for an instant: a lock that is taken is tried again for so many seconds.
+# Seconds for which a taken lock is tried again. `holder` below takes a lock for an instant, just to test it.
 _PATIENCE = 1.0
 
 
 def hold(folder: Path, name: str = "lock", patience: float = _PATIENCE) -> TextIO:
-    """A folder's lock, which this process has until the file is closed, or it and all who inherited the file have died.
+    """Take a folder's lock and return its open file; raise a FileError if a live process has it.
 
-    Raises if a live process has it.
+    The lock is held until the file is closed, or until this process and all that inherited the file have ended.
     """
     until = time.monotonic() + patience
     lock = open(folder / name, "a+", encoding="utf-8")
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_there(lock, folder / name):
+            if _is_at(lock, folder / name):
                 break
-            # Whoever had it removed the folder, and another may have made it anew, with a lock of its own.
+            # The process that held the lock removed the folder, and another may have made it again with a new lock.
             lock.close()
             lock = open(folder / name, "a+", encoding="utf-8")
         except BlockingIOError:
@@ -36,9 +36,9 @@ def hold(folder: Path, name: str = "lock", patience: float = _PATIENCE) -> TextI
                 time.sleep(0.02)
                 continue
             lock.seek(0)
-            who = lock.read().strip() or "another process"
+            process = lock.read().strip() or "another process"
             lock.close()
-            raise FileError(f"{folder}: in use by {who}") from None
+            raise FileError(f"{folder}: in use by {process}") from None
         except OSError:
             lock.close()
             raise
@@ -46,15 +46,15 @@ def hold(folder: Path, name: str = "lock", patience: float = _PATIENCE) -> TextI
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
-    except OSError as error:  # a full disk, which does not name what it could not hold
+    except OSError as error:  # such as a full disk: the error does not name the file
         with suppress(OSError):
             lock.close()
         raise OSError(error.errno, error.strerror, str(folder / name)) from None
     return lock
 
 
-def _is_there(lock: TextIO, path: Path) -> bool:
-    """Whether an open file is still the one at its path."""
+def _is_at(lock: TextIO, path: Path) -> bool:
+    """Return True when an open file is still the one at its path."""
     try:
         return os.path.samestat(os.fstat(lock.fileno()), os.stat(path))
     except FileNotFoundError:
@@ -62,13 +62,13 @@ def _is_there(lock: TextIO, path: Path) -> bool:
 
 
 def holder(folder: Path, name: str = "lock") -> str | None:
-    """Which live process has a folder's lock, in its own words; none if no process has."""
+    """Return the live process that holds a folder's lock, as "process N on HOST", or None."""
     try:
         with open(folder / name, encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return lock.read().strip() or "another process"
-    except OSError:  # there is no lock, or no locks on this file system
+    except OSError:  # there is no lock file, or the file system has no locks
         return None
     return None

@@ -1,4 +1,4 @@
-"""What every config shares: strict models, whose errors name the field, the value and what would be right."""
+"""The base of all configs: pydantic models whose errors name the field, the value and what would be valid."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from ..errors import OelmError, nearest
 Fraction = Annotated[float, Field(gt=0, le=1)]
 ValidationShare = Annotated[float, Field(gt=0, le=0.5)]
 
-# In an error's path pydantic also names the members of a union that it tried; those are not fields.
+# In the path of an error, pydantic also lists the members of a union that it tried. They are not fields.
 _UNION_MEMBER = re.compile(r"str|int|float|bool|none|literal\[.*|constrained-.*|.*\[.*\]|function-.*", re.DOTALL)
 
 
 class Strict(BaseModel):
-    """Unknown keys are errors, values never change after validation, and a refusal is one of oelm's own errors."""
+    """A model that refuses unknown keys and is frozen after validation.
+
+    `refusal` is the class of error that it raises, given as a class argument.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     refusal: ClassVar[type[OelmError]] = OelmError
@@ -36,22 +39,22 @@ class Strict(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """`max_steps: true` would be one step: Python takes true and false for numbers."""
+    def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `max_steps: true`, which Python would take for 1."""
         if isinstance(value, bool) and info.field_name is not None:
             kinds = _members(cls.model_fields[info.field_name].annotation)
             if kinds & {int, float} and not kinds & {bool, Any, True, False}:
                 raise ValueError(f"should be a number (got {value!r})")
         return value
 
-    # Keeps this constructor out of the validation of nested fields, whose errors then still name the whole path.
+    # pydantic then does not call this constructor for nested models, whose errors would lose the path above them.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
 def explain(error: ValidationError, model: type[BaseModel], also: tuple[str, ...] = ()) -> str:
-    """A validation error, one clause per problem: the field, what is wrong with it, and the known keys or the value.
+    """Return a validation error as text: for each problem the field, what is wrong, and the value or the known keys.
 
-    `also` are keys beside the model's own fields.
+    `also` are keys that are allowed beside the model's own fields.
     """
     clauses: dict[str, list[str]] = {}
     for problem in error.errors():
@@ -60,30 +63,32 @@ def explain(error: ValidationError, model: type[BaseModel], also: tuple[str, ...
         if problem["type"] == "extra_forbidden":
             known = [*_fields_at(model, path[:-1]), *(also if len(path) == 1 else ())]
             message = f"unknown key.{nearest(str(path[-1]), known)} Known keys: {', '.join(known)}"
-        elif problem["type"] == "tuple_type":  # what a file calls a list
+        elif problem["type"] == "tuple_type":  # a list, in YAML and JSON
             message = f"should be a list, such as [{problem['input']!r}]"
         elif problem["type"] == "model_type":
-            message = f"should be a section with settings of its own (got {problem['input']!r})"
+            message = f"should be a section with settings in it (got {problem['input']!r})"
         elif problem["type"] != "value_error":
             message = f"{message} (got {problem['input']!r})"
         where = ".".join(str(part) for part in path)
-        told = clauses.setdefault(where, [])
-        told += [message] if message not in told else []
-    return "; ".join(f"{where}: {_alternatives(told)}" if where else "; ".join(told) for where, told in clauses.items())
+        messages = clauses.setdefault(where, [])
+        messages += [message] if message not in messages else []
+    return "; ".join(
+        f"{where}: {_join(messages)}" if where else "; ".join(messages) for where, messages in clauses.items()
+    )
 
 
-def _alternatives(messages: list[str]) -> str:
-    """What is wrong with one field: where each member of a union says what it would take, these as one sentence."""
-    begins = "Input should be "
+def _join(messages: list[str]) -> str:
+    """Return the messages about one field as one; if each names a type that a union would accept, as "A, B or C"."""
+    prefix = "Input should be "
     got = {message.partition(" (got ")[2] for message in messages}
-    if len(messages) == 1 or len(got) != 1 or not all(message.startswith(begins) for message in messages):
+    if len(messages) == 1 or len(got) != 1 or not all(message.startswith(prefix) for message in messages):
         return "; ".join(messages)
-    takes = [message.removeprefix(begins).partition(" (got ")[0] for message in messages]
-    return f"{begins}{', '.join(takes[:-1])} or {takes[-1]} (got {got.pop()}"
+    accepted = [message.removeprefix(prefix).partition(" (got ")[0] for message in messages]
+    return f"{prefix}{', '.join(accepted[:-1])} or {accepted[-1]} (got {got.pop()}"
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` laid over it, nested dicts merged."""
+    """Return `base` updated with `changes`, where nested dicts are merged too."""
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
@@ -92,13 +97,13 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _members(annotation: Any) -> set[Any]:
-    """The types and literals that a union or an annotated type is made of."""
+    """Return the types and literals that a union or an annotated type consists of."""
     inner = get_args(annotation)
     return {annotation}.union(*map(_members, inner)) if inner else {annotation}
 
 
 def _fields_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
-    """The names of the fields of the model nested at `path`."""
+    """Return the field names of the model nested at `path`."""
     for part in path:
         field = model.model_fields.get(str(part))
         if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):

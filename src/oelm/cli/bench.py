@@ -63,7 +63,7 @@ def bench(
         from ..bench import decoding
         from ..bench.arms import BenchSetting, plan_arms
         from ..bench.steps import benchmark, summarise
-        from .tables import bench_table, decoding_table
+        from .bench_tables import bench_table, decoding_table
 
         quiet_libraries()
         names = [word for word in arms or [] if "=" not in word] or _DEFAULT_ARMS
@@ -97,6 +97,6 @@ def bench(
 
 def _print(rows: BenchRows, table: Table, as_json: bool) -> None:
     from ..base.files import to_json
-    from .tables import render_bench
+    from .bench_tables import render_bench
 
     typer.echo(to_json([row.model_dump() for row in rows], indent=2) if as_json else render_bench(table, rows[0].arm))

@@ -1,4 +1,4 @@
-"""Two runs side by side, for a terminal."""
+"""The text of `oelm compare`: two runs side by side."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from ..report import numbers
 from ..report.words import Words, words
 from .terminal import pad
 
-# What is shown of two runs, where both have it.
-_SHOWN = {
+# The metrics that are shown by kind of task, if both runs have them.
+_METRICS = {
     "language": ("perplexity", "best_perplexity", "val_loss", "bits_per_byte"),
     "classification": ("accuracy", "best_accuracy", "macro_f1", "matthews", "val_loss"),
     "text2text": ("exact_match", "val_loss"),
 }
-_ALWAYS = ("step_seconds", "peak_memory", "trainable", "frozen_share")
+# Shown for every kind of task, if both runs have them.
+_COMMON = ("step_seconds", "peak_memory", "trainable", "frozen_share")
 
 
 def compare_text(one: Run, other: Run, language: str = "en") -> str:
-    """What `oelm compare` prints: every figure of both, the change, and the fields in which they differ."""
+    """Return the text of `oelm compare`: every figure of both runs, the change, and the settings that differ."""
     say = words(language)
     require_same_task(one, other, say)
     comparison = compare_runs(one, other)
@@ -34,14 +35,16 @@ def compare_text(one: Run, other: Run, language: str = "en") -> str:
 
 
 def require_same_task(one: Run, other: Run, say: Words) -> None:
+    """Raise if two runs were trained for different tasks."""
     if one.task != other.task:
         values = {"one": one.path, "task": one.task.name, "other": other.path, "other_task": other.task.name}
         raise AnalysisError(say("cli_tasks", **values))
 
 
 def _figures(comparison: Comparison, one: Run, other: Run, say: Words) -> list[str]:
+    """Return the lines of the table of figures."""
     rows = []
-    for name in (*_SHOWN.get(one.task.kind, ("val_loss",)), *_ALWAYS):
+    for name in (*_METRICS.get(one.task.kind, ("val_loss",)), *_COMMON):
         a, b = one.figure(name), other.figure(name)
         if a is None or b is None:
             continue
@@ -62,6 +65,7 @@ def _figures(comparison: Comparison, one: Run, other: Run, say: Words) -> list[s
 
 
 def _differences(comparison: Comparison, one: Run, other: Run, say: Words) -> list[str]:
+    """Return the lines that list the settings in which the runs differ."""
     lines = []
     if one.method != other.method:
         lines.append(f"{say('cli_method')}: {one.method} / {other.method}")

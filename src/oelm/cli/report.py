@@ -1,4 +1,4 @@
-"""The commands about results: report, compare. Thin, and gathered by `cli`."""
+"""Commands about results: report, compare."""
 
 from __future__ import annotations
 
@@ -37,23 +37,32 @@ def report(
         from ..report.write import Report, write_report
 
         say = words(lang)
-        wanted = [name.strip() for name in formats.split(",") if name.strip()]
+        format_names = [name.strip() for name in formats.split(",") if name.strip()]
 
-        def told(made: Report | None) -> None:
-            if made is None:
+        def print_refresh(latest: Report | None) -> None:
+            if latest is None:
                 typer.echo(say("waiting"))
                 return
-            counts = {"done": len(made.analysis.runs), "running": len(made.analysis.running)}
+            counts = {"done": len(latest.analysis.runs), "running": len(latest.analysis.running)}
             typer.echo(say("refreshed", **counts))
 
         if watch:
             typer.echo(say("watching", seconds=f"{every:g}"))
             try:
-                made = follow(runs, out, every, told, language=lang, title=title, formats=wanted, hypotheses=hypotheses)
+                made = follow(
+                    runs,
+                    out,
+                    every,
+                    print_refresh,
+                    language=lang,
+                    title=title,
+                    formats=format_names,
+                    hypotheses=hypotheses,
+                )
             except KeyboardInterrupt:
                 sys.exit(130)
         else:
-            made = write_report(runs, out, language=lang, title=title, formats=wanted, hypotheses=hypotheses)
+            made = write_report(runs, out, language=lang, title=title, formats=format_names, hypotheses=hypotheses)
     if not quiet:
         typer.echo("\n".join(summary(made.analysis, lang)))
         typer.echo()
