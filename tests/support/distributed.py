@@ -324,7 +324,7 @@ def poison() -> None:
     SummedLoss.forward = lambda module, **batch: forward(module, **batch) * float("nan")  # type: ignore[method-assign]
 
 
-def never_wrap_anew() -> None:
+def keep_first_wrapper() -> None:
     """Keep the first wrapper when the schedule changes what trains."""
     from oelm.training import build
 

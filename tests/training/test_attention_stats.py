@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from oelm.method.diagnose import sample_batch
-from oelm.training.attention_stats import attention_figures
+from oelm.training.attention_stats import attention_statistics
 from tests.support.models import lively_model
 
 
@@ -21,7 +21,7 @@ def test_entropy_is_that_of_the_weights_the_model_reports(name):
     model, torch_function = lively_model(name), F.scaled_dot_product_attention
     batch = {key: rows for key, rows in sample_batch(model).items() if key in ("input_ids", "attention_mask")}
     before = model(**batch).logits
-    figures = attention_figures(model, model, batch)
+    statistics = attention_statistics(model, model, batch)
     assert F.scaled_dot_product_attention is torch_function
     assert model.config._attn_implementation == "sdpa"
     assert torch.equal(model(**batch).logits, before)
@@ -29,22 +29,22 @@ def test_entropy_is_that_of_the_weights_the_model_reports(name):
     plain = lively_model(name, attn_implementation="eager")
     with torch.no_grad():
         attentions = plain(**batch, output_attentions=True).attentions
-    assert [one["entropy"] for one in figures] == pytest.approx([entropies(one) for one in attentions], rel=1e-4)
-    assert len(figures) == 3
-    for one in figures:
+    assert [one["entropy"] for one in statistics] == pytest.approx([entropies(one) for one in attentions], rel=1e-4)
+    assert len(statistics) == 3
+    for one in statistics:
         assert one["logit_std"] > 0
         assert 0 < one["entropy_share"] <= 1
 
 
 def test_an_encoder_decoder_is_measured_encoder_first_then_self_and_cross_attention_in_turn():
     model = lively_model("t5")
-    labels = [one["label"] for one in attention_figures(model, model, sample_batch(model))]
+    labels = [one["label"] for one in attention_statistics(model, model, sample_batch(model))]
     assert labels[0].startswith("encoder")
     decoder = [label for label in labels if not label.startswith("encoder")]
     assert [label.split()[0] for label in decoder] == ["decoder", "cross"] * (len(decoder) // 2)
 
 
 @pytest.mark.parametrize("name", ["deberta-v2", "mpnet", "gptj", "albert"])
-def test_attention_that_cannot_be_measured_by_layer_has_no_figures(name):
+def test_attention_that_cannot_be_measured_by_layer_has_no_statistics(name):
     model = lively_model(name)
-    assert attention_figures(model, model, sample_batch(model)) == []
+    assert attention_statistics(model, model, sample_batch(model)) == []

@@ -325,11 +325,11 @@ def test_a_checkpoint_of_another_run_is_refused(cut, tmp_path):
         train(other, quiet=True)
 
     method = config(tmp_path / "method", method="oelm-core")
-    there = method.folder / "checkpoints/step-00000005"
-    shutil.copytree(cut / "checkpoints/step-00000005", there)
-    content = read_json(there / "state.json")
+    copied = method.folder / "checkpoints/step-00000005"
+    shutil.copytree(cut / "checkpoints/step-00000005", copied)
+    content = read_json(copied / "state.json")
     content["identity"]["id"] = method.id
-    write_json(there / "state.json", content)
+    write_json(copied / "state.json", content)
     with pytest.raises(CheckpointError, match=r"does not fit this run: \d+ tensors differ"):
         train(method, quiet=True)
 
@@ -465,20 +465,20 @@ def test_a_folder_that_may_not_be_written_is_a_clear_error(tmp_path, monkeypatch
 
 
 def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path):
-    place = tmp_path / "best"
-    with new_folder(place) as folder:
+    target = tmp_path / "best"
+    with new_folder(target) as folder:
         (folder / "one").write_text("1")
-    with suppress(Stop), new_folder(place) as folder:
+    with suppress(Stop), new_folder(target) as folder:
         (folder / "two").write_text("2")
         raise Stop
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["best", "one"]
-    with pytest.raises(FileError, match=r"best: cannot be written \(No space"), new_folder(place):
+    with pytest.raises(FileError, match=r"best: cannot be written \(No space"), new_folder(target):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     (tmp_path / "new").mkdir()
-    put_in_place(tmp_path / "new", place)
+    put_in_place(tmp_path / "new", target)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
-    os.replace(place, tmp_path / ".best.old")
-    recover_folder(place)
+    os.replace(target, tmp_path / ".best.old")
+    recover_folder(target)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
@@ -496,7 +496,7 @@ def test_a_folder_of_another_run_is_refused_and_left_alone(tmp_path):
     assert f"{run}: holds another run" in message
     assert "model.fields.dropout, optimizer.learning_rate, train.max_steps." in message
     assert {file: file.read_bytes() for file in before} == before
-    assert run_here(tmp_path)["steps"] == 12, "the refusal let go of the folder"
+    assert run_here(tmp_path)["steps"] == 12, "the refusal released the folder"
 
 
 def test_a_run_that_was_refused_before_its_first_step_can_be_corrected(tmp_path):
@@ -504,12 +504,12 @@ def test_a_run_that_was_refused_before_its_first_step_can_be_corrected(tmp_path)
     run = config(tmp_path).folder
     other = run.parent.with_name("other")
     other.mkdir(parents=True)
-    for there in (False, True):
-        if there:
+    for existed in (False, True):
+        if existed:
             run.mkdir(parents=True)
         with pytest.raises(ConfigError, match="more than the model's 16 positions"):
             run_here(tmp_path, model={"fields": {"max_position_embeddings": 16}})
-        assert [place.exists() for place in (other, run.parent, run)] == [True, there, there]
+        assert [path.exists() for path in (other, run.parent, run)] == [True, existed, existed]
     assert "16 positions" in read(run / "status.json")["message"]
     assert run_here(tmp_path)["steps"] == 12
 

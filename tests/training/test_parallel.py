@@ -33,8 +33,8 @@ from tests.support.distributed import (
     folder_of,
     hashes,
     hide_checkpoints,
+    keep_first_wrapper,
     launch,
-    never_wrap_anew,
     poison,
     seen,
     tensors,
@@ -207,7 +207,7 @@ def test_processes_stay_identical_under_a_freezing_schedule(tmp_path: Path) -> N
 
 def test_without_a_new_wrapper_a_schedule_makes_the_processes_diverge(tmp_path: Path) -> None:
     config = fields(tmp_path, method=UNFREEZE, train={"max_steps": 8})
-    finish(config, sabotage=Watch(tmp_path / "seen", never_wrap_anew))
+    finish(config, sabotage=Watch(tmp_path / "seen", keep_first_wrapper))
     first, second = seen(tmp_path / "seen")
     assert {name for name in first["weights"] if first["weights"][name] != second["weights"][name]}
 

@@ -78,18 +78,18 @@ def test_mlflow_tells_runs_of_one_config_in_two_folders_apart(tmp_path, monkeypa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     for output in ("one", "two"):
         run_here(tmp_path / output, log={"trackers": ["mlflow"]})
-    found = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["1"])
-    assert [run.info.status for run in found] == ["FINISHED"] * 2
-    assert len({run.data.params["id"] for run in found}) == 1
+    runs = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["1"])
+    assert [run.info.status for run in runs] == ["FINISHED"] * 2
+    assert len({run.data.params["id"] for run in runs}) == 1
 
 
 def test_trackio_continues_the_run_that_was_killed(tmp_path):
     pytest.importorskip("trackio")
     killed_and_resumed(tmp_path, "trackio")
     with sqlite3.connect(tmp_path / "trackio/oelm.db") as store:
-        found = store.execute("select run_id, step, metrics from metrics order by id").fetchall()
-    assert len({run for run, _, _ in found}) == 1
-    rows = [(step, json.loads(values)) for _, step, values in found]
+        stored = store.execute("select run_id, step, metrics from metrics order by id").fetchall()
+    assert len({run for run, _, _ in stored}) == 1
+    rows = [(step, json.loads(values)) for _, step, values in stored]
     assert steps_of(rows, "train/loss") == list(range(1, 13))
     assert steps_of(rows, "val/loss") == [4, 8, 12]
     assert steps_of(rows, "final/val_loss") == [12]

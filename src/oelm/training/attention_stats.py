@@ -1,10 +1,10 @@
 """Measure how attention spreads in every layer: entropy of its weights and spread of its logits, on real examples.
 
-The figures come from the queries, keys and masks that the attention function itself gets, after rotary positions, norms
-and fused projections. transformers' models look that function up by name, so an attention of our own is registered
-that measures and then attends as before. Falcon calls torch's function directly: there, and only there, torch's
-function is replaced for one forward pass. DeBERTa, MPNet and GPT-J compute attention by hand and have no such figures;
-neither has ALBERT, whose one block serves several layers.
+The statistics come from the queries, keys and masks that the attention function gets, after rotary positions, norms and
+fused projections. transformers' models look that function up by name, so an attention of our own is registered that
+measures and then attends as before. Falcon calls torch's function directly: there, and only there, torch's function is
+replaced for one forward pass. DeBERTa, MPNet and GPT-J compute attention by hand and have no such statistics; neither
+has ALBERT, whose one block serves several layers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Statistics = dict[str, float]
 
 
 @torch.no_grad()
-def attention_figures(model: nn.Module, module: nn.Module, batch: Batch) -> list[dict[str, Any]]:
+def attention_statistics(model: nn.Module, module: nn.Module, batch: Batch) -> list[dict[str, Any]]:
     """Return for each layer: mean attention entropy in nats, its share of the maximum, and the mean logit spread.
 
     `module` is the model with its loss. Queries that see fewer than two keys have no spread and are left out. The list

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ..method.schedule import events
 from ..method.sites import find_sites
 from ..models.flops import find_reach, train_flops_per_token
 from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder, environment
-from ..runs.schema import DataRecord
+from ..runs.schema import Audit, DataRecord
 from .checkpoint import TrainState, checkpoint_bytes, remove_old_checkpoints
 from .length import RunLength
 from .optim import build_optimizer, unused_multipliers
@@ -48,9 +48,9 @@ class ActiveRun:
     identity: dict[str, Any]
     timer: StepTimer
     display: Display
-    trackers: Trackers
     stop: StopRequest
     flops_per_token: float
+    trackers: Trackers = field(init=False)  # they start last, when nothing can be refused any more
 
 
 def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequest, quiet: bool) -> ActiveRun:
@@ -72,12 +72,11 @@ def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequ
     # A checkpoint brings back the counters, and what a schedule had frozen or unfrozen by then.
     identity = run_identity(config, world, task)
     checkpoint, differs = find_checkpoint(config, folder, identity)
-    state = TrainState()
+    state = TrainState() if checkpoint is None else checkpoint.state
     if checkpoint is not None:
-        state = checkpoint.state
         checkpoint.restore_frozen(model)
-        if differs:
-            state.notes.append(f"step {state.step}: resumed inexactly: {differs}; {UNCOMPARABLE_TIMES}")
+    if differs:
+        state.notes.append(f"step {state.step}: resumed inexactly: {differs}; {UNCOMPARABLE_TIMES}")
     name = checkpoint.path.name if checkpoint else "none"
     require_agreement(world, config=config.id, torch=torch.__version__, data=task.sha256, checkpoint=name)
 
@@ -90,25 +89,9 @@ def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequ
         display.say(f"resumed from step {state.step}")
         if world.main or is_sharded(model):  # the tensors of a sharded model are gathered from all processes
             report = audit(model)
-        if world.main:  # a run that was killed after its last step saves no more, and would never remove them
-            remove_old_checkpoints(folder.checkpoints, config.checkpoint.keep)
-    notes = unused_multipliers(model, config.optimizer)
-    if task.writes_answers and is_sharded(model):
-        notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
-    state.notes += [note for note in notes if note not in state.notes]
+    _add_notes(config, task, model, state)
 
-    if world.main:
-        require_space(folder.path, checkpoint_bytes(model))  # better now than after the steps up to the first save
-        if not folder.start_metrics(state.step):
-            state.notes.append(f"step {state.step}: {folder / 'metrics.jsonl'} was gone; the lines before are lost")
-        data = DataRecord.model_validate(task.describe())
-        environment(data, world.device.type, world.size).write(folder / "environment.json")
-        audit_record(report).write(folder / "audit.json")
-        folder.status("running", step=state.step, max_steps=length.steps)
-        for note in task.warnings() + length.warnings() + state.notes:
-            display.say(note)
-    display.start(length.steps)
-    return ActiveRun(
+    run = ActiveRun(
         config=config,
         world=world,
         folder=folder,
@@ -120,10 +103,14 @@ def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequ
         identity=identity,
         timer=StepTimer(world.device, checkpoint.times if checkpoint else None),
         display=display,
-        trackers=Trackers(config if world.main else _untracked(config), folder.path, display.say, state.step),
         stop=stop,
         flops_per_token=flops_per_token,
     )
+    if world.main:
+        _write_first_records(run, audit_record(report))
+    display.start(length.steps)
+    run.trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say, state.step)
+    return run
 
 
 def _check_schedule(config: RunConfig, model: nn.Module, length: RunLength) -> None:
@@ -137,9 +124,35 @@ def _check_schedule(config: RunConfig, model: nn.Module, length: RunLength) -> N
         )
 
 
+def _add_notes(config: RunConfig, task: Task, model: nn.Module, state: TrainState) -> None:
+    """Note what a reader of the result would not expect, once, however often the run is resumed."""
+    notes = unused_multipliers(model, config.optimizer)
+    if task.writes_answers and is_sharded(model):
+        notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
+    state.notes += [note for note in notes if note not in state.notes]
+
+
+def _write_first_records(run: ActiveRun, audited: Audit) -> None:
+    """Write the environment and the audit, open the metrics after the steps that are done, and show all notes."""
+    folder, state, task = run.folder, run.state, run.task
+    # A run that was killed after its last step saves no more, and would never remove its old checkpoints.
+    remove_old_checkpoints(folder.checkpoints, run.config.checkpoint.keep)
+    # A run without room for a checkpoint is refused now, and not after the steps up to the first one.
+    require_space(folder.path, checkpoint_bytes(run.model))
+    if not folder.start_metrics(state.step):
+        state.notes.append(f"step {state.step}: {folder / 'metrics.jsonl'} was gone; the lines before are lost")
+    data = DataRecord.model_validate(task.describe())
+    environment(data, run.world.device.type, run.world.size).write(folder / "environment.json")
+    audited.write(folder / "audit.json")
+    folder.status("running", step=state.step, max_steps=run.length.steps)
+    for note in task.warnings() + run.length.warnings() + state.notes:
+        run.display.say(note)
+
+
 def count_flops(config: RunConfig, world: World, task: Task, model: nn.Module) -> float:
-    """Return the FLOPs of a training step per token, with what is frozen now. Sharding replaces the parameters, so the
-    model must not be wrapped yet.
+    """Return the FLOPs of a training step per token, with what is frozen now.
+
+    Sharding replaces the parameters, so the model must not be wrapped yet.
     """
     share = batch_share(config, world)
     batch = {name: rows.to(world.device) for name, rows in task.batch(0, 1).items()}

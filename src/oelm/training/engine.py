@@ -28,14 +28,14 @@ from ..method.seal import verify
 from ..models.load import load
 from ..runs.folder import RunFolder, ending
 from ..runs.schema import AttentionLine, Clock, EventLine, LayerAttention, TrainLine, ValLine
-from .attention_stats import attention_figures
+from .attention_stats import attention_statistics
 from .best import save_best_model, stale_best_model
 from .build import ActiveRun, build_run, build_stepper, count_flops
 from .checkpoint import Snapshot, save_checkpoint
 from .optim import learning_rate, set_learning_rate
 from .parallel import World, is_sharded, joined, reshard
 from .progress import Display
-from .result import Measured, audit_record, final_numbers, read_result, result_of, with_gaps
+from .result import Measured, audit_record, final_numbers, read_result, result_of, with_nan
 from .resume import torch_settings
 from .signals import EXIT_REQUEUE, StopRequest, listening
 from .tasks.base import MetricDict, Task
@@ -154,8 +154,8 @@ def _follow_schedule(run: ActiveRun) -> None:
         run.stepper.settle(run.state)
         window = run.stepper.window
         old.zero_grad(set_to_none=True)  # a newly frozen parameter would keep its last gradient
-        # With the old wrapper, the processes would go on exchanging the old set of gradients and silently diverge.
         run.flops_per_token = count_flops(run.config, run.world, run.task, run.model)
+        # With the old wrapper, the processes would go on exchanging the old set of gradients and silently diverge.
         run.stepper = build_stepper(run.config, run.world, run.task, run.model, run.state)
         run.stepper.window = window
         run.timer.warm_up_again()
@@ -244,7 +244,7 @@ def _measure_attention(run: ActiveRun) -> None:
     if not rows:
         return
     module = getattr(run.stepper.module, "_orig_mod", run.stepper.module)  # compiled code cannot be measured
-    layers = attention_figures(run.model, module, run.task.validation(0, rows, rows))
+    layers = attention_statistics(run.model, module, run.task.validation(0, rows, rows))
     reshard(module)
     if layers and run.world.main:
         recorded = [LayerAttention.model_validate(layer) for layer in layers]
@@ -296,7 +296,7 @@ def _finish(run: ActiveRun) -> dict[str, Any]:
         run.display.say(f"warning: {warning}")
     best = f"; best at step {state.best['step']}: {run.task.headline(state.best)}" if state.best else ""
     run.display.say(
-        f"{ending(result.val_loss)}: {run.task.headline(with_gaps(state.last))}{best}; records in {run.folder.path}"
+        f"{ending(result.val_loss)}: {run.task.headline(with_nan(state.last))}{best}; records in {run.folder.path}"
     )
     return read_result(run.folder)
 

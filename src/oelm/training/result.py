@@ -1,4 +1,4 @@
-"""The result of a finished run: its figures, what they cost, and what must be known to read them."""
+"""The result of a finished run: its metrics, what they cost, and what a reader must know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .trackers import flat
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What is known of a run after its last step, beside its state: for its result."""
+    """What was measured of a run besides its state, for its result."""
 
     audit: Audit
     timing: Timing
@@ -67,25 +67,25 @@ def result_of(config: RunConfig, task: Task, length: RunLength, state: TrainStat
         gpu_hours=state.seconds / 3600 * measured.processes if memory is not None else None,
         reached={float(target): Reached.model_validate(when) for target, when in state.reached.items()},
         skipped_steps=state.skipped,
-        warnings=task.warnings() + length.warnings() + warnings + _troubles(state),
+        warnings=task.warnings() + length.warnings() + warnings + _step_warnings(state),
         notes=state.notes + ([config.log.note] if config.log.note else []),
         data=DataSummary(description=data["description"], synthetic=data["synthetic"]),
     )
 
 
 def exit_code(result: dict[str, Any]) -> int:
-    """What a command that trained exits with: 1 for a run that diverged. Only the first process has a result."""
+    """Return the exit code of a command that trained: 1 for a diverged run. Only the first process has a result."""
     return 1 if result and ending(result["val_loss"]) == "diverged" else 0
 
 
-def _troubles(state: TrainState) -> list[str]:
-    """What a reader of the last figures must know about the steps that led to them."""
-    found = []
+def _step_warnings(state: TrainState) -> list[str]:
+    """Return warnings of a diverged run and of skipped steps."""
+    warnings = []
     if ending(state.last["loss"]) == "diverged":
-        found.append("the last validation loss is not a number: the run diverged; lower the learning rate")
+        warnings.append("the last validation loss is not a number: the run diverged; lower the learning rate")
     if state.skipped:
-        found.append(f"{state.skipped} of {state.step} steps were skipped for a gradient that is not finite")
-    return found
+        warnings.append(f"{state.skipped} of {state.step} steps were skipped for a gradient that is not finite")
+    return warnings
 
 
 def read_result(folder: RunFolder) -> dict[str, Any]:
@@ -104,6 +104,6 @@ def final_numbers(result: Result) -> dict[str, float]:
     return {f"final/{name}": value for name, value in content.items() if type(value) in (int, float)}
 
 
-def with_gaps(figures: MetricDict) -> MetricDict:
-    """MetricDict whose missing numbers, null in a record, are not-a-number again."""
-    return {name: math.nan if value is None else value for name, value in figures.items()}
+def with_nan(metrics: MetricDict) -> MetricDict:
+    """Return metrics with NaN for missing numbers, which are null in a checkpoint."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}

@@ -327,9 +327,9 @@ def test_a_loaded_model_trains_with_dropout_from_its_first_step(tmp_path):
     name = str(pretrained(tmp_path / "bert"))
     common = {"checkpoint": {"every": 10}, "train": {"max_steps": 20}}
 
-    def run(place, **changes):
-        given = fields(tmp_path / place, **common, **changes) | {"model": {"name": name}}
-        return written(tmp_path / place / "run.yaml", given), config(tmp_path / place).folder
+    def run(arm, **changes):
+        given = fields(tmp_path / arm, **common, **changes) | {"model": {"name": name}}
+        return written(tmp_path / arm / "run.yaml", given), config(tmp_path / arm).folder
 
     whole, unmeasured, cut = run("whole"), run("unmeasured", eval={"probe": 0}), run("cut")
     for file, _ in (whole, unmeasured):
