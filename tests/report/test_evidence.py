@@ -18,14 +18,12 @@ OF_STUDY = {**QUESTION, "runs": ["study"]}
 
 
 def test_the_document_is_up_to_date():
-    pytest.importorskip("scipy")
     committed = ROOT / "docs" / "results.md"
     written = to_markdown(evidence_document(ROOT / "results/questions.yaml", committed.parent))
     assert written == committed.read_text(encoding="utf-8"), "run `make results`"
 
 
 def test_the_headlines_of_the_readme_are_up_to_date(tmp_path):
-    pytest.importorskip("scipy")
     committed = (ROOT / "README.md").read_text(encoding="utf-8")
     copy = tmp_path / "README.md"
     copy.write_text(committed.replace("oelm-freeze` |", "oelm-freeze` | 1 %"), encoding="utf-8")
@@ -34,7 +32,6 @@ def test_the_headlines_of_the_readme_are_up_to_date(tmp_path):
 
 
 def test_headlines_go_between_their_lines_and_each_needs_one_comparison(tmp_path):
-    pytest.importorskip("scipy")
     for seed, noise in enumerate((0.0, 0.01)):
         language_run(tmp_path / "study", "baseline", seed, 3.0 + noise)
         language_run(tmp_path / "study", "oelm-freeze", seed, 3.2 + 2 * noise)
@@ -79,7 +76,6 @@ def test_every_linked_figure_exists_and_no_other():
 
 def test_several_setups_share_a_table_and_a_figure(tmp_path):
     """One setup has its own figure; of several, one figure has all changes, labelled with what differs."""
-    pytest.importorskip("scipy")
     file = tmp_path / "questions.yaml"
     file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [OF_STUDY]}))
 
@@ -107,7 +103,6 @@ def test_several_setups_share_a_table_and_a_figure(tmp_path):
 
 
 def test_a_setup_and_a_note_on_several_arms_are_written_once(tmp_path):
-    pytest.importorskip("scipy")
     for method in ("baseline", "oelm-freeze", "oelm-core", "oelm-global"):
         for seed in (0, 1):
             language_run(tmp_path / "study", method, seed, 3.0 + seed / 100)
@@ -130,7 +125,6 @@ def test_a_setup_and_a_note_on_several_arms_are_written_once(tmp_path):
 
 def test_arms_are_compared_with_each_other_when_a_question_lists_the_pair(tmp_path):
     """Against a noisy baseline no arm differs significantly, but compared by seed the arms differ from each other."""
-    pytest.importorskip("scipy")
     for seed, noise in enumerate((0.0, 0.4, -0.3)):
         language_run(tmp_path / "study", "baseline", seed, 3.0 + noise)
         language_run(tmp_path / "study", "oelm-freeze", seed, 3.2)
@@ -151,7 +145,6 @@ def test_arms_are_compared_with_each_other_when_a_question_lists_the_pair(tmp_pa
 
 
 def test_details_are_bullet_points_below_the_conclusion(tmp_path):
-    pytest.importorskip("scipy")
     language_run(tmp_path / "study", "baseline", 0, 3.0)
     file = tmp_path / "questions.yaml"
     asked = {**OF_STUDY, "details": ["One thing.", "Another\nthing."]}

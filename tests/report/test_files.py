@@ -154,15 +154,15 @@ def test_without_typst_the_pdf_is_left_out_with_a_reason(runs, tmp_path, monkeyp
 
 
 def test_a_report_removes_only_files_that_an_earlier_one_listed(tmp_path):
-    out, own = tmp_path / "out", {}
+    out, unrelated = tmp_path / "out", {}
     for name in ("figures/1-model.svg", "figures/9-change.png", "tables/bench-by-hand.csv", "tables/notes.json"):
-        own[out / name] = name
+        unrelated[out / name] = name
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(name)
     language_run(tmp_path / "runs", "oelm-freeze", 0, 3.2)
     language_run(tmp_path / "runs", "baseline", 0, 3.0)
     write_report([tmp_path / "runs"], out, formats=["md"])
-    pictures = set((out / "figures").glob("1-*.svg")) - set(own)
+    pictures = set((out / "figures").glob("1-*.svg")) - set(unrelated)
     assert pictures
     assert (out / "tables" / "1-comparisons.csv").is_file()
     (out / "tables" / "files.json").write_text(
@@ -173,7 +173,7 @@ def test_a_report_removes_only_files_that_an_earlier_one_listed(tmp_path):
     assert not any(path.exists() for path in pictures)
     assert not (out / "tables" / "1-comparisons.csv").exists()
     assert (tmp_path / "runs").is_dir()
-    assert {path: path.read_text() for path in own} == own
+    assert {path: path.read_text() for path in unrelated} == unrelated
 
 
 def test_a_report_removes_the_tables_that_only_an_earlier_one_had(runs, tmp_path):

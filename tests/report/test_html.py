@@ -10,7 +10,6 @@ import pytest
 from oelm.report import write_report
 from tests.support.records import classification_run, language_run, study
 
-pytest.importorskip("scipy", reason="scipy is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from rich.cells import cell_len
 
 from .charts import COLOURS, DASHES, MARKS, Chart, ChartFigure, Grid, IntervalRow, Intervals, Lines, Series
 from .svg import INK, MUTED, PANEL, PAPER, RULE, Notes, finish, printable
@@ -124,7 +125,7 @@ def _is_crowded(chart: Chart) -> bool:
     if isinstance(chart, Grid):
         return _grid_width(chart) > _HALF_WIDTH
     names = [one.name for one in chart.series] if isinstance(chart, Lines) else [row.label for row in chart.rows]
-    return any(len(name) > _SHORT for name in names)
+    return any(cell_len(name) > _SHORT for name in names)
 
 
 def _columns(figure: ChartFigure) -> int:
@@ -139,7 +140,7 @@ def _grid_width(chart: Grid) -> float:
 
 def _label_width(chart: Grid) -> float:
     """Return the inches that the labels of a grid's rows take."""
-    return 0.4 + _LETTER * max(len(_cut(name)) for name in chart.rows)
+    return 0.4 + _LETTER * max(cell_len(_cut(name)) for name in chart.rows)
 
 
 def _lay_out(figure: ChartFigure) -> tuple[Figure, Notes]:
@@ -184,7 +185,7 @@ def _legend(figure: ChartFigure) -> tuple[list[str], int, float]:
     names = list(dict.fromkeys(_wrapped(one.name) for one in series))
     if not names:
         return [], 1, 0.1
-    longest = max(len(line) for name in names for line in name.split("\n"))
+    longest = max(cell_len(line) for name in names for line in name.split("\n"))
     columns = min(4, max(1, int(width(figure) * 13 / (longest + 5))))  # 13 characters of 8 points fit in an inch
     each = -(-len(names) // columns)
     lines = max(sum(_line_count(name) for name in names[start : start + each]) for start in range(0, len(names), each))
@@ -221,7 +222,7 @@ def _height(chart: Chart) -> float:
     if isinstance(chart, Intervals):
         return 0.9 + 0.3 * (sum(_row_height(row) for row in chart.rows)) + title
     if isinstance(chart, Grid):
-        count, longest = len(chart.rows), max(len(_cut(name)) for name in chart.columns)
+        count, longest = len(chart.rows), max(cell_len(_cut(name)) for name in chart.columns)
         below = 0.6 * _LETTER * max(0, longest - 8)  # The labels of the columns are slanted.
         return 0.9 + max(min(3.6, 0.24 * max(count, 4)), 0.13 * count) + below + title
     return 2.7 + title
@@ -335,7 +336,7 @@ def _draw_grid(axes: Axes, chart: Grid, inches: float) -> None:
         axes.axhline(edge - 0.5, color=PAPER, linewidth=1.2)
     for edge in range(1, columns):
         axes.axvline(edge - 0.5, color=PAPER, linewidth=1.2)
-    slant: dict[str, Any] = {"rotation": 35, "ha": "right"} if max(map(len, chart.columns)) > 5 else {}
+    slant: dict[str, Any] = {"rotation": 35, "ha": "right"} if max(map(cell_len, chart.columns)) > 5 else {}
     if field < _FIELD:
         slant = {"rotation": 90}
     letters = min(7.5, 72 * field)

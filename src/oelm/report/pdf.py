@@ -7,6 +7,7 @@ from importlib import import_module, resources
 from pathlib import Path
 
 from matplotlib import get_data_path
+from rich.cells import cell_len
 
 from ..base.files import write_bytes
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
@@ -86,7 +87,7 @@ def _block(block: Block) -> str:
 
 
 def _table(table: Table) -> str:
-    widths = [max(len(row[index].text) for row in table.rows) for index in range(len(table.columns))]
+    widths = [max(cell_len(row[index].text) for row in table.rows) for index in range(len(table.columns))]
     handles = [max(8 * len(spans(row[index].runs)) for row in table.rows) for index in range(len(table.columns))]
     needed = [max(text, runs) for text, runs in zip(widths, handles, strict=True)]
     total = sum(min(size, _WIDE) for size in needed)

@@ -69,7 +69,7 @@ def themed(svg: str) -> str:
     for element in root.iter():
         style = element.get("style")
         if style is not None:
-            element.set("style", re.sub(r"#[0-9a-f]{6}", lambda found: _variable(found[0]), style))
+            element.set("style", re.sub(r"#[0-9a-f]{6}", lambda match: _variable(match[0]), style))
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -119,7 +119,7 @@ def _shorten(root: ElementTree.Element) -> None:
     for element in root.iter():
         for key in ("d", "x", "y", "transform"):
             if key in element.attrib:
-                rounded = _DIGITS.sub(lambda found: f"{float(found[0]):.2f}", element.attrib[key])
+                rounded = _DIGITS.sub(lambda match: f"{float(match[0]):.2f}", element.attrib[key])
                 element.set(key, " ".join(rounded.split()))
         if element.get("transform", "").startswith("rotate(-0 "):
             del element.attrib["transform"]
