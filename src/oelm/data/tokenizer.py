@@ -1,4 +1,4 @@
-"""Tokenizers: loaded by name or folder, built from GPT-2's two files, or trained on the corpus; saved with the data."""
+"""Load tokenizers by name or folder, build them from vocabulary files, or train them on a corpus."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ from .text_files import read_errors_explained
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_BYTES = 256
-_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_SPECIAL = ("eos_token", "bos_token", "unk_token", "pad_token")
+_BYTE_VALUES = 256
+_BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_SPECIAL_TOKENS = ("eos_token", "bos_token", "unk_token", "pad_token")
 
 
 @dataclass(frozen=True, eq=False)
 class TextTokenizer:
-    """A tokenizer ready for a corpus: its name for the record, the Rust object, and which token ends a document."""
+    """A tokenizer for a corpus: its name for the record, the Rust object, and its special tokens.
+
+    `special` maps names such as "eos_token", which ends a document, to tokens. `trained` is the requested vocabulary
+    size when it was trained on the corpus.
+    """
 
     name: str
     backend: Tokenizer
@@ -41,7 +45,7 @@ class TextTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the highest id: what a model's embedding needs."""
+        """One more than the highest id: the number of rows that a model's embedding needs."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
@@ -54,11 +58,11 @@ class TextTokenizer:
 
 
 def token_id(backend: Tokenizer, token: str) -> int:
-    """The id of a token that must be in the vocabulary."""
-    found = backend.token_to_id(token)
-    if found is None:
+    """Return the id of a token; raise DataError when it is not in the vocabulary."""
+    index = backend.token_to_id(token)
+    if index is None:
         raise DataError(f"the tokenizer has no token {token!r}; name one of its vocabulary")
-    return found
+    return index
 
 
 def vocabulary_sha256(backend: Tokenizer) -> str:
@@ -79,14 +83,14 @@ def vocabulary_sha256(backend: Tokenizer) -> str:
 
 
 def wrap(backend: Tokenizer, special: dict[str, Any]) -> Any:
-    """The transformers tokenizer around a copy of a Rust one."""
+    """Return a transformers tokenizer that wraps a copy of a Rust tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
 def load_tokenizer(name: str | Path, eos: str | None = None) -> TextTokenizer:
-    """A tokenizer by its folder or Hub name; `eos` chooses the token that ends a document."""
+    """Load the tokenizer of a corpus by its folder or Hub name; `eos` is the token that ends a document."""
     folder = _folder_of(name)
     if folder is None:
         label = str(name)
@@ -100,14 +104,14 @@ def load_tokenizer(name: str | Path, eos: str | None = None) -> TextTokenizer:
             backend, special = _byte_level(*gpt2), {}
         else:
             raise DataError(f"{folder}: no tokenizer here; it needs tokenizer.json, or vocab.json and merges.txt")
-    # Some published tokenizers cut every text at the length of the model they came with, which would lose text here.
+    # Some published tokenizers truncate every text to the length of their model, which would lose text here.
     backend.no_truncation()
     backend.no_padding()
     return TextTokenizer(label, backend, special | {"eos_token": _end_of_text(backend, special, eos, label)})
 
 
 def load_model_tokenizer(name: str | Path, revision: str | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer that a model reads, by its folder or Hub name, with the tokens that it puts around a text.
+    """Load the tokenizer of a model by its folder or Hub name, with the special tokens that it adds to a text.
 
     A folder holds tokenizer.json, or BERT's vocab.txt, or GPT-2's vocab.json and merges.txt.
     """
@@ -124,32 +128,32 @@ def load_model_tokenizer(name: str | Path, revision: str | None = None) -> PreTr
 
 
 def _word_piece(vocabulary: Path) -> PreTrainedTokenizerFast:
-    """BERT's tokenizer from its word list alone."""
+    """Return BERT's tokenizer, built from its word list alone."""
     from transformers import BertTokenizerFast
 
     with read_errors_explained(vocabulary):
         words = vocabulary.read_text(encoding="utf-8").splitlines()
-    absent = [token for token in _BERT if token not in words]
+    absent = [token for token in _BERT_TOKENS if token not in words]
     if absent:
         raise DataError(f"{vocabulary}: not a word list of BERT's; it has no {', '.join(absent)}")
     return BertTokenizerFast(vocab=str(vocabulary), do_lower_case=_lower_case(vocabulary.parent, words))
 
 
 def _lower_case(folder: Path, words: list[str]) -> bool:
-    """Whether a BERT vocabulary is uncased: what its tokenizer_config.json says, else what its words show."""
+    """Return whether a BERT vocabulary is uncased, by its tokenizer_config.json, or else by its words."""
     config = folder / "tokenizer_config.json"
     if config.is_file():
         try:
-            said = json.loads(config.read_text(encoding="utf-8")).get("do_lower_case")
+            lower_case = json.loads(config.read_text(encoding="utf-8")).get("do_lower_case")
         except (OSError, ValueError, AttributeError) as error:
             raise DataError(f"{config}: not a JSON object ({error})") from None
-        if said is not None:
-            return bool(said)
+        if lower_case is not None:
+            return bool(lower_case)
     return not any(word.isalpha() and word != word.lower() for word in words)
 
 
 def _folder_of(name: str | Path) -> Path | None:
-    """The folder that a tokenizer's name means, or None for a name of the Hub."""
+    """Return the folder that a tokenizer's name means, or None for a Hub name."""
     folder = Path(name)
     if folder.is_dir():
         return folder
@@ -161,7 +165,7 @@ def _folder_of(name: str | Path) -> Path | None:
 
 
 def train_bpe(texts: Iterator[str], size: int, eos: str | None = None) -> TextTokenizer:
-    """A byte-level BPE of at most `size` entries trained on `texts`: the same texts give the same tokenizer."""
+    """Train a byte-level BPE of at most `size` entries; the same texts give the same tokenizer."""
     check_bpe_size(size)
     eos = eos or SEPARATOR
     backend = Tokenizer(models.BPE())
@@ -177,18 +181,22 @@ def train_bpe(texts: Iterator[str], size: int, eos: str | None = None) -> TextTo
 
 
 def check_bpe_size(size: int) -> None:
-    """Refuse a size that cannot hold every byte and the end-of-text token."""
-    if size <= _BYTES:
-        raise DataError(f"train_bpe {size}: at least {_BYTES + 1} entries are needed, for every byte and end-of-text")
+    """Raise DataError for a vocabulary that cannot hold every byte and the end-of-text token."""
+    if size <= _BYTE_VALUES:
+        raise DataError(
+            f"train_bpe {size}: at least {_BYTE_VALUES + 1} entries are needed, for every byte and end-of-text"
+        )
 
 
 def _load_fast(name: str, revision: str | None = None) -> PreTrainedTokenizerFast:
-    """A folder with tokenizer.json or a Hub name, loaded by transformers."""
+    """Load a folder with tokenizer.json or a Hub name with transformers; raise DataError unless it is fast."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    lone = Path(name) / "tokenizer.json"
-    if lone.is_file() and not any((Path(name) / file).is_file() for file in ("tokenizer_config.json", "config.json")):
-        loaded = PreTrainedTokenizerFast(tokenizer_file=str(lone))
+    file = Path(name) / "tokenizer.json"
+    if file.is_file() and not any(
+        (Path(name) / config).is_file() for config in ("tokenizer_config.json", "config.json")
+    ):
+        loaded = PreTrainedTokenizerFast(tokenizer_file=str(file))
     else:
         try:
             loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, revision=revision or "main")
@@ -205,7 +213,7 @@ def _load_fast(name: str, revision: str | None = None) -> PreTrainedTokenizerFas
 
 def _from_transformers(name: str) -> tuple[Tokenizer, dict[str, str]]:
     loaded = _load_fast(name)
-    special = {key: str(getattr(loaded, key)) for key in _SPECIAL if getattr(loaded, key, None)}
+    special = {key: str(getattr(loaded, key)) for key in _SPECIAL_TOKENS if getattr(loaded, key, None)}
     return Tokenizer.from_str(loaded.backend_tokenizer.to_str()), special
 
 
@@ -226,10 +234,11 @@ def _make_byte_level(backend: Tokenizer) -> None:
     backend.decoder = decoders.ByteLevel()
 
 
-def _end_of_text(backend: Tokenizer, special: dict[str, str], wanted: str | None, name: str) -> str:
-    if wanted is not None:
-        token_id(backend, wanted)
-        return wanted
+def _end_of_text(backend: Tokenizer, special: dict[str, str], requested: str | None, name: str) -> str:
+    """Return the token that ends a document: the requested one, the tokenizer's EOS token, or the usual separator."""
+    if requested is not None:
+        token_id(backend, requested)
+        return requested
     if "eos_token" in special:
         return special["eos_token"]
     if backend.token_to_id(SEPARATOR) is not None:
