@@ -1,4 +1,4 @@
-"""What the tests of the data layer share: a small GPT-2-like tokenizer, corpora, a folder's content as one value."""
+"""Helpers of the data tests: a small GPT-2-like tokenizer, corpora, and the content of a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _trained() -> tuple[dict[str, int], list[list[str]]]:
 
 
 def gpt2_folder(folder: Path) -> Path:
-    """A folder with vocab.json and merges.txt alone, in GPT-2's format, with 600 entries."""
+    """Write vocab.json and merges.txt in GPT-2's format, with 600 entries; return the folder."""
     folder.mkdir(parents=True)
     vocab, merges = _trained()
     (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
@@ -33,11 +33,11 @@ def documents(count: int, seed: int = 0) -> list[str]:
 
 
 def write_corpus(path: Path, texts: list[str]) -> Path:
-    """Texts in the format of TinyStories: a separator on its own line after each."""
+    """Write texts in the format of TinyStories: a separator on a line of its own after each; return the path."""
     path.write_text("".join(f"{text}\n{SEPARATOR}\n" for text in texts), encoding="utf-8")
     return path
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return the content of every file below a folder, by relative path."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

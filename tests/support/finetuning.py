@@ -32,14 +32,14 @@ def config(output: Path, **changes: Any) -> RunConfig:
     return RunConfig.load(fields(output, **changes))
 
 
-def labelled_folder(place: Path, columns: tuple[str, str], order: Any = sorted) -> Path:
+def labelled_folder(folder: Path, columns: tuple[str, str], order: Any = sorted) -> Path:
     """Write good and bad films as CSV files whose rows have a given order: by default sorted by answer."""
-    place.mkdir()
+    folder.mkdir()
     for split, size in (("train", 60), ("validation", 100)):
         rows = [(word, f"the {split} film number {i} was {word}") for i in range(size // 2) for word in ("good", "bad")]
         lines = "".join(f"{text},{answer}\n" for answer, text in order(rows))
-        (place / f"{split}.csv").write_text(f"{','.join(columns)}\n{lines}")
-    return place
+        (folder / f"{split}.csv").write_text(f"{','.join(columns)}\n{lines}")
+    return folder
 
 
 def run_here(output: Path, **changes: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Batches: a pure function of seed and position, every window once per epoch."""
+"""Batches: a pure function of seed and position, with every window once per epoch."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_the_number_of_windows_counts_targets(tokens, count):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 400), st.integers(1, 40), st.integers(0, 2**32), st.integers(0, 5))
-def test_every_window_comes_once_per_epoch(tokens, length, seed, epoch):
+def test_every_window_occurs_once_per_epoch(tokens, length, seed, epoch):
     if tokens <= length:
         return
     data = windows(tokens, length, seed=seed)
@@ -47,7 +47,7 @@ def test_a_batch_does_not_depend_on_what_was_read_before(firsts, count):
 
 def test_a_batch_may_straddle_epochs():
     data = windows(51, 10, seed=1)  # five windows
-    single = [data.batch(place, 1)[0].tolist() for place in range(17)]
+    single = [data.batch(sample, 1)[0].tolist() for sample in range(17)]
     assert data.batch(0, 17).tolist() == single
     assert data.batch(3, 9).tolist() == single[3:12]
     assert sorted(single[:5]) == sorted(single[5:10])
@@ -60,7 +60,7 @@ def test_only_two_orders_are_kept():
     assert [epoch for epoch, _ in data._orders] == [8, 9]
 
 
-def test_seeds_differ_and_the_order_is_fixed_for_good():
+def test_orders_differ_between_seeds_and_never_change():
     assert permutation(0, 0, 8).tolist() == [3, 2, 1, 6, 0, 7, 4, 5]
     assert permutation(1, 0, 8).tolist() != permutation(0, 0, 8).tolist() != permutation(0, 1, 8).tolist()
 
@@ -71,7 +71,7 @@ def test_a_fraction_keeps_the_beginning():
     assert part.batch(0, len(part)).max() <= 250
 
 
-def test_sequential_ends_with_what_is_left():
+def test_the_last_sequential_rows_may_be_fewer():
     data = windows(101, 10)
     assert data.sequential(8, 4).tolist() == data.sequential(8, 2).tolist()
     assert data.sequential(10, 4).shape == (0, 11)
@@ -80,7 +80,7 @@ def test_sequential_ends_with_what_is_left():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tokens": 10, "length": 10}, "a window needs 11 tokens, the corpus has 10: .*data.sequence_length"),
+        ({"tokens": 10, "length": 10}, "11 tokens, the corpus has 10: .*data.sequence_length"),
         ({"tokens": 10, "length": 10, "text": "the validation text"}, "11 tokens, the validation text has 10"),
         ({"tokens": 100, "length": 60, "fraction": 0.5}, "the first 0.5 of 100"),
         ({"length": 0}, "length 0"),
@@ -89,12 +89,12 @@ def test_sequential_ends_with_what_is_left():
         ({"seed": -1}, "seed -1"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(arguments, message):
+def test_windows_that_cannot_be_made_are_refused(arguments, message):
     with pytest.raises(DataError, match=message):
         windows(**arguments)
 
 
-def test_positions_that_make_no_sense_are_refused():
+def test_invalid_positions_are_refused():
     data = windows()
     for first, count in ((-1, 2), (0, 0)):
         with pytest.raises(DataError):

@@ -1,4 +1,4 @@
-"""Opening token files: whatever does not match the header is refused, with the name of the file that is wrong."""
+"""Opening token files: content that does not match the header is refused, and the error names the file."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def test_a_prepared_folder_opens(prepared):
     data.verify()
 
 
-def test_the_saved_tokenizer_reads_the_tokens_back(prepared):
+def test_the_saved_tokenizer_decodes_the_tokens(prepared):
     data = TokenDataset.open(prepared)
     tokenizer = data.load_tokenizer()
     texts = tokenizer.decode(data.train.tokens.tolist()).split(tokenizer.eos_token)[:-1]
@@ -62,14 +62,14 @@ def test_a_longer_file_and_a_missing_file_are_named(prepared):
         TokenDataset.open(prepared)
 
 
-def test_foreign_content_is_noticed(prepared):
+def test_content_of_another_kind_is_noticed(prepared):
     size = (prepared / "train.bin").stat().st_size
     (prepared / "train.bin").write_bytes(b"\xff" * size)
     with pytest.raises(DataError, match="65535 is outside the vocabulary"):
         TokenDataset.open(prepared)
 
 
-def test_a_changed_token_is_found_by_verify_alone(prepared):
+def test_verify_notices_a_changed_token(prepared):
     path = prepared / "val.bin"
     tokens = np.fromfile(path, dtype="<u2")
     tokens[5] = (tokens[5] + 1) % 500
@@ -82,7 +82,7 @@ def test_a_changed_token_is_found_by_verify_alone(prepared):
     ("changes", "message"),
     [
         ({"format": "something"}, "not a header of this format"),
-        ({"version": 99}, "format version 99, this oelm reads version 1"),
+        ({"version": 99}, "version 99.* version 1"),
         ({"vocab_size": 3}, "outside the vocabulary of 3"),
         ({"dtype": "uint32"}, "train.bin: truncated"),
         ({"dtype": "float16"}, "dtype"),
@@ -105,7 +105,7 @@ def test_an_empty_split_is_refused(prepared):
         TokenDataset.open(prepared)
 
 
-def test_folders_that_are_no_datasets_are_refused(tmp_path, prepared):
+def test_folders_without_a_dataset_are_refused(tmp_path, prepared):
     with pytest.raises(DataError, match="no such folder"):
         TokenDataset.open(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"data.json is missing"):
@@ -133,6 +133,8 @@ def test_arrays_in_memory():
     assert in_memory([1, 2], vocab_size=9).val is None
     assert in_memory([1, 2], vocab_size=2**16 + 1).train.tokens.dtype == np.dtype("<u4")
     data.verify()
+    with pytest.raises(ValueError, match="read-only"):
+        data.train.tokens[0] = 5
     with pytest.raises(DataError, match="without a tokenizer"):
         data.load_tokenizer()
 
@@ -146,7 +148,7 @@ def test_bad_arrays_are_refused(ids):
 def test_the_dtype_holds_the_vocabulary():
     assert [dtype_for(size) for size in (2, 2**16, 2**16 + 1)] == ["uint16", "uint16", "uint32"]
     assert dtype_for(5, "uint32") == "uint32"
-    with pytest.raises(DataError, match="'uint16' holds 65,536 ids, but the vocabulary has 70,000"):
+    with pytest.raises(DataError, match=r"'uint16' .*65,536.*70,000"):
         dtype_for(70_000, "uint16")
     with pytest.raises(DataError, match="dtype 'int8'"):
         dtype_for(5, "int8")

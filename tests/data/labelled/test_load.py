@@ -1,4 +1,4 @@
-"""Labelled tasks: every layout gives the same data, held-out rows stay held out, bad input is named by its place."""
+"""Loading labelled tasks: every layout gives the same data, held-out rows stay held out, errors give the location."""
 
 import csv
 import gzip
@@ -11,17 +11,12 @@ from types import SimpleNamespace
 import huggingface_hub
 import numpy as np
 import pytest
-import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from oelm.config import RunConfig
-from oelm.data import DataError, load_model_tokenizer, open_labelled
-from oelm.data.labelled.content_splits import digest, first_share, split_off
-from oelm.data.labelled.examples import Examples, by_content
+from oelm.data import DataError, open_labelled
+from oelm.data.labelled.content_splits import digest
 from oelm.data.labelled.tasks import NAMES, TASKS
 from oelm.errors import ConfigError
-from tests.support.corpus import SEPARATOR, gpt2_folder
 
 SENTIMENT = [{"sentence": f'a film "number" {n} , fine ', "label": n % 2} for n in range(40)]
 HELD_OUT = [{"sentence": f"held out {n}", "label": n % 2} for n in range(8)]
@@ -35,7 +30,7 @@ def pairs(name: str, count: int = 9) -> list[dict]:
 
 
 def write(path: Path, rows: list[dict]) -> Path:
-    """Rows in the format that the file's name says."""
+    """Write rows in the format that the file's name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     if plain.suffix == ".parquet":
@@ -98,11 +93,11 @@ def test_parts_are_read_in_order_and_a_missing_one_is_named(tmp_path):
     assert data.splits["train"].texts == [row["sentence"] for row in SENTIMENT]
     assert data.sources["train"]["file"] == ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"]
     (tmp_path / "train-00000-of-00002.jsonl").unlink()
-    with pytest.raises(DataError, match="train has 2 parts, and number 0 is missing"):
+    with pytest.raises(DataError, match=r"train has 2 parts.* number 0 "):
         open_labelled("sst2", tmp_path)
 
 
-def test_a_folder_of_the_tasks_name_comes_before_the_root_and_splits_are_not_mixed(tmp_path):
+def test_a_folder_with_the_tasks_name_comes_first_and_folders_are_not_mixed(tmp_path):
     sst2(tmp_path, HELD_OUT, SENTIMENT)
     write(tmp_path / "sst2" / "train.tsv", SENTIMENT)
     data = open_labelled("sst2", tmp_path)
@@ -120,7 +115,7 @@ def test_labels_may_be_numbers_or_names(tmp_path, negative, positive):
     assert open_labelled("sst2", tmp_path).splits["train"].labels.tolist() == [0, 1] * 20
 
 
-def test_the_hash_is_of_all_content_and_its_order(tmp_path):
+def test_the_hash_covers_all_content_and_its_order(tmp_path):
     first = open_labelled("sst2", sst2(tmp_path / "a")).sha256
     changed = [
         open_labelled("sst2", sst2(tmp_path / "b", SENTIMENT[::-1])).sha256,
@@ -131,7 +126,7 @@ def test_the_hash_is_of_all_content_and_its_order(tmp_path):
 
 
 def test_the_public_mnli_files(tmp_path):
-    """Many columns, gold_label, and '-' where the annotators did not agree."""
+    """They have many columns, gold_label, and '-' where the annotators did not agree."""
     public = [
         {"index": n, "sentence1": row["premise"], "sentence2": row["hypothesis"], "label1": "x", "gold_label": label}
         for n, row in enumerate(INFERENCE)
@@ -159,7 +154,7 @@ def xnli(folder: Path, *names: str) -> Path:
     return folder
 
 
-def test_xnli_trains_on_mnli_chooses_on_english_dev_and_reports_tests(tmp_path):
+def test_xnli_trains_on_mnli_validates_on_english_dev_and_reports_tests(tmp_path):
     names = ("xnli/en.dev.tsv", "xnli/en.test.tsv", "xnli/de.dev.tsv", "xnli/de.test.tsv", "mnli/dev_matched.tsv")
     data = open_labelled("xnli", xnli(tmp_path, *names), languages=("en", "de"))
     assert {split: source["file"] for split, source in data.sources.items()} == {
@@ -171,7 +166,7 @@ def test_xnli_trains_on_mnli_chooses_on_english_dev_and_reports_tests(tmp_path):
     }
 
 
-def test_xnli_never_reports_what_it_chose_on(tmp_path):
+def test_xnli_never_reports_its_validation_rows(tmp_path):
     data = open_labelled("xnli", xnli(tmp_path, "xnli/en.dev.tsv", "xnli/sw.dev.tsv"), languages=("en", "sw"))
     assert list(data.splits) == ["train", "validation", "xnli-sw"]
     assert data.sources["xnli-sw"]["file"] == "xnli/sw.dev.tsv"
@@ -183,11 +178,11 @@ def test_xnli_never_reports_what_it_chose_on(tmp_path):
     }
     with pytest.raises(DataError, match=r"no file for xnli-fr. Looked for fr.test.*hf download facebook/xnli"):
         open_labelled("xnli", tmp_path, languages=("en", "fr"))
-    with pytest.raises(DataError, match="languages de: only xnli has several"):
+    with pytest.raises(DataError, match=r"languages de: .*xnli"):
         open_labelled("mnli", tmp_path, languages=("de",))
 
 
-def test_the_public_xnli_file_holds_every_language(tmp_path):
+def test_the_public_xnli_file_has_every_language(tmp_path):
     rows = [
         {"language": language, "gold_label": row["label"], "sentence1": row["premise"], "sentence2": "h"}
         for language in ("ar", "en")
@@ -214,12 +209,12 @@ def imdb(folder: Path, count: int = 400) -> Path:
     return folder
 
 
-def test_a_validation_split_is_cut_where_there_is_none(tmp_path):
+def test_a_validation_split_is_held_out_when_there_is_none(tmp_path):
     data = open_labelled("imdb", imdb(tmp_path), validation_share=0.1)
     assert list(data.splits) == ["train", "validation", "test"]
     train, validation = data.splits["train"], data.splits["validation"]
     assert len(train) + len(validation) == 400
-    assert not set(train.texts) & set(validation.texts), "a text that stands twice stays on one side"
+    assert not set(train.texts) & set(validation.texts), "a duplicate text is in both splits"
     counts = Counter(validation.labels.tolist())
     assert 10 <= counts[0] <= 12
     assert 30 <= counts[1] <= 32
@@ -228,80 +223,28 @@ def test_a_validation_split_is_cut_where_there_is_none(tmp_path):
     }  # fmt: skip
     assert "validation is cut from train (0.1 of it)" in data.description
     again = open_labelled("imdb", tmp_path, validation_share=0.1, fraction=0.5)
-    assert again.splits["validation"].texts == validation.texts, "the fraction trained on does not change what chooses"
+    assert again.splits["validation"].texts == validation.texts, "the training fraction changed the validation split"
 
 
-def test_pairs_with_one_premise_stay_on_one_side_of_a_cut(tmp_path):
+def test_pairs_with_the_same_premise_stay_in_one_split(tmp_path):
     write(tmp_path / "train.tsv", INFERENCE)
     data = open_labelled("mnli", tmp_path, validation_share=0.2)
     assert not set(data.splits["train"].texts) & set(data.splits["validation"].texts)
     assert len(data.splits["validation"]) % 3 == 0
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2)), min_size=1, max_size=120),
-    st.floats(0.01, 0.5),
-    st.floats(0.01, 1.0),
-    st.randoms(use_true_random=False),
-)
-def test_cuts_go_by_content_and_class(rows, share, larger, random):
-    def cut(items):
-        digests = [digest(f"text {number}") for number, _ in items]
-        classes = np.array([name for _, name in items])
-        return digests, classes
-
-    digests, classes = cut(rows)
-    aside = split_off(digests, classes, share)
-    chosen = {value for value, taken in zip(digests, aside, strict=True) if taken}
-    assert all((value in chosen) == taken for value, taken in zip(digests, aside, strict=True))
-    assert not aside.all()
-    kept = first_share(digests, classes, larger)
-    for name in np.unique(classes):
-        count = int((classes == name).sum())
-        assert kept[classes == name].sum() == int(np.ceil(round(count * larger, 6)))
-    smaller = first_share(digests, classes, larger * share)
-    assert not (smaller & ~kept).any(), "a smaller share is part of a larger one"
-    distinct = list({number: (number, name) for number, name in rows}.values())
-    shuffled = random.sample(distinct, len(distinct))
-    for function in (split_off, first_share):
-        one, other = (
-            {items[row] for row in np.flatnonzero(function(*cut(items), share))} for items in (distinct, shuffled)
-        )
-        assert one == other, "the order of the rows plays no part"
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["a b", "A b", "a  b", "c", "d e"]), st.integers(0, 1)), min_size=1, max_size=40
-    ),
-    st.booleans(),
-    st.randoms(use_true_random=False),
-)
-def test_the_order_by_content_is_not_the_files(rows, written, random):
-    def ordered(items):
-        labels = np.array([label for _, label in items], dtype=np.int64)
-        answers = [f"answer {label}" for label in labels] if written else None
-        examples = Examples([text for text, _ in items], None, labels[:0] if written else labels, answers)
-        return [items[row] for row in by_content(examples)]
-
-    assert ordered(rows) == ordered(random.sample(rows, len(rows)))
-    assert sorted(ordered(rows)) == sorted(rows)
-
-
 def test_a_fraction_keeps_the_classes_and_their_order(tmp_path):
     whole = open_labelled("sst2", sst2(tmp_path))
     part = open_labelled("sst2", tmp_path, fraction=0.25)
     assert Counter(part.splits["train"].labels.tolist()) == {0: 5, 1: 5}
-    places = [whole.splits["train"].texts.index(text) for text in part.splits["train"].texts]
-    assert places == sorted(places)
+    positions = [whole.splits["train"].texts.index(text) for text in part.splits["train"].texts]
+    assert positions == sorted(positions)
     assert part.splits["validation"].texts == whole.splits["validation"].texts
     assert (part.sources["train"]["fraction"], part.sources["train"]["of"]) == (0.25, 40)
     assert part.sha256 != whole.sha256
 
 
-def test_a_task_posed_as_text(tmp_path):
+def test_a_classification_task_as_text_to_text(tmp_path):
     data = open_labelled("sst2", sst2(tmp_path), form="text")
     train = data.splits["train"]
     assert data.labels == ()
@@ -309,13 +252,13 @@ def test_a_task_posed_as_text(tmp_path):
     assert len(train.labels) == 0
     assert train.pairs is None
     write(tmp_path / "m" / "train.tsv", INFERENCE)
-    to_prompt = open_labelled("mnli", tmp_path / "m", form="text").splits["train"]
-    assert to_prompt.texts[0].startswith("mnli hypothesis: h ")
-    assert " premise: p " in to_prompt.texts[0]
-    assert set(to_prompt.answers) == set(TASKS["mnli"].labels)
+    inference = open_labelled("mnli", tmp_path / "m", form="text").splits["train"]
+    assert inference.texts[0].startswith("mnli hypothesis: h ")
+    assert " premise: p " in inference.texts[0]
+    assert set(inference.answers) == set(TASKS["mnli"].labels)
 
 
-def test_ones_own_folder(tmp_path):
+def test_a_users_folder(tmp_path):
     rows = [{"id": n, "body": f"t {n}", "category": ("spam", "ham", "eggs")[n % 3]} for n in range(30)]
     write(tmp_path / "train.csv", rows)
     write(tmp_path / "val.jsonl", [row | {"body": f"v {row['id']}"} for row in rows[:6]])
@@ -326,7 +269,7 @@ def test_ones_own_folder(tmp_path):
     assert data.splits["train"].labels.tolist()[:3] == [2, 1, 0]
 
 
-def test_ones_own_data_is_described_by_its_folders_name(tmp_path, monkeypatch):
+def test_users_data_is_described_by_the_name_of_its_folder(tmp_path, monkeypatch):
     write(tmp_path / "reviews" / "train.csv", [{"text": f"t {n}", "label": n % 2} for n in range(40)])
     monkeypatch.chdir(tmp_path / "reviews")
     for path in (tmp_path / "reviews", "."):
@@ -334,14 +277,14 @@ def test_ones_own_data_is_described_by_its_folders_name(tmp_path, monkeypatch):
         assert data.description.startswith("reviews; rows: 32 train, 8 validation")
 
 
-def test_numbers_as_labels_of_ones_own_are_in_their_order(tmp_path):
+def test_numeric_labels_of_users_data_are_sorted_as_numbers(tmp_path):
     write(tmp_path / "train.csv", [{"text": f"t {n}", "label": n % 12} for n in range(120)])
     data = open_labelled("folder", tmp_path, validation_share=0.2)
     assert data.labels == tuple(str(n) for n in range(12))
     assert data.sources["validation"]["cut_from"] == "train"
 
 
-def test_columns_of_ones_own_are_found_or_named(tmp_path):
+def test_columns_of_users_data_are_detected_or_asked_for(tmp_path):
     write(tmp_path / "train.csv", [{"a": f"t {n}", "b": f"u {n}", "kind": "xy"[n % 2]} for n in range(30)])
     with pytest.raises(
         DataError, match=r"which column holds the label\? it has 'a', 'b', 'kind'; name one: task.label=COLUMN"
@@ -356,20 +299,20 @@ def test_columns_of_ones_own_are_found_or_named(tmp_path):
     with pytest.raises(DataError, match="must be different columns"):
         open_labelled("folder", tmp_path, label="kind", text="a", pair="a")
     assert open_labelled("folder", tmp_path, label="kind", text="a").splits["train"].pairs is None
-    found = open_labelled("folder", tmp_path, label="kind", pair="b").splits["train"]
-    assert (found.texts[0][0], found.pairs[0][0]) == ("t", "u")
+    train = open_labelled("folder", tmp_path, label="kind", pair="b").splits["train"]
+    assert (train.texts[0][0], train.pairs[0][0]) == ("t", "u")
     with pytest.raises(DataError, match="30 different labels in 30 rows: is that column a class"):
         open_labelled("folder", tmp_path, label="b", text="a")
 
 
-def test_known_pairs_of_ones_own_are_pairs(tmp_path):
+def test_usual_names_of_pairs_in_users_data_are_recognised(tmp_path):
     write(tmp_path / "train.jsonl", INFERENCE)
     train = open_labelled("folder", tmp_path).splits["train"]
     assert train.texts[0].startswith("p ")
     assert train.pairs[0].startswith("h ")
 
 
-def test_text_to_text_of_ones_own(tmp_path):
+def test_text_to_text_of_users_data(tmp_path):
     rows = [{"source": f"say {n}", "target": f"{n}!", "note": "x"} for n in range(40)]
     write(tmp_path / "train.jsonl", rows)
     data = open_labelled("folder", tmp_path, form="text", validation_share=0.1)
@@ -411,14 +354,14 @@ def test_text_to_text_of_ones_own(tmp_path):
         ("dev.parquet", "nonsense", r"dev.parquet: not a readable Parquet file"),
     ],
 )  # fmt: skip
-def test_bad_files_are_refused_by_their_place(tmp_path, file, content, message):
+def test_errors_about_bad_files_give_the_location(tmp_path, file, content, message):
     write(tmp_path / "train.tsv", SENTIMENT)
     (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=message):
         open_labelled("sst2", tmp_path)
 
 
-def test_a_compressed_file_that_is_cut_off_says_how_far_it_goes(tmp_path):
+def test_the_error_about_a_truncated_file_names_the_last_good_row(tmp_path):
     sst2(tmp_path)
     (tmp_path / "train.tsv").unlink()
     rows = [{"sentence": f"{digest(str(n)).hex()} {n}", "label": n % 2} for n in range(20_000)]
@@ -429,26 +372,26 @@ def test_a_compressed_file_that_is_cut_off_says_how_far_it_goes(tmp_path):
 
 
 def test_held_out_rows_that_were_trained_on_are_refused_or_counted(tmp_path):
-    with pytest.raises(DataError, match="every row of validation is also in train"):
+    with pytest.raises(DataError, match="validation is also in train"):
         open_labelled("sst2", sst2(tmp_path, SENTIMENT, SENTIMENT[3:7]))
     data = open_labelled("sst2", sst2(tmp_path, SENTIMENT, [*HELD_OUT, *SENTIMENT[:3]]))
     assert data.sources["validation"]["also_in_train"] == 3
     write(tmp_path / "test.tsv", HELD_OUT[:4])
     sst2(tmp_path)
-    with pytest.raises(DataError, match="every row of test is also in validation"):
+    with pytest.raises(DataError, match="test is also in validation"):
         open_labelled("folder", tmp_path)
 
 
-def test_labels_that_training_does_not_know_are_refused(tmp_path):
+def test_labels_that_are_not_in_the_training_rows_are_refused(tmp_path):
     sst2(tmp_path, [row | {"label": "ab"[row["label"]]} for row in SENTIMENT], [{"sentence": "s", "label": "c"}])
     with pytest.raises(DataError, match=r"dev.tsv, line 2: label 'c' is none of a, b, the labels of the training"):
         open_labelled("folder", tmp_path)
     sst2(tmp_path, [row | {"label": "a"} for row in SENTIMENT])
-    with pytest.raises(DataError, match="every row has the label 'a': there is nothing to tell apart"):
+    with pytest.raises(DataError, match="every row has the label 'a'"):
         open_labelled("folder", tmp_path)
 
 
-def test_an_unlabelled_file_of_ones_own_is_refused(tmp_path):
+def test_an_unlabelled_file_of_a_user_is_refused(tmp_path):
     sst2(tmp_path)
     write(tmp_path / "test.tsv", [{"index": n, "sentence": f"t {n}"} for n in range(5)])
     with pytest.raises(DataError, match=r"test.tsv: 5 of 5 rows .*move the file away; train, validation can stay"):
@@ -466,12 +409,12 @@ def test_a_pair_task_needs_two_texts(tmp_path):
 def test_two_files_for_one_split_are_refused(tmp_path):
     sst2(tmp_path)
     write(tmp_path / "train.csv", SENTIMENT)
-    with pytest.raises(DataError, match=r"train.csv, train.tsv are the same split in several formats: keep one"):
+    with pytest.raises(DataError, match=r"train.csv, train.tsv .*keep one"):
         open_labelled("sst2", tmp_path)
     (tmp_path / "train.csv").unlink()
     write(tmp_path / "validation.tsv", HELD_OUT)
     for task in ("sst2", "folder"):
-        with pytest.raises(DataError, match="which mean the same split: keep one"):
+        with pytest.raises(DataError, match="the same split: keep one"):
             open_labelled(task, tmp_path)
 
 
@@ -487,9 +430,9 @@ def test_two_files_for_one_split_are_refused(tmp_path):
         ({"name": "sst2", "form": "words"}, "form: .*'labels' or 'text'.*'words'"),
         ({"name": "sst2", "fraction": 0}, r"fraction: .* greater than 0 \(got 0\)"),
         ({"name": "sst2", "validation_share": 0.9}, r"validation_share: .*0\.5 \(got 0\.9\)"),
-        ({"name": "sst2", "source": "x"}, "source 'x': task 'sst2' with form 'labels' takes label, pair, text"),
+        ({"name": "sst2", "source": "x"}, "source 'x': .*'sst2'.*'labels' takes label, pair, text"),
         ({"name": "folder", "path": ".", "form": "text", "label": "x"}, "takes source, target"),
-        ({"name": "sst2", "path": ".", "revision": "abc"}, "revision 'abc': belongs to the Hub"),
+        ({"name": "sst2", "path": ".", "revision": "abc"}, "revision 'abc': .*Hub"),
         ({"name": "builtin:sentiment", "path": "."}, "builtin:sentiment: .*no path, no columns and no revision"),
         ({"name": "builtin:sentiment", "text": "x"}, "builtin:sentiment: .*no path, no columns and no revision"),
     ],
@@ -502,7 +445,7 @@ def test_bad_arguments_are_refused(tmp_path, monkeypatch, arguments, message):
 
 
 class Rows:
-    """Stands in for a table of the `datasets` package at what is used of it."""
+    """A stand-in for a table of the `datasets` package, with the parts that are used."""
 
     def __init__(self, rows, names=None):
         self.rows, self.features = rows, {"label": SimpleNamespace(names=names)} if names else {}
@@ -515,7 +458,7 @@ class Rows:
 
 @pytest.fixture
 def public(monkeypatch):
-    """A Hub with SST-2 in it: the calls that were made, and the tables by split, which a test may change."""
+    """A Hub with SST-2: the calls that were made, and the tables by split, which a test may change."""
     names = ["negative", "positive"]
     tables = {"train": Rows(SENTIMENT, names), "validation": Rows(HELD_OUT, names)}
     calls = []
@@ -531,17 +474,17 @@ def public(monkeypatch):
     return SimpleNamespace(tables=tables, calls=calls)
 
 
-def test_the_hub_gives_what_local_files_give_and_its_commit_is_recorded(public, tmp_path):
+def test_the_hub_and_local_files_give_the_same_data_and_the_commit_is_recorded(public, tmp_path):
     data = open_labelled("sst2")
     assert data.sha256 == open_labelled("sst2", sst2(tmp_path)).sha256
     assert public.calls == [("nyu-mll/glue", "sst2", split, "c" * 40) for split in ("train", "validation")]
     source = data.sources["train"]
-    place = {"repo": "nyu-mll/glue", "config": "sst2", "split": "train", "revision": "main", "commit": "c" * 40}
-    assert source | place == source
+    location = {"repo": "nyu-mll/glue", "config": "sst2", "split": "train", "revision": "main", "commit": "c" * 40}
+    assert source | location == source
     assert source["rows"] == 40
 
 
-def test_a_revision_is_asked_for(public, monkeypatch):
+def test_a_revision_is_loaded(public, monkeypatch):
     commit = "a" * 40
     assert open_labelled("sst2", revision=commit).sources["train"]["commit"] == commit
     assert public.calls[-1][3] == commit
@@ -555,8 +498,8 @@ def test_a_revision_is_asked_for(public, monkeypatch):
     assert public.calls[-1][3] == "v2"
 
 
-def test_the_hubs_own_names_of_classes_count(public):
-    """A dataset that numbers its classes in another order than the task is read by their names."""
+def test_the_class_names_of_the_hub_are_used(public):
+    """A dataset whose class indices are in another order than the task's is read by the class names."""
     flipped = [row | {"label": 1 - row["label"]} for row in SENTIMENT]
     public.tables["train"] = Rows(flipped, ["positive", "negative"])
     assert open_labelled("sst2").splits["train"].labels.tolist() == [0, 1] * 20
@@ -576,7 +519,7 @@ def test_hub_failures_are_explained(public, monkeypatch):
         open_labelled("sst2")
 
 
-def test_xnli_of_the_hub_is_one_repository(public):
+def test_xnli_on_the_hub_is_one_repository(public):
     public.tables.update(train=Rows(INFERENCE), validation=Rows(pairs("dev")), test=Rows(pairs("test")))
     data = open_labelled("xnli", languages=("en", "de"))
     assert list(data.splits) == ["train", "validation", "xnli-en", "xnli-de"]
@@ -594,7 +537,7 @@ def test_the_config_has_the_same_bound_for_the_validation_share():
         RunConfig.load({"task": {"name": "imdb", "validation_share": 0.6}})
 
 
-def test_every_task_is_whole():
+def test_every_task_is_complete_and_documented():
     for name, task in TASKS.items():
         assert len(task.labels) == len(set(task.labels)) > 1
         assert "{text}" in task.prompt
@@ -604,50 +547,3 @@ def test_every_task_is_whole():
     guide = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"`{name}`" not in guide] == []
     assert [task.repo for task in TASKS.values() if task.repo not in guide] == []
-
-
-BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "film", "was", "fine", "##st", "."]
-
-
-def test_a_bert_word_list_is_a_tokenizer(tmp_path):
-    (tmp_path / "vocab.txt").write_text("\n".join(BERT) + "\n")
-    tokenizer = load_model_tokenizer(tmp_path)
-    encoded = tokenizer("The FILM was finest.", "the film")
-    assert tokenizer.convert_ids_to_tokens(encoded.input_ids) == [
-        "[CLS]", "the", "film", "was", "fine", "##st", ".", "[SEP]", "the", "film", "[SEP]"
-    ]  # fmt: skip
-    assert encoded.token_type_ids == [0] * 8 + [1] * 3
-    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    assert load_model_tokenizer(tmp_path)("The").input_ids[1] == 1
-    (tmp_path / "tokenizer_config.json").unlink()
-    (tmp_path / "vocab.txt").write_text("\n".join([*BERT, "The"]) + "\n")
-    assert load_model_tokenizer(tmp_path)("The").input_ids[1] == len(BERT), "a word list with capitals is cased"
-    (tmp_path / "vocab.txt").write_text("the\nfilm\n")
-    with pytest.raises(DataError, match=r"vocab.txt: not a word list of BERT's; it has no \[PAD\]"):
-        load_model_tokenizer(tmp_path)
-
-
-def test_gpt2s_two_files_are_a_tokenizer(tmp_path):
-    folder = gpt2_folder(tmp_path / "gpt2")
-    tokenizer = load_model_tokenizer(folder)
-    assert tokenizer.eos_token == SEPARATOR
-    reference = transformers.GPT2Tokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    assert tokenizer("It's fine.").input_ids == reference("It's fine.").input_ids
-
-
-def test_a_models_tokenizer_is_found_or_refused(tmp_path, monkeypatch):
-    (tmp_path / "vocab.txt").write_text("\n".join(BERT) + "\n")
-    made = load_model_tokenizer(tmp_path)
-    made.save_pretrained(tmp_path / "saved")
-    (tmp_path / "empty").mkdir()
-    again = load_model_tokenizer(str(tmp_path / "saved"))
-    assert again("the film", "was fine").data == made("the film", "was fine").data
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: {"owner/name": made}[name])
-    assert load_model_tokenizer("owner/name") is made
-    with pytest.raises(DataError, match="tokenizer 'owner/none': cannot be loaded"):
-        load_model_tokenizer("owner/none")
-    with pytest.raises(DataError, match=r"it needs tokenizer.json, vocab.txt, or vocab.json and merges.txt"):
-        load_model_tokenizer(tmp_path / "empty")
-    for missing in (tmp_path / "nowhere", "./nowhere"):
-        with pytest.raises(DataError, match="no such folder"):
-            load_model_tokenizer(missing)

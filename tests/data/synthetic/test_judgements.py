@@ -1,4 +1,4 @@
-"""The built-in judgements: seeded, balanced, right by their own logic, and not to be had from the words alone."""
+"""The built-in judgements: reproducible, balanced, correctly labelled, and not predictable from single words."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def test_rows_do_not_depend_on_the_process():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_default_data_is_balanced_disjoint_and_says_that_it_is_synthetic(kind):
+def test_the_default_data_is_balanced_disjoint_and_marked_as_synthetic(kind):
     data = open_labelled(f"builtin:{kind}")
     assert data.synthetic
     assert "synthetic" in data.description
@@ -45,7 +45,7 @@ def test_the_default_data_is_balanced_disjoint_and_says_that_it_is_synthetic(kin
     assert not rows["train"] & rows["validation"]
 
 
-def test_sizes_and_seeds_of_ones_own():
+def test_other_sizes_and_seeds():
     data = builtin_labelled("inference", seed=5, train=30, validation=9)
     assert (len(data.splits["train"]), len(data.splits["validation"])) == (30, 9)
     assert data.sha256 != builtin_labelled("inference", seed=6, train=30, validation=9).sha256
@@ -60,7 +60,7 @@ def test_sizes_and_seeds_of_ones_own():
 
 
 def opinion(text: str) -> bool:
-    """Whether the writer is pleased, worked out from the words in another way than the data are made."""
+    """Return whether the writer is pleased, derived in another way than the generator's."""
     words = text.split()
     good = [word in GOOD for word in words if word in GOOD or word in BAD]
     if "disagree" in words or {"not", "never", "nobody"} & set(words):
@@ -70,7 +70,7 @@ def opinion(text: str) -> bool:
     return good[0]
 
 
-def test_sentiment_is_the_writers_own_last_word():
+def test_sentiment_labels_are_the_writers_opinion():
     rows = judgements("sentiment", 0, 1500)
     assert {opinion(row.text) for row in rows} == {True, False}
     assert [row for row in rows if opinion(row.text) != (row.label == "positive")] == []
@@ -78,17 +78,17 @@ def test_sentiment_is_the_writers_own_last_word():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
-def test_inference_is_what_small_worlds_say(seed):
-    """A label holds in every small world that fits the premise, worked out by going through all of them."""
-    places = [(colour, room) for colour in ("asked", "other") for room in ("asked", "other")]
+def test_inference_labels_hold_in_every_small_world(seed):
+    """Check each label by going through all small worlds in which the premise is true."""
+    kinds = [(colour, room) for colour in ("asked", "other") for room in ("asked", "other")]
     for row in judgements("inference", seed, 12):
         premise, hypothesis = row.text.split(), row.pair.split()
         outcomes = set()
-        # A world says what the person has of each colour in each room: nothing, something, or the number that is named.
+        # A world is what the person has of each colour in each room: nothing, something, or the stated number.
         for world in np.ndindex(3, 3, 3, 3):
-            held = dict(zip(places, world, strict=True))
-            if claim_holds(premise, held):
-                outcomes.add(claim_holds(hypothesis, held) if hypothesis[0] == premise[0] else None)
+            possessions = dict(zip(kinds, world, strict=True))
+            if claim_holds(premise, possessions):
+                outcomes.add(claim_holds(hypothesis, possessions) if hypothesis[0] == premise[0] else None)
         expected = {"entailment": {True}, "contradiction": {False}}
         if row.label == "neutral":
             assert outcomes in ({True, False}, {None})
@@ -96,12 +96,12 @@ def test_inference_is_what_small_worlds_say(seed):
             assert outcomes == expected[row.label], row
 
 
-def claim_holds(words: list[str], held: dict[tuple[str, str], int]) -> bool:
-    """Whether somebody who holds this has what the sentence says. Kinds of amounts: 0 none, 1 some, 2 the number."""
+def claim_holds(words: list[str], possessions: dict[tuple[str, str], int]) -> bool:
+    """Return whether a sentence is true; the amounts are 0 for none, 1 for some, 2 for the stated number."""
     coloured = len(words[: words.index("in")] if "in" in words else words[:-1]) == 5
     amounts = [
         amount
-        for (colour, room), amount in held.items()
+        for (colour, room), amount in possessions.items()
         if (colour == "asked" or not coloured) and (room == "asked" or "in" not in words)
     ]
     if words[2] == "no":
@@ -122,7 +122,7 @@ def test_the_tokenizer_knows_every_word(kind, form):
     assert tokenizer("zebra", add_special_tokens=False).input_ids == [tokenizer.unk_token_id]
 
 
-def test_the_tokenizer_frames_pairs_as_bert_does(tmp_path):
+def test_the_tokenizer_adds_special_tokens_to_pairs_as_bert_does(tmp_path):
     tokenizer = judgement_tokenizer()
     encoded = tokenizer("anna has hats .", "ben has cups .")
     tokens = tokenizer.convert_ids_to_tokens(encoded.input_ids)
@@ -140,7 +140,7 @@ def test_the_tokenizer_frames_pairs_as_bert_does(tmp_path):
 
 
 def bag_of_words_accuracy(kind: str) -> float:
-    """The validation accuracy of least squares on the counts of words, those of the two texts apart."""
+    """Return the validation accuracy of least squares on word counts, separate for the two texts."""
     data = builtin_labelled(kind)
     vocabulary = judgement_tokenizer().get_vocab()
 
@@ -161,12 +161,12 @@ def bag_of_words_accuracy(kind: str) -> float:
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("sentiment", 0.65), ("inference", 0.6)])
-def test_words_alone_are_not_enough(kind, limit):
+def test_single_words_do_not_predict_the_label(kind, limit):
     assert bag_of_words_accuracy(kind) < limit
 
 
 def tiny_bert_accuracy(kind: str, seed: int = 0, steps: int = 600) -> float:
-    """The validation accuracy of a BERT of two layers and width 64 from scratch, after `steps` of 32 rows."""
+    """Return the validation accuracy of a BERT with two layers of width 64 after `steps` batches of 32 rows."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -183,8 +183,8 @@ def tiny_bert_accuracy(kind: str, seed: int = 0, steps: int = 600) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min((s + 1) / 60, (steps - s) / (steps - 60)))
     for step in range(steps):
-        epoch, place = divmod(step, 2000 // 32)
-        chosen = np.random.default_rng((seed, epoch)).permutation(2000)[32 * place : 32 * (place + 1)]
+        epoch, index = divmod(step, 2000 // 32)
+        chosen = np.random.default_rng((seed, epoch)).permutation(2000)[32 * index : 32 * (index + 1)]
         batch = {name: tensor[chosen] for name, tensor in inputs["train"].items()}
         model(**batch, labels=labels["train"][chosen]).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -198,11 +198,11 @@ def tiny_bert_accuracy(kind: str, seed: int = 0, steps: int = 600) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tiny_bert_learns_them(kind):
+def test_a_tiny_bert_learns_the_labels(kind):
     assert tiny_bert_accuracy(kind) > bag_of_words_accuracy(kind) + 0.2
 
 
 if __name__ == "__main__":
     for name in KINDS:
         accuracies = [tiny_bert_accuracy(name, seed) for seed in range(3)]
-        print(f"{name}: words alone {bag_of_words_accuracy(name):.3f}, tiny BERT", *(f"{a:.3f}" for a in accuracies))
+        print(f"{name}: single words {bag_of_words_accuracy(name):.3f}, tiny BERT", *(f"{a:.3f}" for a in accuracies))

@@ -1,4 +1,4 @@
-"""The built-in stories: the same every time, and the words to be remembered really follow from earlier text alone."""
+"""The built-in stories: reproducible, generated once, and with answers that follow from earlier text alone."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from oelm.data.synthetic.stories import annotated_stories
 from oelm.data.synthetic.story_corpus import story_tokenizer
 
 NAME = r"([A-Z][a-z]+)"
-# How a reader understands the sentences: written out here on its own, not taken from the generator.
+# How a reader understands the sentences, written independently of the generator.
 HAS = [
     rf"{NAME} had a (\w+) (\w+)\.$",
     rf"{NAME} was very proud of a (\w+) (\w+)\.",
@@ -36,39 +36,39 @@ FOODS_REVERSED = [rf"If there was (\w+) at home, {NAME}"]
 
 
 def understand(before: str) -> dict[str, dict[str, str]]:
-    """What somebody knows who has read this far."""
+    """Return the facts that a reader of this text knows."""
     owner, colour, spot, pet, food = {}, {}, {}, {}, {}
     for sentence in re.split(r"(?<=[.!?\"]) ", before):
         for form in HAS:
-            if found := re.search(form, sentence):
-                owner[found[3]], colour[found[3]] = found[1], found[2]
+            if match := re.search(form, sentence):
+                owner[match[3]], colour[match[3]] = match[1], match[2]
         for form in HAS_REVERSED:
-            if found := re.search(form, sentence):
-                owner[found[2]], colour[found[2]] = found[3], found[1]
-        if found := re.search(GIVES[0], sentence):
-            owner[found[2]] = found[3]
-        if found := re.search(GIVES[1], sentence):
-            owner[found[3]] = found[2]
+            if match := re.search(form, sentence):
+                owner[match[2]], colour[match[2]] = match[3], match[1]
+        if match := re.search(GIVES[0], sentence):
+            owner[match[2]] = match[3]
+        if match := re.search(GIVES[1], sentence):
+            owner[match[3]] = match[2]
         for form in GETS:
-            if found := re.search(form, sentence):
-                owner[found[2]] = found[1]
+            if match := re.search(form, sentence):
+                owner[match[2]] = match[1]
         for form in PUTS:
-            if found := re.search(form, sentence):
-                spot[found[1]] = found[2].rpartition(" ")[2]
+            if match := re.search(form, sentence):
+                spot[match[1]] = match[2].rpartition(" ")[2]
         for form in PETS:
-            if found := re.search(form, sentence):
-                pet[found[1]] = found[2]
+            if match := re.search(form, sentence):
+                pet[match[1]] = match[2]
         for form in PETS_REVERSED:
-            if found := re.search(form, sentence):
-                pet[found[2]] = found[1]
+            if match := re.search(form, sentence):
+                pet[match[2]] = match[1]
         for form in FOODS:
-            if found := re.search(form, sentence):
-                food[found[1]] = found[2]
+            if match := re.search(form, sentence):
+                food[match[1]] = match[2]
         for form in FOODS_REVERSED:
-            if found := re.search(form, sentence):
-                food[found[2]] = found[1]
-        if found := re.search(rf"The best food in the world for {NAME} was (\w+)", sentence):
-            food[found[1]] = found[2]
+            if match := re.search(form, sentence):
+                food[match[2]] = match[1]
+        if match := re.search(rf"The best food in the world for {NAME} was (\w+)", sentence):
+            food[match[1]] = match[2]
     return {"owner": owner, "colour": colour, "spot": spot, "pet": pet, "food": food}
 
 
@@ -82,7 +82,7 @@ def test_earlier_text_alone_gives_every_answer():
             # The question names what is asked for: it is the last such name before the answer.
             asked = max(known, key=lambda name, text=before: [m.start() for m in re.finditer(rf"\b{name}\b", text)][-1])
             assert answer == known[asked], (recall, story.text)
-            assert len(set(known.values())) > 1 or recall.kind == "owner", "no rival"
+            assert len(set(known.values())) > 1 or recall.kind == "owner", "there is no other candidate"
             assert re.search(rf"\b{answer}\b", before), "the answer was never mentioned"
             kinds[recall.kind] += 1
     assert min(kinds.values()) > 50, kinds
@@ -90,13 +90,13 @@ def test_earlier_text_alone_gives_every_answer():
 
 
 def test_the_words_before_an_answer_do_not_give_it_away():
-    """Counting what follows four words foretells half of the other words, and hardly any of the recalled ones."""
+    """Counting what follows four words predicts half of the other words, but few of the recalled ones."""
     follows: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     split = re.compile(r"[A-Za-z]+|[^\sA-Za-z]")
     for text in stories(0, 3000):
         words = ["", "", "", "", *split.findall(text)]
-        for place in range(4, len(words)):
-            follows[tuple(words[place - 4 : place])][words[place]] += 1
+        for index in range(4, len(words)):
+            follows[tuple(words[index - 4 : index])][words[index]] += 1
     hits: dict[bool, list[bool]] = {True: [], False: []}
     for story in annotated_stories(1, 200):
         starts = {recall.start for recall in story.recalls}
@@ -125,9 +125,10 @@ def test_stories_do_not_depend_on_the_process():
         assert done.stdout.strip() == builtin(documents=50, val_documents=5).sha256
 
 
-def test_the_builtin_corpus_is_small_and_synthetic():
+def test_the_builtin_corpus_is_small_and_synthetic(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # it is generated, not read from the cache
     data = builtin()
-    assert data.sha256 == "8c09902e69874bc6b66e3b511169c21cea6b1310aab0ef66b9a79180440716d7", "records name this hash"
+    assert data.sha256 == "8c09902e69874bc6b66e3b511169c21cea6b1310aab0ef66b9a79180440716d7", "records have this hash"
     assert data.synthetic
     assert "synthetic" in data.description
     assert 1_000_000 < len(data.train) < 2_000_000
@@ -193,7 +194,7 @@ def test_a_damaged_cache_file_is_replaced(cache_folder, damage):
     assert path.read_bytes() == whole
 
 
-def test_a_cache_folder_that_cannot_be_written_does_not_matter(cache_folder, monkeypatch):
+def test_an_unwritable_cache_folder_is_no_error(cache_folder, monkeypatch):
     cache_folder.write_text("a file, so that no folder can be made")
     made = builtin(documents=20, val_documents=2)
     assert cache_folder.is_file()
@@ -249,14 +250,14 @@ def test_the_tokenizer_is_exact_and_can_be_saved(tmp_path):
         assert ids == tokenizer(text, add_special_tokens=False).input_ids
     assert again.eos_token_id == data.eos_id
     tokens = [id for text in stories(0, 20) for id in (*tokenizer(text).input_ids, data.eos_id)]
-    assert data.train.tokens.tolist() == tokens, "the corpus holds other ids than the tokenizer gives"
+    assert data.train.tokens.tolist() == tokens, "the corpus has other ids than the tokenizer gives"
     assert next(stories(0, 1)) == again.decode(data.train.tokens[: list(data.train.tokens).index(data.eos_id)])
 
 
-def test_two_draws_are_those_of_some():
-    pair, list_of_two = RandomChoices("pairs"), RandomChoices("pairs")
+def test_a_pair_equals_a_sample_of_two():
+    pairs, samples = RandomChoices("pairs"), RandomChoices("pairs")
     for size in (2, 3, 24) * 50:
-        assert [*pair.pair(range(size))] == list_of_two.sample(range(size), 2)
+        assert [*pairs.pair(range(size))] == samples.sample(range(size), 2)
 
 
 def test_other_builtin_data_is_refused():

@@ -1,4 +1,4 @@
-"""Tokenizers: from every kind of folder, by name, trained; and the hash that tells them apart."""
+"""Tokenizers: loaded from every kind of folder or by name, trained, and told apart by their hash."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer
 
-from oelm.data import DataError, stories
+from oelm.data import DataError, load_model_tokenizer, stories
 from oelm.data.tokenizer import load_tokenizer, train_bpe, vocabulary_sha256
 from tests.support.corpus import SEPARATOR, gpt2_folder
 
@@ -20,7 +20,7 @@ def gpt2(tmp_path):
     return gpt2_folder(tmp_path / "gpt2")
 
 
-def test_two_files_are_enough(gpt2):
+def test_gpt2s_two_files_are_enough(gpt2):
     tokenizer = load_tokenizer(gpt2)
     assert tokenizer.vocab_size == 600
     assert tokenizer.backend.decode(tokenizer.backend.encode(TEXT).ids) == TEXT
@@ -29,7 +29,7 @@ def test_two_files_are_enough(gpt2):
     assert tokenizer.name == "gpt2"
 
 
-def test_the_ids_are_those_of_transformers_own_gpt2_tokenizer(gpt2):
+def test_the_ids_equal_those_of_the_gpt2_tokenizer_of_transformers(gpt2):
     reference = transformers.GPT2Tokenizer(str(gpt2 / "vocab.json"), str(gpt2 / "merges.txt"))
     ours = load_tokenizer(gpt2)
     for text in (TEXT, *stories(1, 5)):
@@ -68,7 +68,7 @@ def test_truncation_of_a_published_tokenizer_is_switched_off(gpt2, tmp_path):
     assert loaded.sha256 == plain
 
 
-def test_a_name_goes_to_transformers(gpt2, monkeypatch):
+def test_a_hub_name_is_loaded_by_transformers(gpt2, monkeypatch):
     made = transformers.GPT2Tokenizer(str(gpt2 / "vocab.json"), str(gpt2 / "merges.txt"))
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: {"owner/name": made}[name])
     tokenizer = load_tokenizer("owner/name")
@@ -76,7 +76,7 @@ def test_a_name_goes_to_transformers(gpt2, monkeypatch):
     assert tokenizer.sha256 == load_tokenizer(gpt2).sha256
 
 
-def test_a_name_that_cannot_be_fetched_is_refused(monkeypatch):
+def test_a_hub_name_that_cannot_be_loaded_is_refused(monkeypatch):
     def fail(name, **_):
         raise OSError("We couldn't connect\nto anything")
 
@@ -88,7 +88,7 @@ def test_a_name_that_cannot_be_fetched_is_refused(monkeypatch):
         load_tokenizer("owner/name")
 
 
-def test_bad_places_are_refused(tmp_path, gpt2):
+def test_folders_without_a_tokenizer_are_refused(tmp_path, gpt2):
     with pytest.raises(DataError, match=r"it needs tokenizer.json, or vocab.json and merges.txt"):
         load_tokenizer(tmp_path)
     with pytest.raises(DataError, match="no such folder"):
@@ -114,7 +114,7 @@ def test_the_end_of_text_token(tmp_path, gpt2):
     assert load_tokenizer(tmp_path / "none", eos="[SEP]").eos_id == 0
 
 
-def test_training_is_deterministic_whatever_the_threads():
+def test_training_does_not_depend_on_the_number_of_threads():
     code = "from oelm.data.tokenizer import train_bpe; from oelm.data import stories\n"
     code += "print(train_bpe(stories(0, 300), 800).sha256)"
     expected = train_bpe(stories(0, 300), 800).sha256
@@ -124,7 +124,7 @@ def test_training_is_deterministic_whatever_the_threads():
         assert done.stdout.strip() == expected
 
 
-def test_a_trained_tokenizer_knows_every_byte():
+def test_a_trained_tokenizer_encodes_every_byte():
     trained = train_bpe(stories(0, 5), 257)
     assert trained.vocab_size == 257
     text = "日本 ☃ \x00\t"
@@ -133,9 +133,58 @@ def test_a_trained_tokenizer_knows_every_byte():
         train_bpe(stories(0, 5), 256)
 
 
-def test_a_copy_is_saved_and_the_tokenizer_itself_stays(gpt2, tmp_path):
+def test_saving_does_not_change_the_tokenizer(gpt2, tmp_path):
     tokenizer = load_tokenizer(gpt2)
     before = tokenizer.backend.to_str()
     tokenizer.save(tmp_path / "saved")
     assert tokenizer.backend.to_str() == before
     assert isinstance(tokenizer.backend, Tokenizer)
+
+
+BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "film", "was", "fine", "##st", "."]
+
+
+def test_a_bert_tokenizer_is_built_from_its_word_list(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(BERT) + "\n")
+    tokenizer = load_model_tokenizer(tmp_path)
+    encoded = tokenizer("The FILM was finest.", "the film")
+    assert tokenizer.convert_ids_to_tokens(encoded.input_ids) == [
+        "[CLS]", "the", "film", "was", "fine", "##st", ".", "[SEP]", "the", "film", "[SEP]"
+    ]  # fmt: skip
+    assert encoded.token_type_ids == [0] * 8 + [1] * 3
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert load_model_tokenizer(tmp_path)("The").input_ids[1] == 1
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "vocab.txt").write_text("\n".join([*BERT, "The"]) + "\n")
+    assert load_model_tokenizer(tmp_path)("The").input_ids[1] == len(BERT), (
+        "a word list with capitals was taken as uncased"
+    )
+    (tmp_path / "vocab.txt").write_text("the\nfilm\n")
+    with pytest.raises(DataError, match=r"vocab.txt: .*no \[PAD\]"):
+        load_model_tokenizer(tmp_path)
+
+
+def test_a_gpt2_tokenizer_is_built_from_its_two_files(tmp_path):
+    folder = gpt2_folder(tmp_path / "gpt2")
+    tokenizer = load_model_tokenizer(folder)
+    assert tokenizer.eos_token == SEPARATOR
+    reference = transformers.GPT2Tokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    assert tokenizer("It's fine.").input_ids == reference("It's fine.").input_ids
+
+
+def test_a_models_tokenizer_is_loaded_or_refused(tmp_path, monkeypatch):
+    (tmp_path / "vocab.txt").write_text("\n".join(BERT) + "\n")
+    made = load_model_tokenizer(tmp_path)
+    made.save_pretrained(tmp_path / "saved")
+    (tmp_path / "empty").mkdir()
+    again = load_model_tokenizer(str(tmp_path / "saved"))
+    assert again("the film", "was fine").data == made("the film", "was fine").data
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: {"owner/name": made}[name])
+    assert load_model_tokenizer("owner/name") is made
+    with pytest.raises(DataError, match="tokenizer 'owner/none': cannot be loaded"):
+        load_model_tokenizer("owner/none")
+    with pytest.raises(DataError, match=r"it needs tokenizer.json, vocab.txt, or vocab.json and merges.txt"):
+        load_model_tokenizer(tmp_path / "empty")
+    for missing in (tmp_path / "nowhere", "./nowhere"):
+        with pytest.raises(DataError, match="no such folder"):
+            load_model_tokenizer(missing)
