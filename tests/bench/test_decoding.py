@@ -40,7 +40,7 @@ def measured():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OelmGPTForCausalLM, "forward", record_shape)
         arms = planned(*ARMS, length=decoding.positions_needed(20, 2, 3))
-        rows = decoding.summarise_decoding(decoding.benchmark_decoding(arms, 20, rounds=2, tokens=3), "baseline")
+        rows = decoding.benchmark_decoding(arms, 20, rounds=2, tokens=3)
     return rows, shapes
 
 
@@ -70,7 +70,7 @@ def test_the_benchmark_generates_the_tokens_of_greedy_generation():
     """The timed work is real: greedy tokens with the model's own cache."""
     (arm,) = planned("identity-key", length=decoding.positions_needed(12, 1, 4)).values()
     with torch.inference_mode():
-        decoder = decoding._Decoder(arm, 12, seed=0)
+        decoder = decoding._Decoder("arm", arm, 12, seed=0)
         tokens = [decoder.last]
         for _ in decoder.generate(4):
             tokens.append(decoder.last)
@@ -97,7 +97,7 @@ def test_a_compiled_model_is_one_graph_and_generates_the_same(monkeypatch):
     for compile_model in (True, False):
         (arm,) = planned("identity-key", length=30, compile_model=compile_model).values()
         with torch.inference_mode():
-            decoder = decoding._Decoder(arm, 12, seed=0)
+            decoder = decoding._Decoder("arm", arm, 12, seed=0)
             tokens.append([decoder.last.tolist() for _ in decoder.generate(4)])
     assert tokens[0] == tokens[1]
 
@@ -110,7 +110,7 @@ def test_a_recorded_graph_gives_the_same_logits_on_a_gpu(name):
     for compile_model in (True, False):
         (arm,) = planned(name, length=300, batch_size=4, compile_model=compile_model).values()
         with torch.inference_mode():
-            decoder = decoding._Decoder(arm, 200, seed=0)
+            decoder = decoding._Decoder("arm", arm, 200, seed=0)
             ids = torch.arange(4, device="cuda")[:, None]
             inputs = {"input_ids": ids, "past_key_values": decoder.cache, "use_cache": True}
             logits.append([decoder.step(**inputs).logits.float().clone() for _ in range(6)])

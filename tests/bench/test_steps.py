@@ -16,7 +16,7 @@ from oelm.base.text import plain_text
 from oelm.bench import steps as bench
 from oelm.bench.arms import BenchSetting, plan_arms
 from oelm.bench.rounds import ratio_of_rounds
-from oelm.bench.steps import benchmark, summarise
+from oelm.bench.steps import benchmark
 from oelm.cli.app import app
 from oelm.cli.bench_tables import bench_table
 from oelm.cli.terminal import progress_bar
@@ -69,7 +69,7 @@ def unequal():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ClassifierLoss, "forward", record_shape)
         arms = planned("baseline", "oelm-freeze", "oelm-freeze@2", **BERT)
-        rows = summarise(benchmark(arms, rounds=2, steps=2, warmup=1), "baseline")
+        rows = benchmark(arms, rounds=2, steps=2, warmup=1)
     return rows, shapes
 
 
@@ -78,7 +78,7 @@ def unequal():
 
 def test_a_row_compares_an_arm_with_the_reference(tmp_path):
     arms = {name: config(tmp_path, method=name) for name in ("baseline", "oelm-freeze")}
-    rows = summarise(benchmark(arms, rounds=2, steps=2, warmup=1), "baseline")
+    rows = benchmark(arms, rounds=2, steps=2, warmup=1)
     assert [row.arm for row in rows] == ["baseline", "oelm-freeze"]
     assert rows[0].ratio == 1.0
     assert rows[0].flop_bound == 1.0
@@ -144,7 +144,7 @@ def test_the_model_decides_the_kind_of_task(model, kind):
 @pytest.mark.parametrize("model", ["random:roberta", "random:albert", "random:deberta-v2", "random:gpt2"])
 def test_other_families_can_be_timed_at_classification(model):
     arms = planned("baseline", "oelm-freeze", model=model, batch_size=2, length=LENGTH, kind="classification")
-    rows = summarise(benchmark(arms, rounds=1, steps=1, warmup=0), "baseline")
+    rows = benchmark(arms, rounds=1, steps=1, warmup=0)
     assert rows[1].flop_bound < 1
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,23 +26,6 @@ _WARMUP = 3
 _COMPILE_MODE = {"cuda": "reduce-overhead"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodingArm:
-    """One arm: the seconds of its tokens in every round, and the bytes of its cache for one token of one text."""
-
-    name: str
-    rounds: Rounds
-    cache_bytes: float
-    batch_size: int
-    context: int
-    compiled: bool
-
-    @property
-    def token_seconds(self) -> float:
-        """The median time of a token over all rounds."""
-        return median_seconds(self.rounds)
-
-
 def positions_needed(context: int, rounds: int, tokens: int) -> int:
     """Return the positions that a benchmark needs: every round adds tokens to the context, equally in all arms."""
     return context + _WARMUP + rounds * (tokens + 1)
@@ -57,59 +39,45 @@ def benchmark_decoding(
     tokens: int = 10,
     seed: int = 0,
     show: ShowProgress = no_progress,
-) -> list[DecodingArm]:
-    """Time single tokens of every arm after `context` random ones, `rounds` times `tokens` each, interleaved."""
+) -> list[DecodeBench]:
+    """Time single tokens of every arm after `context` random ones, `rounds` times `tokens` each, interleaved.
+
+    Returns one row per arm, each compared with the first arm.
+    """
     for name, config in arms.items():
         _require_decodable(name, config)
     torch._dynamo.config.recompile_limit = 64  # each arm compiles the same code once more
-    decoders: dict[str, _Decoder] = {}
+    decoders: list[_Decoder] = []
     for name, config in arms.items():
         show(f"building {name}", len(decoders), len(arms))
-        decoders[name] = _Decoder(config, context, seed)
-    for done, (name, decoder) in enumerate(decoders.items()):
-        show(f"warming up {name}", done, len(arms))
+        decoders.append(_Decoder(name, config, context, seed))
+    for done, decoder in enumerate(decoders):
+        show(f"warming up {decoder.name}", done, len(arms))
         list(decoder.generate(_WARMUP))
-    times: dict[str, Rounds] = {name: [] for name in arms}
     for number in range(rounds):
         show("rounds measured", number, rounds)
-        for name, decoder in decoders.items():
+        for decoder in decoders:
             list(decoder.generate(1))  # not timed: the processor's caches still hold the previous arm's data
-            times[name].append(list(decoder.generate(tokens)))
-    return [
-        DecodingArm(
-            name=name,
-            rounds=times[name],
-            cache_bytes=decoder.cache_bytes,
-            batch_size=arms[name].train.batch_size,
-            context=context,
-            compiled=decoder.compiled,
-        )
-        for name, decoder in decoders.items()
-    ]
+            decoder.rounds.append(list(decoder.generate(tokens)))
+    return [_row(decoder, decoders[0], context) for decoder in decoders]
 
 
-def summarise_decoding(arms: list[DecodingArm], against: str) -> list[DecodeBench]:
-    """Return one row per arm: the time of a token, its ratio to the arm named `against`, and the cache."""
-    reference = next(arm for arm in arms if arm.name == against)
-    rows = []
-    for arm in arms:
-        ratio, half_interval = ratio_of_rounds(arm.rounds, reference.rounds)
-        rows.append(
-            DecodeBench(
-                arm=arm.name,
-                token_ms=arm.token_seconds * 1000,
-                tokens_per_second=arm.batch_size / arm.token_seconds,
-                ratio=ratio,
-                ratio_95=half_interval,
-                cache_bytes_per_token=arm.cache_bytes,
-                cache_ratio=arm.cache_bytes / reference.cache_bytes,
-                context=arm.context,
-                batch_size=arm.batch_size,
-                compiled=arm.compiled,
-                rounds=len(arm.rounds),
-            )
-        )
-    return rows
+def _row(arm: _Decoder, reference: _Decoder, context: int) -> DecodeBench:
+    ratio, half_interval = ratio_of_rounds(arm.rounds, reference.rounds)
+    token_seconds = median_seconds(arm.rounds)
+    return DecodeBench(
+        arm=arm.name,
+        token_ms=token_seconds * 1000,
+        tokens_per_second=arm.batch_size / token_seconds,
+        ratio=ratio,
+        ratio_95=half_interval,
+        cache_bytes_per_token=arm.cache_bytes,
+        cache_ratio=arm.cache_bytes / reference.cache_bytes,
+        context=context,
+        batch_size=arm.batch_size,
+        compiled=arm.compiled,
+        rounds=len(arm.rounds),
+    )
 
 
 def _require_decodable(name: str, config: RunConfig) -> None:
@@ -121,13 +89,15 @@ def _require_decodable(name: str, config: RunConfig) -> None:
 
 
 class _Decoder:
-    """A model with a context in its cache, which generates greedily.
+    """The model of one arm with a context in its cache, which generates greedily. `rounds` collects its times.
 
     Compiled, which is off unless asked for, a GPU launches all kernels of a token at once. Otherwise, with small
     batches, the time of launching them one by one hides the differences between arms.
     """
 
-    def __init__(self, config: RunConfig, context: int, seed: int) -> None:
+    def __init__(self, name: str, config: RunConfig, context: int, seed: int) -> None:
+        self.name, self.batch_size = name, config.train.batch_size
+        self.rounds: Rounds = []
         device = device_for(config.train.device)
         length = config.data.sequence_length
         vocab_size = int(build_hf_config(config.model, None, length).vocab_size)
@@ -135,8 +105,8 @@ class _Decoder:
         apply(self.model, config.method, config.seed)
         dtype = torch.bfloat16 if uses_bfloat16(config, device) else torch.float32
         self.model.to(device, dtype).eval()
-        shape = (config.train.batch_size, context)
-        ids = torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed)).to(device)
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(vocab_size, (self.batch_size, context), generator=generator).to(device)
         # A static cache is allocated once. A growing one is copied for every token, and that copy would be timed.
         self.cache = StaticCache(config=self.model.config, max_cache_len=length)
         out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
@@ -146,6 +116,7 @@ class _Decoder:
         if self.compiled:
             self.step = torch.compile(self.model, dynamic=False, mode=_COMPILE_MODE.get(device.type))
         cached = [tensor for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
+        # Of one token of one text.
         self.cache_bytes = sum(tensor[0].numel() * tensor.element_size() / tensor.shape[-2] for tensor in cached)
 
     def generate(self, tokens: int) -> Iterator[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,28 +25,6 @@ from .rounds import Rounds, ShowProgress, median_seconds, no_progress, ratio_of_
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX A5000": 111e12, "4090": 165e12}
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchArm:
-    """One arm of a benchmark: its name, its run config, and the seconds of its steps in every round.
-
-    `peak_memory` is the most that the arm's own tensors took on the device in one of its steps, in bytes: weights,
-    gradients, optimiser state, activations and the batch, without the other arms, which are on the device too. It is
-    None without CUDA.
-    """
-
-    name: str
-    config: RunConfig
-    rounds: Rounds
-    trainable: int
-    flops_per_token: float
-    peak_memory: int | None
-
-    @property
-    def step_seconds(self) -> float:
-        """The median time of a step over all rounds."""
-        return median_seconds(self.rounds)
-
-
 def benchmark(
     arms: dict[str, RunConfig],
     rounds: int = 5,
@@ -55,86 +32,49 @@ def benchmark(
     warmup: int = 10,
     seed: int = 0,
     show: ShowProgress = no_progress,
-) -> list[BenchArm]:
-    """Time whole optimiser steps of every arm on random tokens, `rounds` times `steps` each, interleaved."""
+) -> list[StepBench]:
+    """Time whole optimiser steps of every arm on random tokens, `rounds` times `steps` each, interleaved.
+
+    Returns one row per arm, each compared with the first arm.
+    """
     device = device_for(next(iter(arms.values())).train.device)
     world = World(0, 1, device)
     torch._dynamo.config.recompile_limit = 64  # each arm compiles the same code once more
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         _allocate_workspaces(device)
-    trainers: dict[str, _ArmTrainer] = {}
-    peak_memory: dict[str, int | None] = {}
+    trainers: list[_ArmTrainer] = []
     for name, config in arms.items():
         show(f"building {name} and warming it up", len(trainers), len(arms))
         memory_before = _allocated(device)
-        trainers[name] = _ArmTrainer(config, world, seed)
+        trainer = _ArmTrainer(name, config, world, seed)
         _reset_peak(device)
         for _ in range(warmup):
-            trainers[name].step()
+            trainer.step()
         peak = _peak(device)
-        peak_memory[name] = None if peak is None else peak - memory_before
-    times: dict[str, Rounds] = {name: [] for name in arms}
+        trainer.peak_memory = None if peak is None else peak - memory_before
+        trainers.append(trainer)
     for number in range(rounds):
         show("rounds measured", number, rounds)
-        for name, trainer in trainers.items():
+        for trainer in trainers:
             trainer.step()  # not timed: the processor's caches still hold the previous arm's data
-            times[name].append(trainer.time_steps(steps))
-    return [
-        BenchArm(
-            name=name,
-            config=arms[name],
-            rounds=times[name],
-            trainable=trainer.trainable,
-            flops_per_token=trainer.flops_per_token,
-            peak_memory=peak_memory[name],
-        )
-        for name, trainer in trainers.items()
-    ]
-
-
-def summarise(arms: list[BenchArm], against: str) -> list[StepBench]:
-    """Return one row per arm: step time, throughput, MFU, memory, and the ratio to the arm named `against`.
-
-    The FLOP bound is per token, as the ratio per example is; where batch sizes differ, the ratio of step times is not.
-    """
-    reference = next(arm for arm in arms if arm.name == against)
-    peak_flops = _peak_flops() if reference.peak_memory is not None else None
-    return [_row(arm, reference, peak_flops) for arm in arms]
-
-
-def _row(arm: BenchArm, reference: BenchArm, peak_flops: float | None) -> StepBench:
-    batch, reference_batch = arm.config.train.batch_size, reference.config.train.batch_size
-    ratio, half_interval = ratio_of_rounds(arm.rounds, reference.rounds)
-    tokens_per_second = batch * arm.config.data.sequence_length / arm.step_seconds
-    warning = None
-    if batch != reference_batch:
-        warning = (
-            f"{arm.name} has batches of {batch}, {reference.name} of {reference_batch}: their ratio compares steps of "
-            "different size and says nothing about speed; the ratio per example does"
-        )
-    return StepBench(
-        arm=arm.name,
-        step_ms=arm.step_seconds * 1000,
-        tokens_per_second=tokens_per_second,
-        mfu=tokens_per_second * arm.flops_per_token / peak_flops if peak_flops else None,
-        ratio=ratio,
-        ratio_95=half_interval,
-        flop_bound=arm.flops_per_token / reference.flops_per_token,
-        trainable=arm.trainable,
-        peak_memory=arm.peak_memory,
-        rounds=len(arm.rounds),
-        batch_size=batch,
-        ratio_per_example=ratio * reference_batch / batch,
-        ratio_per_example_95=None if half_interval is None else half_interval * reference_batch / batch,
-        warning=warning,
-    )
+            trainer.rounds.append(trainer.time_steps(steps))
+    peak_flops = _peak_flops() if device.type == "cuda" else None
+    return [_row(trainer, trainers[0], peak_flops) for trainer in trainers]
 
 
 class _ArmTrainer:
-    """The model of one arm with its optimiser, which takes training steps as `oelm train` does."""
+    """The model of one arm with its optimiser, which takes training steps as `oelm train` does.
 
-    def __init__(self, config: RunConfig, world: World, seed: int) -> None:
+    `rounds` collects the seconds of its steps. `peak_memory` is the most that the arm's own tensors took on the device
+    in one of its steps, in bytes: weights, gradients, optimiser state, activations and the batch, without the other
+    arms, which are on the device too. It is None without CUDA.
+    """
+
+    def __init__(self, name: str, config: RunConfig, world: World, seed: int) -> None:
+        self.name, self.config = name, config
+        self.rounds: Rounds = []
+        self.peak_memory: int | None = None
         length = config.data.sequence_length
         task = random_task(config, build_hf_config(config.model, None, length), seed)
         model: Any = task.build_model(config)
@@ -168,6 +108,39 @@ class _ArmTrainer:
         return timer.collect()
 
 
+def _row(arm: _ArmTrainer, reference: _ArmTrainer, peak_flops: float | None) -> StepBench:
+    """Return an arm's row.
+
+    The FLOP bound is per token, as the ratio per example is; where batch sizes differ, the ratio of step times is not.
+    """
+    batch, reference_batch = arm.config.train.batch_size, reference.config.train.batch_size
+    ratio, half_interval = ratio_of_rounds(arm.rounds, reference.rounds)
+    step_seconds = median_seconds(arm.rounds)
+    tokens_per_second = batch * arm.config.data.sequence_length / step_seconds
+    warning = None
+    if batch != reference_batch:
+        warning = (
+            f"{arm.name} has batches of {batch}, {reference.name} of {reference_batch}: their ratio compares steps of "
+            "different size and says nothing about speed; the ratio per example does"
+        )
+    return StepBench(
+        arm=arm.name,
+        step_ms=step_seconds * 1000,
+        tokens_per_second=tokens_per_second,
+        mfu=tokens_per_second * arm.flops_per_token / peak_flops if peak_flops else None,
+        ratio=ratio,
+        ratio_95=half_interval,
+        flop_bound=arm.flops_per_token / reference.flops_per_token,
+        trainable=arm.trainable,
+        peak_memory=arm.peak_memory,
+        rounds=len(arm.rounds),
+        batch_size=batch,
+        ratio_per_example=ratio * reference_batch / batch,
+        ratio_per_example_95=None if half_interval is None else half_interval * reference_batch / batch,
+        warning=warning,
+    )
+
+
 def _allocated(device: torch.device) -> int:
     """Return the bytes of the tensors that are on the device now."""
     gc.collect()  # unreachable tensors would otherwise be freed later, and lower another arm's count
@@ -193,7 +166,5 @@ def _allocate_workspaces(device: torch.device) -> None:
 
 def _peak_flops() -> float | None:
     """Return the GPU's peak FLOP/s, or None for a GPU that is not in the table."""
-    if not torch.cuda.is_available():
-        return None
     name = torch.cuda.get_device_name(0)
     return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)

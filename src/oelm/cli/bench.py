@@ -62,7 +62,7 @@ def bench(
     with errors():
         from ..bench import decoding
         from ..bench.arms import BenchSetting, plan_arms
-        from ..bench.steps import benchmark, summarise
+        from ..bench.steps import benchmark
         from .bench_tables import bench_table, decoding_table
 
         quiet_libraries()
@@ -82,13 +82,11 @@ def bench(
         planned = plan_arms(names, setting)
         if decode:
             with progress_bar() as show:
-                decoded = decoding.benchmark_decoding(planned, sequence_length, rounds, steps, show=show)
-            decode_rows = decoding.summarise_decoding(decoded, names[0])
+                decode_rows = decoding.benchmark_decoding(planned, sequence_length, rounds, steps, show=show)
             _print(decode_rows, decoding_table(decode_rows), as_json)
             return
         with progress_bar() as show:
-            timed = benchmark(planned, rounds, steps, show=show)
-        step_rows = summarise(timed, names[0])
+            step_rows = benchmark(planned, rounds, steps, show=show)
         _print(step_rows, bench_table(step_rows), as_json)
         for row in step_rows:
             if row.warning:
