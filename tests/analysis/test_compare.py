@@ -16,8 +16,6 @@ from oelm.runs import published
 from oelm.runs.schema import TaskRecord
 from tests.support.records import change, classification_run, language_run, study, write_status
 
-pytest.importorskip("scipy", reason="scipy is not installed")
-
 
 def only(analysis, arm="oelm-freeze"):
     (found,) = [one for one in analysis.comparisons if one.arm == arm]

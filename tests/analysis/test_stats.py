@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy import stats as scipy_stats
 
 from oelm.analysis.stats import above, below, bootstrap, estimate, holm, slope, slope_above, slope_below, tost
 from oelm.errors import AnalysisError
-
-scipy_stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
 
 # Student's own data (1908): hours of sleep gained by ten people with one drug and with another.
 FIRST = np.array([0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0])

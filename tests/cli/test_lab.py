@@ -16,6 +16,7 @@ from oelm.lab.plan import Request, plan_runs
 from oelm.lab.status import RunState, list_runs, read_state
 from tests.lab.test_matrix import ForkLauncher, plan
 from tests.support.lab import experiment_file, lab, refusal, started
+from tests.support.records import write_status
 from tests.support.training import read, tiny
 from tests.test_import import _loaded
 
@@ -87,8 +88,7 @@ def test_the_cursor_stays_where_a_second_ctrl_c_ends_a_matrix_at_once():
 def test_the_status_table_names_what_went_wrong(tmp_path):
     folder = tmp_path / "x" / "baseline" / "seed-0"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "status.json").write_text(json.dumps({"state": "failed", "message": "TrainingError: loss is [nan]"}))
+    write_status(folder, "failed", message="TrainingError: loss is [nan]")
     console = terminal()
     console.print(status_table([read_state(folder, "x")]))
     assert "x: TrainingError: loss is [nan]" in console.file.getvalue()

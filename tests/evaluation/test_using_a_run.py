@@ -17,6 +17,7 @@ from oelm.errors import CheckpointError, ConfigError, ModelError
 from oelm.evaluation.evaluate import evaluate_run
 from oelm.evaluation.generate import generate_text
 from oelm.evaluation.load import config_of, find_model, is_run, load_run
+from oelm.runs.schema import RecordedConfig
 from tests.support.training import config, finished, run_here, start, tiny, token_folder, weights, written
 
 
@@ -138,7 +139,7 @@ def test_folders_without_a_trained_run_are_refused(trained, tmp_path):
             evaluate_run(folder)
     untrained = config(tmp_path)
     untrained.folder.mkdir(parents=True)
-    (untrained.folder / "config.json").write_text(untrained.to_json())
+    RecordedConfig(id=untrained.id, config=untrained).write(untrained.folder / "config.json")
     with pytest.raises(CheckpointError, match="holds neither its best model nor a checkpoint"):
         load_run(untrained.folder)
 

@@ -17,6 +17,7 @@ from oelm.lab.status import find_run, list_runs, read_state
 from oelm.runs.folder import SILENCE, STOP, RunFolder, read_metrics
 from oelm.training.engine import train
 from tests.support.lab import lab, refusal, wait_for
+from tests.support.records import change, language_run, write_status
 from tests.support.training import Slow, assert_same_run, die, finished, start, tiny, written
 
 HERE = socket.gethostname()
@@ -141,11 +142,10 @@ def test_a_silent_run_on_another_machine_is_given_time(tmp_path):
     """Where the file system does not carry locks between machines, a fresh status is trusted for a while."""
     folder = tmp_path / "x" / "baseline" / "seed-0"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"experiment": "x", "seed": 0}')
-    status = {"state": "running", "host": "another-machine", "pid": 1}
-    (folder / "status.json").write_text(json.dumps({**status, "updated": time.time() - 5}))
+    elsewhere = {"host": "another-machine", "pid": 1}
+    write_status(folder, "running", **elsewhere, updated=time.time() - 5)
     assert read_state(folder).state == "running"
-    (folder / "status.json").write_text(json.dumps({**status, "updated": time.time() - SILENCE - 1}))
+    write_status(folder, "running", **elsewhere, updated=time.time() - SILENCE - 1)
     assert read_state(folder).state == "died"
 
 
@@ -396,28 +396,29 @@ def train_lines(folder: Path) -> int:
 
 
 def test_an_archive_replaces_a_failure_by_its_success_and_nothing_else(tmp_path):
-    def ended(root: Path, id: str, **result):
-        run = root / "study" / "baseline" / "seed-0"
-        run.mkdir(parents=True, exist_ok=True)
-        (run / "config.json").write_text(json.dumps({"id": id, "experiment": "study"}))
-        (run / "metrics.jsonl").write_text("")
-        (run / "status.json").write_text(json.dumps({"state": "failed", "message": "no memory", "host": HERE}))
-        if result:
-            (run / "result.json").write_text(json.dumps({"id": id, **result}))
+    def ended(root: Path, id: str, finished: bool = False):
+        run = language_run(root, changes={"experiment": "study"}, attention=False)
+        for name in ("environment.json", "audit.json", "timing.json"):
+            (run / name).unlink()
+        for name in ("config.json", "result.json"):
+            change(run, name, id=id)
+        write_status(run, "failed", message="no memory", host=HERE)
+        if not finished:
+            (run / "result.json").unlink()
         return run
 
     out, kept = tmp_path / "kept", tmp_path / "kept" / "study" / "baseline" / "seed-0"
     ended(tmp_path / "a", "one")
     assert "archived 1 run " in lab("archive", tmp_path / "a", "-o", out).stdout
     assert "1 run there already" in lab("archive", tmp_path / "a", "-o", out).stdout
-    run = ended(tmp_path / "a", "one", val_loss=3.0)
+    run = ended(tmp_path / "a", "one", finished=True)
     assert "archived 1 run " in lab("archive", run, "-o", out).stdout, "a run's own folder will do"
     assert sorted(path.name for path in kept.iterdir()) == ["config.json", "metrics.jsonl", "result.json"]
-    ended(tmp_path / "b", "two", val_loss=3.0)
+    ended(tmp_path / "b", "two", finished=True)
     assert "holds the record of another run" in refusal("archive", tmp_path / "b", "-o", out)
     assert "two runs would go there" in refusal("archive", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    assert json.loads((kept / "result.json").read_text()) == {"id": "one", "val_loss": 3.0}
+    assert json.loads((kept / "result.json").read_text())["id"] == "one"
     assert "no such folder" in refusal("archive", tmp_path / "c", "-o", out)
     (tmp_path / "c").mkdir()
     assert "no runs there" in refusal("archive", tmp_path / "c", "-o", out)

@@ -27,6 +27,7 @@ from oelm.lab.plan import Request, plan_runs
 from oelm.lab.status import read_state
 from oelm.training.engine import train
 from tests.support.lab import experiment_file, into, lab, started, wait_for
+from tests.support.records import write_status
 from tests.support.training import Process, Slow, die, outcome, read, start, timeless
 
 AXES = {"method": ["baseline", "oelm-freeze"], "seed": [0, 1]}
@@ -320,10 +321,10 @@ def test_a_run_of_several_processes_that_is_stopped_before_it_begins_is_left(tmp
 
 def test_a_clock_that_is_set_back_hides_no_end(tmp_path):
     """Nor does that of another machine: the status of this start is the one that is not the last start's."""
-    (tmp_path / "status.json").write_text(json.dumps({"state": "stopped", "updated": 1000.0}))
+    write_status(tmp_path, "stopped", updated=1000.0)
     before = status_time(tmp_path)
     assert not was_stopped(tmp_path, 1, before)
-    (tmp_path / "status.json").write_text(json.dumps({"state": "stopped", "updated": 400.0}))
+    write_status(tmp_path, "stopped", updated=400.0)
     assert was_stopped(tmp_path, 1, before)
     (tmp_path / "status.json").write_text("[")
     assert not was_stopped(tmp_path, 1, before)

@@ -1,4 +1,4 @@
-"""What the records of runs show: reading them, comparing arms, judging hypotheses. Reads records, never logs."""
+"""Analyse the records of runs: read them, compare arms, judge hypotheses. Logs are never read."""
 
 from ..errors import AnalysisError
 from .analyse import Analysis, analyse

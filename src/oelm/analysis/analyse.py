@@ -1,14 +1,14 @@
-"""From folders to everything that a report says: loads, groups, compares, judges. No words, no pictures."""
+"""Analyse the runs in folders: load, group, compare and judge them. The report has the words and the charts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from os import PathLike
 
 from .arms import MEASURES, Arm, Group, Measure, Setup, group_runs
-from .compare import Comparison, best_rate, correct, equal_rates, headline, nearest_reference, of_pairs
+from .compare import Compare, Comparison, best_rate, correct, equal_rates, headline, nearest_reference, of_pairs
 from .hypotheses import Verdict, judge, load_hypotheses
 from .load import load_runs
 from .replication import Replication, replicate
@@ -16,11 +16,12 @@ from .run import Attempt, Bench, LeftOut, Run
 from .stats import Estimate, estimate
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Analysis:
-    """What a set of runs shows. `comparisons` are corrected together; `times` and `equal` go with them.
+    """What a set of runs shows.
 
-    `first` is the number of its first run, for a document that holds several analyses.
+    `comparisons` are corrected together; `equal` are those at each common learning rate, `times` the same pairs by
+    their step times. `first` is the number of the first run, for a document that holds several analyses.
     """
 
     runs: tuple[Run, ...]
@@ -37,7 +38,7 @@ class Analysis:
     first: int = 1
 
     def handle(self, run: Run) -> str:
-        """A run's short name in this report: R1, R2, ... in the order of their folders."""
+        """Return a run's short name in this report: R1, R2, ... in the order of the folders."""
         return f"R{self._numbers[id(run)]}"
 
     @cached_property
@@ -45,12 +46,14 @@ class Analysis:
         return {id(run): number for number, run in enumerate(self.runs, start=self.first)}
 
     def of(self, setup: Setup) -> tuple[Comparison, ...]:
+        """Return the comparisons of one setup."""
         return tuple(one for one in self.comparisons if one.setup is setup)
 
 
 def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str] | None = None) -> Analysis:
-    """Everything that the runs in these folders show. Raises AnalysisError where there is nothing to report on."""
-    asked = load_hypotheses(hypotheses)
+    """Analyse the runs in these folders. Raise AnalysisError where there is nothing to report on."""
+    questions = load_hypotheses(hypotheses)
+    compare: Compare = cache(headline)  # hypotheses and replications ask for the same comparisons again
     loaded = load_runs(paths)
     groups = group_runs(loaded.runs, [item.run for item in loaded.left_out if item.run is not None])
     comparisons: list[Comparison] = []
@@ -58,8 +61,8 @@ def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str
     for group in groups:
         for setup in group.setups:
             pairs = _against_reference(setup, group)
-            made = [headline(setup, arm, reference, setup.measure) for arm, reference in pairs]
-            comparisons += correct([one for one in made if one is not None])
+            headlines = [compare(setup, arm, reference, setup.measure) for arm, reference in pairs]
+            comparisons += correct([one for one in headlines if one is not None])
             for arm, reference in pairs:
                 equal += equal_rates(setup, arm, reference, setup.measure)
     times = [of_pairs(one, MEASURES["step_seconds"]) for one in comparisons if one.pairs]
@@ -73,13 +76,13 @@ def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str
         comparisons=tuple(comparisons),
         equal=tuple(equal),
         times=tuple(one for one in times if one.ratio is not None),
-        verdicts=judge(asked, groups),
-        replications=replicate(groups),
+        verdicts=judge(questions, groups, compare),
+        replications=replicate(groups, compare),
     )
 
 
 def _against_reference(setup: Setup, group: Group) -> list[tuple[Arm, Arm]]:
-    """Each arm with the one that it is compared with: its setup's reference, or the nearest setup's, confounded."""
+    """Pair each arm with its setup's reference, or with that of the nearest setup, which confounds the comparison."""
     if setup.reference is not None:
         return [(arm, setup.reference) for arm in setup.arms if arm is not setup.reference]
     elsewhere = nearest_reference(setup, group.setups)
@@ -87,7 +90,7 @@ def _against_reference(setup: Setup, group: Group) -> list[tuple[Arm, Arm]]:
 
 
 def cell_to_show(analysis: Analysis, setup: Setup, arm: Arm) -> tuple[float, tuple[Run, ...]]:
-    """The rate at which an arm is shown, and its runs there: that of its headline comparison, or its best one."""
+    """Return the learning rate at which an arm is shown, that of its comparison or its best one, and its runs there."""
     for one in analysis.of(setup):
         if one.arm == arm.method:
             return one.rate, arm.at(one.rate)
@@ -100,10 +103,10 @@ def cell_to_show(analysis: Analysis, setup: Setup, arm: Arm) -> tuple[float, tup
 
 
 def mean_of(runs: Sequence[Run], measure: Measure | str) -> Estimate | None:
-    """The mean of a figure over runs, with its interval where there are two or more; a share's ends at 0 and 1."""
+    """Return the mean of a figure over runs, with an interval from two runs on; that of a share ends at 0 and 1."""
     name = measure if isinstance(measure, str) else measure.name
     values = [value for run in runs if (value := run.figure(name)) is not None]
-    found = estimate(values) if values else None
-    if found is None or found.low is None or found.high is None or name not in MEASURES or not MEASURES[name].points:
-        return found
-    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
+    mean = estimate(values) if values else None
+    if mean is None or mean.low is None or mean.high is None or name not in MEASURES or not MEASURES[name].points:
+        return mean
+    return replace(mean, low=max(0.0, mean.low), high=min(1.0, mean.high))

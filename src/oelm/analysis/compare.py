@@ -1,4 +1,4 @@
-"""Arm against arm: paired by seed, at equal rates and at each arm's best rate of a common grid, with what spoils it."""
+"""Compare two arms: runs paired by seed, at equal rates or each at its best rate, with the fields that confound it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from .arms import MEASURES, PRIMARY, TIMES, Arm, Difference, Measure, Setup, dif
 from .run import Run
 from .stats import ALPHA, Estimate, estimate, holm, tost
 
-# How far apart two arms may be and still be called alike: a share of the figure, or points of a hundred.
+# How far apart two arms may be and still be called alike: a share of the measure, or percentage points.
 MARGINS = {"perplexity": 0.05, "best_perplexity": 0.05, "accuracy": 1.0, "best_accuracy": 1.0, "exact_match": 1.0}
 
-# The confound of arms that lost seeds: no field of a config, so it needs a name.
+# The name of the confound of arms that lost seeds, which is not a field of any config.
 FAILED = "seeds that failed"
-# In how many fields of the config two setups may differ and still belong to one experiment.
+# Two setups that differ in more fields of the config than this belong to different experiments.
 _SAME_EXPERIMENT = 4
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something that a reader must know, as a code and its values; the report has the words."""
+    """Something that a reader must know, as a code and its values; the report has the sentence for each code."""
 
     code: str
     values: tuple[tuple[str, str], ...] = ()
 
 
 def note(code: str, **values: object) -> Note:
+    """Return a note with its values as text."""
     return Note(code, tuple((name, str(value)) for name, value in values.items()))
 
 
@@ -36,11 +37,11 @@ def note(code: str, **values: object) -> Note:
 class Comparison:
     """One arm against another by one measure.
 
-    `basis`: "equal" (both at one rate), "best" (each at its best rate of the grid that both have) or "confounded"
-    (there is no common ground; the fields are named). `log_ratio` is the logarithm of arm / reference, `difference` is
-    arm - reference in the measure's own unit; one of them is `tested`. With one pair neither has an interval, and none
-    whose pairs all differ by the same. `adjusted` is the corrected p of no difference, `alike` that of TOST within the
-    measure's margin.
+    `basis` is "equal" (both at one learning rate), "best" (each at its best rate of the grid that both have) or
+    "confounded" (no common rate; the fields are named). `log_ratio` is the mean of log(arm / reference), `difference`
+    that of arm - reference in the measure's unit; `tested` is the one that is tested. With one pair, or where all pairs
+    differ by the same amount, neither has an interval. `adjusted` is the corrected p of no difference, `alike` that of
+    TOST within the measure's margin.
     """
 
     setup: Setup
@@ -63,17 +64,17 @@ class Comparison:
 
     @property
     def n(self) -> int:
-        """How many pairs are in the difference: those of which both runs have the figure."""
+        """The number of pairs in which both runs have the measure."""
         return len(self.values)
 
     @property
     def sound(self) -> bool:
-        """Whether the two differ in nothing but the method."""
+        """True when the two arms differ in nothing but the method."""
         return not self.confounds
 
     @property
     def tested(self) -> Estimate | None:
-        """What gives a verdict both its p and its direction: the logarithm where the measure is read as a ratio."""
+        """The estimate that decides p and direction: of the logarithms where the measure is read as a ratio."""
         return self.log_ratio if self.measure.log else self.difference
 
     @property
@@ -87,58 +88,64 @@ class Comparison:
 
     @property
     def no_spread(self) -> bool:
-        """Whether all pairs differ by the same: chance cannot be judged from them, and the runs may be no repeats."""
-        found = (self.log_ratio, self.difference)
-        return self.n > 1 and any(one is not None and one.low is None for one in found)
+        """True when all pairs differ by the same amount: chance cannot be judged, and the runs may be copies."""
+        estimates = (self.log_ratio, self.difference)
+        return self.n > 1 and any(one is not None and one.low is None for one in estimates)
 
     @property
     def logs(self) -> list[float]:
-        """The pairs' differences of logarithms: what ratios are tested on."""
+        """The differences of logarithms of the pairs, on which ratios are tested."""
         return [math.log(a / b) for a, b in self.values]
 
     @property
     def values(self) -> list[tuple[float, float]]:
-        found = [(one.figure(self.measure.name), other.figure(self.measure.name)) for one, other in self.pairs]
-        return [(a, b) for a, b in found if a is not None and b is not None]
+        """The measure of both runs of each pair."""
+        values = [(one.figure(self.measure.name), other.figure(self.measure.name)) for one, other in self.pairs]
+        return [(a, b) for a, b in values if a is not None and b is not None]
 
     @property
     def size(self) -> float:
-        """The size of the figures compared: what rounding may do to their difference goes by it."""
+        """The size of the numbers compared; rounding errors of their differences are relative to it."""
         return max((abs(value) for both in self.values for value in both), default=0.0)
 
     @property
     def p(self) -> float | None:
-        """The p of no difference, before any correction; none where there is nothing to test."""
+        """The p of no difference before any correction; None where there is nothing to test."""
         return self.tested.p if self.tested is not None and self.sound and not self.no_spread else None
 
     @property
     def conclusive(self) -> bool:
-        """Whether the corrected test finds a difference, in a comparison that nothing spoils."""
+        """True when the comparison is sound and its corrected test finds a difference."""
         return self.sound and self.adjusted is not None and self.adjusted < ALPHA
 
     @property
     def winner(self) -> str | None:
-        """The better arm where the difference is conclusive."""
+        """The better arm, where the difference is conclusive."""
         if not self.conclusive or self.tested is None:
             return None
         better = self.tested.mean < 0 if self.measure.lower_is_better else self.tested.mean > 0
         return self.arm if better else self.reference
 
 
+# The signature of `headline`, so that an analysis can pass on a version that computes each comparison once.
+Compare = Callable[[Setup, Arm, Arm, Measure], Comparison | None]
+
+
 def compare_runs(one: Run, other: Run) -> Comparison:
-    """Two runs, `one` against `other`: their difference, and every field in which they differ."""
+    """Compare one run with another: their difference, and every field in which they differ."""
     setup = group_runs([other])[0].setups[0]
     measure = MEASURES[PRIMARY[one.task.kind]]
     basis = "equal" if one.rate == other.rate else "confounded"
-    side, beside = (_Side(run.method, run.rate, (run,)) for run in (one, other))
-    made = _compare(setup, measure, side, beside, basis, pair=False)
+    side, reference = (_Side(run.method, run.rate, (run,)) for run in (one, other))
+    comparison = _compare(setup, measure, side, reference, basis, pair=False)
     if one.seed == other.seed:
-        return made
-    return replace(made, confounds=(*made.confounds, Difference("seed", str(one.seed), str(other.seed))))
+        return comparison
+    seeds = Difference("seed", str(one.seed), str(other.seed))
+    return replace(comparison, confounds=(*comparison.confounds, seeds))
 
 
 def headline(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Comparison | None:
-    """The comparison to read first: at each arm's best rate where both have a grid, else at the one common rate."""
+    """Return the comparison to read first: each arm at its best rate of a common grid, or both at the one rate."""
     common = sorted(set(arm.rates) & set(reference.rates))
     if not common:
         return _without_common_rate(setup, arm, reference, measure)
@@ -165,32 +172,32 @@ def headline(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Compar
             notes.append(note(code, arm=which.method, rate=f"{rate:g}"))
         notes += _better_elsewhere(which, common, measure)
     rate, reference_rate = chosen[arm.method], chosen[reference.method]
-    made = _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, reference_rate), "best")
-    return replace(made, notes=(*made.notes, *notes), grid=tuple(common))
+    comparison = _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, reference_rate), "best")
+    return replace(comparison, notes=(*comparison.notes, *notes), grid=tuple(common))
 
 
 def at_rate(
     setup: Setup, arm: Arm, reference: Arm, measure: Measure, rate: float, notes: Sequence[Note] = ()
 ) -> Comparison:
-    """Both arms at one rate."""
-    made = _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, rate), "equal")
-    return replace(made, notes=(*made.notes, *notes))
+    """Compare both arms at one learning rate."""
+    comparison = _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, rate), "equal")
+    return replace(comparison, notes=(*comparison.notes, *notes))
 
 
 def equal_rates(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> list[Comparison]:
-    """Both arms at every rate that they share."""
+    """Compare both arms at every learning rate that they share."""
     common = sorted(set(arm.rates) & set(reference.rates))
     return [at_rate(setup, arm, reference, measure, rate) for rate in common]
 
 
 def of_pairs(comparison: Comparison, measure: Measure) -> Comparison:
-    """The same pairs by another measure."""
+    """Compare the same pairs by another measure."""
     if measure == comparison.measure:
         return comparison
     if not comparison.pairs:
         return replace(comparison, measure=measure, log_ratio=None, difference=None)
     one, other = (tuple(pair[side] for pair in comparison.pairs) for side in (0, 1))
-    made = _compare(
+    other_measure = _compare(
         comparison.setup,
         measure,
         _Side(comparison.arm, comparison.rate, one),
@@ -198,40 +205,41 @@ def of_pairs(comparison: Comparison, measure: Measure) -> Comparison:
         comparison.basis,
         pair=False,
     )
-    # A run that came to nothing took as long for its steps as the others.
+    # A run that failed took as long for its steps as the others, so it does not confound times.
     failed = () if measure.name in TIMES else tuple(item for item in comparison.confounds if item.field == FAILED)
-    return replace(made, grid=comparison.grid, confounds=(*failed, *made.confounds))
+    return replace(other_measure, grid=comparison.grid, confounds=(*failed, *other_measure.confounds))
 
 
 def best_rate(arm: Arm, measure: Measure) -> float:
-    """An arm's best rate by itself; where no seed was run at every rate, the one with the most runs."""
+    """Return an arm's best learning rate by itself; where no seed was run at every rate, the one with the most runs."""
     best = _best(arm, list(arm.rates), measure)
     return max(arm.rates, key=lambda rate: len(arm.at(rate))) if best is None else best
 
 
 def nearest_reference(setup: Setup, others: Iterable[Setup]) -> tuple[Setup, Arm] | None:
-    """A reference for arms whose own setup has none: that of the group's setup that differs in the fewest fields.
+    """Return a reference for arms whose setup has none: that of the setup which differs in the fewest fields.
 
-    One that differs in many has none to offer: it is another experiment, and a number beside it would mislead.
+    A setup that differs in many fields is another experiment, and a number beside it would mislead.
     """
-    mine = dict(setup.settings)
-    found = []
+    own = dict(setup.settings)
+    candidates = []
     for other in others:
         if other is not setup and other.reference is not None:
-            theirs = dict(other.settings)
-            apart = [name for name in set(mine) | set(theirs) if mine.get(name) != theirs.get(name)]
+            settings = dict(other.settings)
+            apart = [name for name in set(own) | set(settings) if own.get(name) != settings.get(name)]
             if sum(not name.startswith("environment.") for name in apart) <= _SAME_EXPERIMENT:
-                found.append((len(apart), other, other.reference))
-    if not found:
+                candidates.append((len(apart), other, other.reference))
+    if not candidates:
         return None
-    _, other, arm = min(found, key=lambda item: item[0])
-    return other, arm
+    _, nearest, arm = min(candidates, key=lambda item: item[0])
+    return nearest, arm
 
 
 def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Holm's correction over a setup's comparisons that are not spoilt: of the tests of a difference, and of TOST's.
+    """Apply Holm's correction over the sound comparisons of a setup: to the tests of a difference, and to TOST's.
 
-    A setup is the family: its arms share a reference, and what else lies in a report cannot change their verdicts.
+    A setup is one family of tests: its arms share a reference, and whatever else a report holds does not change its
+    verdicts.
     """
     different = _corrected([one.p for one in comparisons])
     alike = _corrected([_tost(one) for one in comparisons])
@@ -239,13 +247,13 @@ def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def between(setup: Setup, pairs: Iterable[tuple[str, str]]) -> list[Comparison]:
-    """Arms of one setup against each other, as named: those pairs that it has, corrected together."""
-    made = []
+    """Compare the named pairs of arms that a setup has with each other, corrected together."""
+    comparisons = []
     for name, reference in pairs:
         arm, other = setup.arm(name), setup.arm(reference)
         if arm is not None and other is not None:
-            made.append(headline(setup, arm, other, setup.measure))
-    return correct([one for one in made if one is not None])
+            comparisons.append(headline(setup, arm, other, setup.measure))
+    return correct([one for one in comparisons if one is not None])
 
 
 def _corrected(values: Sequence[float | None]) -> list[float | None]:
@@ -254,6 +262,7 @@ def _corrected(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _tost(comparison: Comparison) -> float | None:
+    """Return the p of both arms being alike within the measure's margin; None where that is not tested."""
     margin = MARGINS.get(comparison.measure.name)
     if margin is None or comparison.p is None:
         return None
@@ -263,13 +272,13 @@ def _tost(comparison: Comparison) -> float | None:
 
 
 def _without_common_rate(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Comparison:
-    """Each arm at its best rate of its own grid: said to be confounded by the rate, and never a verdict."""
+    """Compare each arm at the best rate of its own grid: confounded by the rate, so never a verdict."""
     rate, other = best_rate(arm, measure), best_rate(reference, measure)
     return _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, other), "confounded")
 
 
 def _better_elsewhere(arm: Arm, common: Sequence[float], measure: Measure) -> list[Note]:
-    """Whether an arm does better at a rate that the other arm was not run at."""
+    """Return a note if an arm does better at a rate that the other arm was not run at."""
     better = _best(arm, list(arm.rates), measure)
     if better is None or better in common:
         return []
@@ -277,15 +286,15 @@ def _better_elsewhere(arm: Arm, common: Sequence[float], measure: Measure) -> li
 
 
 def _best(arm: Arm, rates: Sequence[float], measure: Measure, seeds: set[int] | None = None) -> float | None:
-    """The rate with the best mean, over the same seeds at every rate."""
+    """Return the rate with the best mean over the same seeds at every rate; None where there is none to choose from."""
     if seeds is None:
         seeds = set.intersection(*(set(arm.by_seed(rate)) for rate in rates))
     means: dict[float, float] = {}
     for rate in rates:
         values = [run.figure(measure.name) for seed, run in arm.by_seed(rate).items() if seed in seeds]
-        whole = [value for value in values if value is not None]
-        if whole and len(whole) == len(values):
-            means[rate] = fmean(whole)
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(values):
+            means[rate] = fmean(known)
     if not means:
         return None
     choose: Callable[..., float] = min if measure.lower_is_better else max
@@ -294,7 +303,7 @@ def _best(arm: Arm, rates: Sequence[float], measure: Measure, seeds: set[int] | 
 
 @dataclass(frozen=True)
 class _Side:
-    """An arm at one rate: its runs there, and how many of that rate came to nothing."""
+    """An arm at one learning rate: its runs there, and how many runs of that rate failed."""
 
     method: str
     rate: float
@@ -306,40 +315,33 @@ class _Side:
         return cls(arm.method, rate, arm.at(rate), len(arm.lost_at(rate)))
 
     @property
-    def told(self) -> str:
+    def lost_share(self) -> str:
         return f"{self.lost} of {self.lost + len(self.runs)}"
 
 
 def _compare(
     setup: Setup, measure: Measure, side: _Side, reference: _Side, basis: str, pair: bool = True
 ) -> Comparison:
-    theirs = {run.seed: run for run in reference.runs}
+    """Compare the runs of two sides, paired by seed, or with pair=False in the order in which they stand."""
+    by_seed = {run.seed: run for run in reference.runs}
     if pair:
-        pairs = [(run, theirs[run.seed]) for run in side.runs if run.seed in theirs]
+        pairs = [(run, by_seed[run.seed]) for run in side.runs if run.seed in by_seed]
     else:
         pairs = list(zip(side.runs, reference.runs, strict=True))
     paired = {id(run) for both in pairs for run in both}
     unpaired = tuple(run for run in [*side.runs, *reference.runs] if id(run) not in paired)
-    confounds: dict[str, Difference] = {}
-    cautions: dict[str, Difference] = {}
-    if side.lost or reference.lost:
-        # Seeds that came to nothing are no chance sample: what is left flatters the arm that lost them.
-        confounds[FAILED] = Difference(FAILED, side.told, reference.told)
-    for one, other in pairs or [(side.runs[0], reference.runs[0])]:
-        spoiling, known = differences(one, other, rate=basis != "best")
-        confounds |= {item.field: item for item in spoiling}
-        cautions |= {item.field: item for item in known}
+    confounds, cautions = _confounds(side, reference, pairs or [(side.runs[0], reference.runs[0])], basis)
     notes = []
     if not pairs:
         notes.append(note("no_common_seed"))
     elif unpaired and pair:
         notes.append(note("unpaired", count=len(unpaired)))
     if measure.name in TIMES:
-        doubts = {run.times_doubt for both in pairs for run in both if run.times_doubt}
+        doubts = sorted({run.times_doubt for both in pairs for run in both if run.times_doubt})
         if doubts:
-            confounds["timing"] = Difference("timing", *(sorted(doubts) * 2)[:2])
+            confounds["timing"] = Difference("timing", *(doubts * 2)[:2])
             notes.append(note("times_doubtful"))
-    made = Comparison(
+    comparison = Comparison(
         setup=setup,
         measure=measure,
         arm=side.method,
@@ -355,12 +357,29 @@ def _compare(
         cautions=tuple(cautions.values()),
         notes=tuple(notes),
     )
-    values = made.values
+    values = comparison.values
     if not values:
-        return made
-    # Numbers are rounded in proportion to their size, so a logarithm of their ratio is by as much whatever the size.
-    log_ratio = estimate(made.logs, scale=1.0) if all(a > 0 and b > 0 for a, b in values) else None
-    made = replace(made, log_ratio=log_ratio, difference=estimate([a - b for a, b in values], scale=made.size))
+        return comparison
+    # Rounding errors are relative to the numbers, so those of the logarithm of a ratio do not depend on their size.
+    log_ratio = estimate(comparison.logs, scale=1.0) if all(a > 0 and b > 0 for a, b in values) else None
+    difference = estimate([a - b for a, b in values], scale=comparison.size)
+    comparison = replace(comparison, log_ratio=log_ratio, difference=difference)
     if len(values) == 1:
-        return replace(made, notes=(*made.notes, note("one_seed")))
-    return replace(made, notes=(*made.notes, note("no_spread"))) if made.no_spread else made
+        return replace(comparison, notes=(*comparison.notes, note("one_seed")))
+    return replace(comparison, notes=(*comparison.notes, note("no_spread"))) if comparison.no_spread else comparison
+
+
+def _confounds(
+    side: _Side, reference: _Side, pairs: Sequence[tuple[Run, Run]], basis: str
+) -> tuple[dict[str, Difference], dict[str, Difference]]:
+    """Return the fields that confound a comparison, and those that a reader should know of, by name."""
+    confounds: dict[str, Difference] = {}
+    cautions: dict[str, Difference] = {}
+    if side.lost or reference.lost:
+        # Seeds do not fail at random: the remaining ones make the arm that lost them look better than it is.
+        confounds[FAILED] = Difference(FAILED, side.lost_share, reference.lost_share)
+    for one, other in pairs:
+        spoiling, worth_knowing = differences(one, other, rate=basis != "best")
+        confounds |= {item.field: item for item in spoiling}
+        cautions |= {item.field: item for item in worth_knowing}
+    return confounds, cautions

@@ -1,4 +1,4 @@
-"""Hypotheses as data, and their verdicts: supported, refuted or undecided, by a rule that was there before the runs."""
+"""Hypotheses as data, and their verdicts (supported, refuted, undecided) by rules that are fixed before the runs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pydantic import ValidationError, model_validator
 from ..base.files import parse_yaml
 from ..base.strict import Strict, explain
 from ..errors import AnalysisError, nearest
-from .arms import COUNTS, MEASURES, TIMES, Group, Setup
-from .compare import Comparison, Note, headline, note, of_pairs
+from .arms import COUNTS, MEASURES, TIMES, Arm, Group, Setup
+from .compare import Compare, Comparison, Note, note, of_pairs
 from .run import Run
 from .stats import ALPHA, Estimate, above, below, estimate, holm, slope, slope_above, slope_below
 
 SUPPORTED, REFUTED, UNDECIDED = "supported", "refuted", "undecided"
-# How many times as long a step of one seed may take as that of another of the same arm before a reader is told.
+# A step of one seed may take so many times as long as that of another of the same arm before the report says so.
 _UNEVEN = 3.0
-# The p for "it is above this bound", or below it.
+# A one-sided test: the p of being above, or below, a bound.
 _OneSided = Callable[[float], float]
 
 
 class Rule(Strict, refusal=AnalysisError):
-    """When a hypothesis holds: exactly one bound. `within: m` means between -m and m."""
+    """When a hypothesis holds: exactly one bound is given. `within: m` means between -m and m."""
 
     within: float | None = None
     at_most: float | None = None
@@ -43,7 +43,7 @@ class Rule(Strict, refusal=AnalysisError):
         if len(given) != 1:
             raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}, not {given or 'none'}")
         if self.within is not None and not self.within > 0:
-            raise ValueError(f"within {self.within}: a margin is above 0")
+            raise ValueError(f"within {self.within}: a margin must be above 0")
         return self
 
     @property
@@ -66,14 +66,14 @@ class Rule(Strict, refusal=AnalysisError):
 
 
 class Beside(Strict, refusal=AnalysisError):
-    """A figure to show with the verdict, and what was expected of it."""
+    """A figure to show with the verdict, and the value that was expected."""
 
     measure: str
     expected: float
 
 
 class Hypothesis(Strict, refusal=AnalysisError):
-    """One claim with its rule. hypotheses.yaml explains the fields."""
+    """One claim and its rule. hypotheses.yaml explains the fields."""
 
     id: str
     title: str | dict[Literal["en", "zh"], str]
@@ -93,7 +93,7 @@ class Hypothesis(Strict, refusal=AnalysisError):
             if name not in MEASURES:
                 raise ValueError(f"unknown measure {name!r}.{nearest(name, MEASURES)} Measures: {', '.join(MEASURES)}")
         if (self.against is None) != (self.compare == "value"):
-            raise ValueError("compare 'value' goes without against, and every other one needs it")
+            raise ValueError("compare 'value' takes no against, and every other one needs it")
         if self.compare == "points" and not MEASURES[self.measure].points:
             raise ValueError(f"compare 'points' is for shares such as accuracy, not for {self.measure}")
         if self.compare == "change" and self.rule.low != -math.inf and self.rule.low <= -1:
@@ -103,20 +103,21 @@ class Hypothesis(Strict, refusal=AnalysisError):
         return self
 
     def text(self, language: str) -> str:
+        """Return the title in a language, or in the one that it has."""
         if isinstance(self.title, str):
             return self.title
         return self.title.get(language) or next(iter(self.title.values()))  # type: ignore[call-overload]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A hypothesis judged on one setup's runs; `setup` is none where it needs several or there were no runs."""
+    """A hypothesis judged on the runs of one setup; `setup` is None where it needs several or there are no runs."""
 
     hypothesis: Hypothesis
     verdict: str
     setup: Setup | None = None
     comparison: Comparison | None = None
-    found: Estimate | None = None
+    estimate: Estimate | None = None
     p: float | None = None
     adjusted: float | None = None
     towards: str = UNDECIDED
@@ -127,7 +128,7 @@ class Verdict:
 
 
 def load_hypotheses(path: str | PathLike[str] | None = None) -> tuple[Hypothesis, ...]:
-    """The built-in hypotheses, and those of a file."""
+    """Return the built-in hypotheses and those of a file, if one is given."""
     text = resources.files(__package__).joinpath("hypotheses.yaml").read_text(encoding="utf-8")
     known = _parse(parse_yaml(text), "hypotheses.yaml")
     if path is None:
@@ -141,28 +142,32 @@ def load_hypotheses(path: str | PathLike[str] | None = None) -> tuple[Hypothesis
     added = _parse(content, str(path))
     taken = {one.id for one in known} & {one.id for one in added}
     if taken:
-        raise AnalysisError(f"{path}: id {sorted(taken)[0]!r} is a built-in hypothesis's: take another")
+        raise AnalysisError(f"{path}: id {sorted(taken)[0]!r} is a built-in hypothesis; choose another id")
     return (*known, *added)
 
 
-def judge(hypotheses: Sequence[Hypothesis], groups: Sequence[Group]) -> tuple[Verdict, ...]:
-    """Every hypothesis on every setup that has its arms, corrected together; those without runs once, as such."""
-    found: list[Verdict] = []
+def judge(hypotheses: Sequence[Hypothesis], groups: Sequence[Group], compare: Compare) -> tuple[Verdict, ...]:
+    """Judge every hypothesis on every setup that has its arms, corrected together; once where no setup has them.
+
+    `compare` is `headline`, or a cached version of it.
+    """
+    verdicts: list[Verdict] = []
     for hypothesis in hypotheses:
         if hypothesis.compare == "trend":
-            found.append(_trend(hypothesis, groups))
+            verdicts.append(_trend(hypothesis, groups, compare))
             continue
-        own = [verdict for group in groups for verdict in _in_group(hypothesis, group)]
-        found += own or [Verdict(hypothesis, UNDECIDED, notes=(_why_none(hypothesis, groups),))]
-    tested = [index for index, verdict in enumerate(found) if verdict.p is not None]
-    for index, adjusted in zip(tested, holm([found[index].p or 0.0 for index in tested]), strict=True):
-        decided = found[index].towards if adjusted < ALPHA else UNDECIDED
-        found[index] = replace(found[index], adjusted=adjusted, verdict=decided)
-        found[index] = replace(found[index], scenario=_scenario(found[index]))
-    return tuple(found)
+        own = [verdict for group in groups for verdict in _in_group(hypothesis, group, compare)]
+        nothing = Verdict(hypothesis=hypothesis, verdict=UNDECIDED, notes=(_why_none(hypothesis, groups),))
+        verdicts += own or [nothing]
+    tested = [index for index, verdict in enumerate(verdicts) if verdict.p is not None]
+    for index, adjusted in zip(tested, holm([verdicts[index].p or 0.0 for index in tested]), strict=True):
+        decided = verdicts[index].towards if adjusted < ALPHA else UNDECIDED
+        verdicts[index] = replace(verdicts[index], adjusted=adjusted, verdict=decided)
+        verdicts[index] = replace(verdicts[index], scenario=_scenario(verdicts[index]))
+    return tuple(verdicts)
 
 
-def _in_group(hypothesis: Hypothesis, group: Group) -> list[Verdict]:
+def _in_group(hypothesis: Hypothesis, group: Group, compare: Compare) -> list[Verdict]:
     verdicts = []
     for setup in group.setups:
         arm = setup.arm(hypothesis.arm)
@@ -173,23 +178,28 @@ def _in_group(hypothesis: Hypothesis, group: Group) -> list[Verdict]:
         if hypothesis.compare == "value":
             verdicts.append(_of_value(hypothesis, setup, arm.runs))
             continue
-        reference = setup.arm(hypothesis.against or "")
-        if reference is None:
-            if any(other.arm(hypothesis.arm) and other.arm(hypothesis.against or "") for other in group.setups):
-                continue  # another setup has both
-            away = [other for other in group.setups if other.arm(hypothesis.against or "")]
-            reference = away[0].arm(hypothesis.against or "") if away else None
+        reference = _reference(hypothesis, setup, group)
         if reference is None:
             continue
-        # The rate is chosen by the task's own measure: the fastest rate is no choice of a time's.
-        chosen = headline(setup, arm, reference, setup.measure)
+        # The learning rate is chosen by the task's measure, also where times are compared: the fastest rate is not
+        # one that anybody would choose.
+        chosen = compare(setup, arm, reference, setup.measure)
         if chosen is not None:
             verdicts.append(_of_comparison(hypothesis, setup, chosen))
     return verdicts
 
 
+def _reference(hypothesis: Hypothesis, setup: Setup, group: Group) -> Arm | None:
+    """Return the arm to compare with: the setup's, or another's of the group where no setup has both arms."""
+    against = hypothesis.against or ""
+    own = setup.arm(against)
+    if own is not None or any(other.arm(hypothesis.arm) and other.arm(against) for other in group.setups):
+        return own
+    return next((arm for other in group.setups if (arm := other.arm(against)) is not None), None)
+
+
 def _unfit(hypothesis: Hypothesis, setup: Setup) -> Note | None:
-    """Why a setup's models are none of those that a hypothesis is about, or none."""
+    """Return why a setup's models are not those that a hypothesis is about, or None if they are."""
     run = setup.runs[0]
     if (run.figure("total") or math.inf) < (hypothesis.smallest or 0):
         return note("too_small", parameters=f"{hypothesis.smallest:,}")
@@ -197,60 +207,75 @@ def _unfit(hypothesis: Hypothesis, setup: Setup) -> Note | None:
 
 
 def _why_none(hypothesis: Hypothesis, groups: Sequence[Group]) -> Note:
-    """Why no setup is judged: none has the arm, or their models are others."""
+    """Return why no setup was judged: none has the arm, or the models are others."""
     with_arm = [setup for group in groups for setup in group.setups if setup.arm(hypothesis.arm)]
     unfit = [why for setup in with_arm if (why := _unfit(hypothesis, setup)) is not None]
     return unfit[0] if unfit else note("no_runs")
 
 
 def _of_value(hypothesis: Hypothesis, setup: Setup, runs: tuple[Run, ...]) -> Verdict:
-    """A count that the runs simply have: no sample, no test."""
+    """Judge a figure that follows from the settings: there is no sample, and no test."""
     values = [value for run in runs if (value := run.figure(hypothesis.measure)) is not None]
     held = [hypothesis.rule.holds(value) for value in values]
     verdict = SUPPORTED if all(held) else REFUTED if not any(held) else UNDECIDED
     beside = runs[0].figure(hypothesis.beside.measure) if hypothesis.beside else None
     return Verdict(
-        hypothesis, verdict, setup, found=Estimate(values[0], len(values)), runs=runs, beside=beside, towards=verdict
+        hypothesis=hypothesis,
+        verdict=verdict,
+        setup=setup,
+        estimate=Estimate(mean=values[0], n=len(values)),
+        runs=runs,
+        beside=beside,
+        towards=verdict,
     )
 
 
 def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> Verdict:
+    """Judge a hypothesis on the pairs of a comparison, by the hypothesis's own measure."""
     comparison = of_pairs(chosen, MEASURES[hypothesis.measure])
     runs = tuple(run for pair in comparison.pairs for run in pair)
-    base = Verdict(hypothesis, UNDECIDED, setup, comparison, runs=runs, notes=uneven_times(comparison))
+    undecided = Verdict(
+        hypothesis=hypothesis,
+        verdict=UNDECIDED,
+        setup=setup,
+        comparison=comparison,
+        runs=runs,
+        notes=uneven_times(comparison),
+    )
     if hypothesis.compare == "change" and comparison.values and comparison.ratio is None:
-        return replace(base, notes=(note("no_ratio"),))
+        return replace(undecided, notes=(note("no_ratio"),))
     sample = _sample(hypothesis, comparison)
     if not sample:
-        return replace(base, notes=(note("no_common_seed"),))
-    base = replace(base, found=_found(hypothesis, comparison))
+        return replace(undecided, notes=(note("no_common_seed"),))
+    estimated = _estimate(hypothesis, comparison)
+    undecided = replace(undecided, estimate=estimated)
     if not comparison.sound:
         fields = [item.field for item in comparison.confounds]
         why = note("times_doubtful") if fields == ["timing"] else note("confounded", fields=", ".join(fields))
-        return replace(base, notes=(why,))
+        return replace(undecided, notes=(why,))
     if len(sample) < 2:
-        return replace(base, notes=(note("one_seed"),))
+        return replace(undecided, notes=(note("one_seed"),))
     if comparison.no_spread and hypothesis.measure in COUNTS:
-        assert base.found is not None
-        verdict = SUPPORTED if hypothesis.rule.holds(base.found.mean) else REFUTED
-        return replace(base, verdict=verdict, towards=verdict)
+        assert estimated is not None
+        verdict = SUPPORTED if hypothesis.rule.holds(estimated.mean) else REFUTED
+        return replace(undecided, verdict=verdict, towards=verdict)
     if comparison.no_spread:
-        return replace(base, notes=(note("no_spread"),))
+        return replace(undecided, notes=(note("no_spread"),))
     low, high = _bounds(hypothesis)
     towards, p = decide(sample, low, high)
-    return replace(base, p=p, towards=towards)
+    return replace(undecided, p=p, towards=towards)
 
 
 def decide(sample: Sequence[float], low: float, high: float) -> tuple[str, float]:
-    """Which way the sample points about "the mean is between low and high", and the p of saying so."""
+    """Return whether a sample supports or refutes "the mean is between low and high", and the p of saying so."""
     return _towards(partial(above, sample), partial(below, sample), low, high)
 
 
 def _towards(above: _OneSided, below: _OneSided, low: float, high: float) -> tuple[str, float]:
-    """Which way one-sided tests of a number against a bound point about "it is between low and high", and the p.
+    """Return whether one-sided tests support or refute "the number is between low and high", and the p of saying so.
 
-    With one bound both ways are the two-sided test: supported where the 95 % interval lies wholly inside. With two,
-    inside is TOST, and outside means wholly beyond one of them.
+    With one bound the tests are both sides of a two-sided test: supported where the 95 % interval lies inside. With two
+    bounds, inside is TOST, and outside means beyond one of them.
     """
     if low > -math.inf and high < math.inf:
         inside = max(above(low), below(high))
@@ -272,21 +297,21 @@ def _unit(hypothesis: Hypothesis) -> float:
 
 
 def _bounds(hypothesis: Hypothesis) -> tuple[float, float]:
-    """The rule's bounds on the scale of the test: a change of 5 % is log 1.05, or log 0.95 downwards."""
+    """Return the rule's bounds on the scale of the test: a change of 5 % is log 1.05, or log 0.95 downwards."""
     rule = hypothesis.rule
     if hypothesis.compare != "change":
         return rule.low, rule.high
     return (math.log1p(rule.low) if rule.low > -math.inf else -math.inf), math.log1p(rule.high)
 
 
-def _found(hypothesis: Hypothesis, comparison: Comparison) -> Estimate | None:
+def _estimate(hypothesis: Hypothesis, comparison: Comparison) -> Estimate | None:
     if hypothesis.compare == "change":
         return comparison.change
     return estimate(_sample(hypothesis, comparison), scale=_unit(hypothesis) * comparison.size)
 
 
 def _scenario(verdict: Verdict) -> str | None:
-    """Better, like or worse, where the corrected verdict says so: like is within the margin, the others beyond it."""
+    """Return better, like or worse where the verdict is decided: like is within the margin, the others beyond it."""
     if not verdict.hypothesis.scenarios or verdict.verdict == UNDECIDED:
         return None
     if verdict.verdict == SUPPORTED:
@@ -297,7 +322,7 @@ def _scenario(verdict: Verdict) -> str | None:
 
 
 def uneven_times(comparison: Comparison) -> tuple[Note, ...]:
-    """For a comparison of times: the arms whose own seeds differ so much that something else took the time."""
+    """Return a note for each arm whose seeds differ so much in their times that something else took the time."""
     if comparison.measure.name not in TIMES or comparison.ratio is None:
         return ()
     notes = []
@@ -308,39 +333,45 @@ def uneven_times(comparison: Comparison) -> tuple[Note, ...]:
     return tuple(notes)
 
 
-def _trend(hypothesis: Hypothesis, groups: Sequence[Group]) -> Verdict:
-    """The change by data set against the logarithm of the data's size: one point each, of the setup with most seeds."""
+def _trend(hypothesis: Hypothesis, groups: Sequence[Group], compare: Compare) -> Verdict:
+    """Judge the slope of the change over the logarithm of the data's size: a point per data set, of its best setup.
+
+    The best setup of a data set is the one with the most seeds.
+    """
     points: list[tuple[float, float, Comparison]] = []
     for group in groups:
-        found = [(setup, one) for setup in group.setups if (one := _change_in(hypothesis, setup)) is not None]
-        if found:
-            setup, comparison = max(found, key=lambda item: item[1].n)
+        candidates = [(setup, _change_in(hypothesis, setup, compare)) for setup in group.setups]
+        changes = [(setup, comparison) for setup, comparison in candidates if comparison is not None]
+        if changes:
+            setup, comparison = max(changes, key=lambda item: item[1].n)
             mean = sum(comparison.logs) / len(comparison.logs)
             points.append((math.log2(setup.runs[0].train_tokens or 1.0), mean, comparison))
     runs = tuple(run for _, _, comparison in points for pair in comparison.pairs for run in pair)
+    undecided = Verdict(hypothesis=hypothesis, verdict=UNDECIDED, runs=runs)
     if len({size for size, _, _ in points}) < 3:
         why = note("few_datasets", count=len(points)) if points else note("no_runs")
-        return Verdict(hypothesis, UNDECIDED, runs=runs, notes=(why,))
+        return replace(undecided, notes=(why,))
     line = slope([size for size, _, _ in points], [value for _, value, _ in points], scale=1.0)
     if line.p is None:
-        return Verdict(hypothesis, UNDECIDED, found=line, runs=runs, notes=(note("no_scatter"),))
+        return replace(undecided, estimate=line, notes=(note("no_scatter"),))
     tests = partial(slope_above, line), partial(slope_below, line)
     towards, p = _towards(*tests, hypothesis.rule.low, hypothesis.rule.high)
-    return Verdict(hypothesis, UNDECIDED, found=line, p=p, towards=towards, runs=runs)
+    return replace(undecided, estimate=line, p=p, towards=towards)
 
 
-def _change_in(hypothesis: Hypothesis, setup: Setup) -> Comparison | None:
-    """What a trend takes of a setup: its sound comparison of both arms, where the data's size is known."""
+def _change_in(hypothesis: Hypothesis, setup: Setup, compare: Compare) -> Comparison | None:
+    """Return a setup's sound comparison of both arms, where the size of its data is known; None otherwise."""
     arm, reference = setup.arm(hypothesis.arm), setup.arm(hypothesis.against or "")
     if arm is None or reference is None or not setup.runs[0].train_tokens:
         return None
-    made = headline(setup, arm, reference, MEASURES[hypothesis.measure])
-    return made if made is not None and made.sound and made.ratio is not None else None
+    comparison = compare(setup, arm, reference, MEASURES[hypothesis.measure])
+    sound = comparison is not None and comparison.sound and comparison.ratio is not None
+    return comparison if sound else None
 
 
 def _parse(content: Any, where: str) -> tuple[Hypothesis, ...]:
     if not isinstance(content, list):
-        raise AnalysisError(f"{where}: a list of hypotheses, each with id, title, arm, measure and rule")
+        raise AnalysisError(f"{where}: should be a list of hypotheses, each with id, title, arm, measure and rule")
     parsed: dict[str, Hypothesis] = {}
     for number, entry in enumerate(content, start=1):
         try:

@@ -1,36 +1,37 @@
-"""The statistics: paired t, bootstrap, equivalence (TOST), a slope, Holm's correction. Pure functions over numbers.
+"""Statistics of paired differences: t intervals, a bootstrap, equivalence (TOST), a slope, and Holm's correction.
 
-Everything is about differences between pairs, so one sample of numbers comes in. Ratios are differences of logarithms.
+All functions take plain numbers. A ratio is analysed as a difference of logarithms.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from ..errors import AnalysisError
 
 CONFIDENCE = 0.95
 ALPHA = 1 - CONFIDENCE
-# With fewer pairs there are too few different resamples for a bootstrap to say more than the t interval does.
+# With fewer pairs there are too few different resamples for a bootstrap to add anything to the t interval.
 BOOTSTRAP_PAIRS = 6
 BOOTSTRAP_RESAMPLES = 9999
-# A spread below this share of the numbers themselves is that of their rounding: (801 + 2) / 872 - 801 / 872 and
+# A spread below this share of the numbers themselves comes from rounding: (801 + 2) / 872 - 801 / 872 and
 # (805 + 2) / 872 - 805 / 872 differ in the seventeenth digit.
 _ROUNDING = 1e-12
-# A relative interval wider than this, a thousand points of a hundred, has bounds that mean nothing.
+# A relative interval wider than this, a thousand percentage points, has bounds that mean nothing.
 _TOO_WIDE = 10.0
 
+_Numbers = Sequence[float] | npt.NDArray[np.float64]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean with its interval. With one value, or values without spread, there is none, and nothing is claimed."""
+    """A mean of n values, its interval and the p of a mean of zero. One value, or values without spread, have none."""
 
     mean: float
     n: int
@@ -42,129 +43,121 @@ class Estimate:
     boot_high: float | None = None
 
     def exp(self) -> Estimate:
-        """From differences of logarithms to a ratio."""
+        """Return the ratio that a mean difference of logarithms stands for."""
         return self.mapped(_exp)
 
     def mapped(self, to: Callable[[float], float]) -> Estimate:
-        """The mean and the bounds on another scale; `p` and `spread` stay those of this one."""
+        """Return the mean and the bounds on another scale; `p` and `spread` stay those of this scale."""
         low, high, boot_low, boot_high = (
             None if bound is None else to(bound) for bound in (self.low, self.high, self.boot_low, self.boot_high)
         )
-        return Estimate(to(self.mean), self.n, low, high, self.p, self.spread, boot_low, boot_high)
+        return replace(self, mean=to(self.mean), low=low, high=high, boot_low=boot_low, boot_high=boot_high)
 
 
-def estimate(values: Sequence[float], confidence: float = CONFIDENCE, scale: float | None = None) -> Estimate:
-    """The mean of values with its t interval and the two-sided p of a mean of zero; a bootstrap where n allows.
+def estimate(values: _Numbers, confidence: float = CONFIDENCE, scale: float | None = None) -> Estimate:
+    """Return the mean with its t interval and the two-sided p of a mean of zero; with a bootstrap where n allows.
 
-    `scale` is the size of the numbers that the values are differences of, by default their own: it says what rounding
-    may do to them.
+    `scale` is the size of the numbers that the values are differences of, by default that of the values: rounding
+    errors are relative to it.
     """
     sample = _finite(values)
     n, mean = len(sample), float(sample.mean())
     if n < 2:
-        return Estimate(mean, n)
+        return Estimate(mean=mean, n=n)
     spread = _spread(sample, scale)
     if spread == 0:
-        return Estimate(mean, n, spread=spread)
+        return Estimate(mean=mean, n=n, spread=spread)
     error = spread / math.sqrt(n)
     half = t_quantile(1 - (1 - confidence) / 2, n - 1) * error
-    low_high = bootstrap(sample, confidence) if n >= BOOTSTRAP_PAIRS else (None, None)
-    return Estimate(mean, n, mean - half, mean + half, two_sided(mean, error, n - 1), spread, *low_high)
+    boot_low, boot_high = bootstrap(sample, confidence) if n >= BOOTSTRAP_PAIRS else (None, None)
+    return Estimate(
+        mean=mean,
+        n=n,
+        low=mean - half,
+        high=mean + half,
+        p=_two_sided(mean, error, n - 1),
+        spread=spread,
+        boot_low=boot_low,
+        boot_high=boot_high,
+    )
 
 
-def too_noisy(found: Estimate | None) -> bool:
-    """Whether a relative change's interval is too wide to say anything."""
-    return found is not None and found.low is not None and found.high is not None and found.high - found.low > _TOO_WIDE
+def too_noisy(change: Estimate | None) -> bool:
+    """Return True if the interval of a relative change is too wide to say anything."""
+    if change is None or change.low is None or change.high is None:
+        return False
+    return change.high - change.low > _TOO_WIDE
 
 
-def two_sided(mean: float, error: float, degrees: int) -> float:
-    """The p of a mean of zero."""
-    return 2 * t_cdf(-abs(mean) / error, degrees)
-
-
-def above(values: Sequence[float], bound: float) -> float:
-    """One-sided p for "the mean is above `bound`": small when it is; values without spread show nothing."""
+def above(values: _Numbers, bound: float) -> float:
+    """Return the one-sided p of "the mean is above `bound`": small when it is. Values without spread give 1."""
     sample = _finite(values)
     error = _spread(sample) / math.sqrt(len(sample))
     distance = float(sample.mean()) - bound
     return t_cdf(-distance / error, len(sample) - 1) if error > 0 else 1.0
 
 
-def below(values: Sequence[float], bound: float) -> float:
-    """One-sided p for "the mean is below `bound`"."""
+def below(values: _Numbers, bound: float) -> float:
+    """Return the one-sided p of "the mean is below `bound`"."""
     return above([-value for value in values], -bound)
 
 
-def tost(values: Sequence[float], low: float, high: float) -> float:
-    """Two one-sided tests: the p for "the mean lies between `low` and `high`", the larger of the two."""
+def tost(values: _Numbers, low: float, high: float) -> float:
+    """Return the p of "the mean lies between `low` and `high`": the larger one of two one-sided tests."""
     if not low < high:
-        raise AnalysisError(f"an equivalence margin runs from low to high, not from {low} to {high}")
+        raise AnalysisError(f"an equivalence margin goes from low to high, not from {low} to {high}")
     return max(above(values, low), below(values, high))
 
 
 def bootstrap(
-    values: Sequence[float] | npt.NDArray[np.float64],
-    confidence: float = CONFIDENCE,
-    resamples: int = BOOTSTRAP_RESAMPLES,
-    seed: int = 0,
+    values: _Numbers, confidence: float = CONFIDENCE, resamples: int = BOOTSTRAP_RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """The BCa bootstrap interval of a mean: percentiles corrected for bias and skewness. Seeded, so it repeats."""
+    """Return the BCa bootstrap interval of a mean: percentiles corrected for bias and skewness. The seed repeats it."""
+    from scipy import stats  # takes most of a second to import, and most comparisons have too few pairs
+
     sample = _finite(values)
-    n, mean = len(sample), float(sample.mean())
     if np.ptp(sample) == 0:
-        return mean, mean
-    draws = np.random.default_rng(seed).integers(0, n, (resamples, n))
-    means = np.sort(sample[draws].mean(axis=1))
-    special = _special()
-    share = (np.sum(means < mean) + np.sum(means <= mean)) / (2 * resamples)
-    bias = float(special.ndtri(share))
-    left_out = (n * mean - sample) / (n - 1)
-    away = left_out.mean() - left_out
-    acceleration = float((away**3).sum() / (6 * (away**2).sum() ** 1.5))
-    bounds = []
-    for tail in ((1 - confidence) / 2, 1 - (1 - confidence) / 2):
-        z = bias + float(special.ndtri(tail))
-        level = float(special.ndtr(bias + z / (1 - acceleration * z)))
-        bounds.append(float(np.quantile(means, level)))
-    return bounds[0], bounds[1]
+        return float(sample.mean()), float(sample.mean())
+    options = {"confidence_level": confidence, "n_resamples": resamples, "method": "BCa"}
+    interval = stats.bootstrap((sample,), np.mean, rng=np.random.default_rng(seed), **options).confidence_interval
+    return float(interval.low), float(interval.high)
 
 
-def slope(
-    x: Sequence[float], y: Sequence[float], confidence: float = CONFIDENCE, scale: float | None = None
-) -> Estimate:
-    """The slope of a straight line through points, with its interval and the p of a slope of zero; n is the points.
+def slope(x: _Numbers, y: _Numbers, confidence: float = CONFIDENCE, scale: float | None = None) -> Estimate:
+    """Return the slope of a straight line through n points, its interval and the p of a slope of zero.
 
-    `scale` is the size of the numbers that y are differences of, as in `estimate`: points on a line have no interval.
+    `spread` is the standard error of the slope. `scale` is the size of the numbers that y are differences of, as in
+    `estimate`; points that lie on a line but for rounding have no interval.
     """
+    from scipy import stats
+
     across, up = _finite(x), _finite(y)
     n = len(across)
-    centred = across - across.mean()
-    total = float((centred**2).sum())
-    if n < 3 or total == 0:
+    if n < 3 or np.ptp(across) == 0:
         raise AnalysisError("a trend needs three points or more, at different places")
-    found = float((centred * up).sum()) / total
-    rest = up - up.mean() - found * centred
-    scatter = math.sqrt(float((rest**2).sum()) / (n - 2))
+    line = stats.linregress(across, up)
+    scatter = float(line.stderr) * math.sqrt(float(((across - across.mean()) ** 2).sum()))
     if _is_rounding(scatter, up, scale):
-        return Estimate(found, n, spread=0.0)
-    error = scatter / math.sqrt(total)
+        return Estimate(mean=float(line.slope), n=n, spread=0.0)
+    mean, error = float(line.slope), float(line.stderr)
     half = t_quantile(1 - (1 - confidence) / 2, n - 2) * error
-    return Estimate(found, n, found - half, found + half, two_sided(found, error, n - 2), error)
+    return Estimate(mean=mean, n=n, low=mean - half, high=mean + half, p=_two_sided(mean, error, n - 2), spread=error)
 
 
 def slope_above(line: Estimate, bound: float) -> float:
-    """One-sided p for "the slope is above `bound`", of what `slope` found: its `spread` is the slope's own error."""
+    """Return the one-sided p of "the slope is above `bound`", for a line of `slope`."""
     if not line.spread:
         return 1.0
     return t_cdf((bound - line.mean) / line.spread, line.n - 2)
 
 
 def slope_below(line: Estimate, bound: float) -> float:
+    """Return the one-sided p of "the slope is below `bound`", for a line of `slope`."""
     return slope_above(line.mapped(lambda value: -value), -bound)
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given: a family of tests then errs once in twenty, not each of them."""
+    """Return Holm's adjusted p-values in the order given: the whole family of tests then errs once in twenty."""
     order = sorted(range(len(values)), key=lambda index: values[index])
     adjusted, largest = [0.0] * len(values), 0.0
     for rank, index in enumerate(order):
@@ -174,15 +167,22 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def t_cdf(value: float, degrees: int) -> float:
-    return float(_special().stdtr(degrees, value))
+    """Return the probability that Student's t with so many degrees of freedom is below a value."""
+    return float(special.stdtr(degrees, value))
 
 
 def t_quantile(share: float, degrees: int) -> float:
-    return float(_special().stdtrit(degrees, share))
+    """Return the value that Student's t with so many degrees of freedom is below with this probability."""
+    return float(special.stdtrit(degrees, share))
+
+
+def _two_sided(mean: float, error: float, degrees: int) -> float:
+    """Return the p of a mean of zero."""
+    return 2 * t_cdf(-abs(mean) / error, degrees)
 
 
 def _spread(sample: npt.NDArray[np.float64], scale: float | None = None) -> float:
-    """The standard deviation; none at all where it is only that of rounding."""
+    """Return the standard deviation, or 0 where it is no larger than rounding errors."""
     spread = float(sample.std(ddof=1))
     return 0.0 if _is_rounding(spread, sample, scale) else spread
 
@@ -192,22 +192,14 @@ def _is_rounding(spread: float, sample: npt.NDArray[np.float64], scale: float | 
 
 
 def _exp(value: float) -> float:
-    """e to a number; infinite where that overflows: a run that nearly diverged may have any perplexity."""
+    """Return e to a number, and infinity where that overflows: a run that nearly diverged has any perplexity."""
     try:
         return math.exp(value)
     except OverflowError:
         return math.inf
 
 
-def _special() -> Any:
-    """scipy.special: its t and normal distributions, without the second that importing scipy.stats takes."""
-    try:
-        return import_module("scipy.special")
-    except ImportError:
-        raise AnalysisError("the statistics need scipy: pip install 'oelm[report]'") from None
-
-
-def _finite(values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _finite(values: _Numbers) -> npt.NDArray[np.float64]:
     sample = np.asarray(values, dtype=np.float64)
     if sample.size == 0 or not np.isfinite(sample).all():
         raise AnalysisError(f"statistics need finite numbers, not {list(values)}")

@@ -84,7 +84,7 @@ def finetune(
     with errors():
         from ..config import RunConfig
         from ..errors import ConfigError
-        from ..runs.recipes import reference_rate
+        from ..runs.published import reference_rate
 
         _refuse_field_given_twice(ctx, overrides or [])
         fields: dict[str, Any] = {

@@ -130,7 +130,7 @@ def p_value(value: float | None) -> str:
 
 def verdict_value(verdict: Verdict, say: Words) -> str:
     """Return the value that a verdict rests on, with its interval."""
-    hypothesis, estimate = verdict.hypothesis, verdict.found
+    hypothesis, estimate = verdict.hypothesis, verdict.estimate
     if estimate is None:
         return "–"
     text = amount(hypothesis, estimate.mean, say)

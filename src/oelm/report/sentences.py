@@ -126,7 +126,7 @@ def short_conclusion(one: Comparison, say: Words) -> tuple[str, str]:
 
 def by_verdict(analysis: Analysis) -> list[tuple[str, list[Verdict]]]:
     """Return the verdicts that have runs, by their outcome: the key of a heading, and the verdicts below it."""
-    judged = [one for one in analysis.verdicts if one.found is not None or one.runs]
+    judged = [one for one in analysis.verdicts if one.estimate is not None or one.runs]
     return [
         ("what_holds", [one for one in judged if one.verdict == SUPPORTED]),
         ("what_fails", [one for one in judged if one.verdict == REFUTED]),
@@ -142,7 +142,7 @@ def verdict_line(verdict: Verdict, analysis: Analysis, say: Words) -> str:
 
 def verdict_numbers(verdict: Verdict, analysis: Analysis, say: Words) -> str:
     """Return the numbers of a verdict, where they were measured, and what else a reader must know."""
-    text = numbers.verdict_value(verdict, say) if verdict.found is not None else ""
+    text = numbers.verdict_value(verdict, say) if verdict.estimate is not None else ""
     extra = [note_text(note, say) for note in verdict.notes if note.code != "one_seed"]
     if verdict.beside is not None and verdict.hypothesis.beside is not None:
         expected = verdict.hypothesis.beside
@@ -167,7 +167,7 @@ def scenario_lines(analysis: Analysis, say: Words) -> list[str]:
     """Return which scenario of the plan the runs select, a line for each setup that can select one."""
     lines = []
     for verdict in analysis.verdicts:
-        if verdict.hypothesis.scenarios and verdict.found is not None:
+        if verdict.hypothesis.scenarios and verdict.estimate is not None:
             text = say(f"scenario_{verdict.scenario or 'none'}")
             where = setup_label(verdict.setup, analysis) if verdict.setup is not None else ""
             lines.append(say("sentence_on", dataset=where, sentence=text) if where else text)

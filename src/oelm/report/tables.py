@@ -79,7 +79,7 @@ def results_json(analysis: Analysis) -> str:
                 "verdict": one.verdict,
                 "scenario": one.scenario,
                 "rule": {one.hypothesis.rule.kind: getattr(one.hypothesis.rule, one.hypothesis.rule.kind)},
-                "found": _estimate(one.found),
+                "found": _estimate(one.estimate),
                 "p": one.p,
                 "p_holm": one.adjusted,
                 "dataset": one.setup.dataset if one.setup else None,

@@ -21,6 +21,7 @@ from oelm.evaluation.load import load_run
 from oelm.evaluation.predict import predict_one
 from oelm.models.small import small_model
 from oelm.runs.folder import read_metrics
+from oelm.runs.schema import RecordedConfig
 from oelm.training import engine
 from oelm.training.checkpoint import list_checkpoints, named_tensors
 from oelm.training.tasks.metrics import classification_metrics
@@ -410,7 +411,7 @@ def test_the_export_runs_in_a_plain_pipeline(family, tmp_path):
 def test_predict_refuses_a_run_that_has_not_started(tmp_path):
     run = config(tmp_path)
     run.folder.mkdir(parents=True)
-    (run.folder / "config.json").write_text(json.dumps(run.to_dict()))
+    RecordedConfig(id=run.id, config=run).write(run.folder / "config.json")
     with pytest.raises(oelm.OelmError, match=r"has no model yet: the run has not started"):
         predict_one(run.folder, "fine")
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from ...base.files import read_record
 from ...errors import FileError
+from ...runs.schema import Status, read_optional
 from ...training.signals import EXIT_REQUEUE
 from .interface import CONSOLE
 
@@ -19,19 +18,23 @@ _PERMANENT = ("ConfigError", "MethodError", "DataError", "ModelError", "FamilyEr
 
 def status_time(folder: Path) -> float | None:
     """Return when a run's status was last written, by the clock of its machine, or None if it has no status."""
-    file = folder / "status.json"
-    with suppress(FileError):  # a damaged status belongs to no attempt
-        return read_record(file).get("updated") if file.is_file() else None
-    return None
+    status = _read_status(folder)
+    return None if status is None else status.updated
 
 
-def new_status(folder: Path, old_time: float | None) -> dict[str, Any]:
-    """Return a run's status if it was written after the one of `old_time`; an old attempt's counts as empty.
+def new_status(folder: Path, old_time: float | None) -> Status | None:
+    """Return a run's status if it was written after the one of `old_time`, and None for that of an old attempt.
 
     Times are only tested for equality, never compared with this machine's clock: the run may be on another machine.
     """
-    time = status_time(folder)
-    return {} if time is None or time == old_time else read_record(folder / "status.json")
+    status = _read_status(folder)
+    return status if status is not None and status.updated not in (None, old_time) else None
+
+
+def _read_status(folder: Path) -> Status | None:
+    with suppress(FileError):  # a damaged status belongs to no attempt
+        return read_optional(folder / "status.json", Status)
+    return None
 
 
 def was_stopped(folder: Path, exit_code: int, old_time: float | None) -> bool:
@@ -39,7 +42,8 @@ def was_stopped(folder: Path, exit_code: int, old_time: float | None) -> bool:
 
     The exit code alone is not enough: torchrun turns every failure into 1, and a submitit job always ends with 0.
     """
-    return exit_code == EXIT_REQUEUE or new_status(folder, old_time).get("state") == "stopped"
+    status = new_status(folder, old_time)
+    return exit_code == EXIT_REQUEUE or (status is not None and status.state == "stopped")
 
 
 def failure_reason(folder: Path, exit_code: int, old_time: float | None) -> tuple[str, bool]:
@@ -47,8 +51,8 @@ def failure_reason(folder: Path, exit_code: int, old_time: float | None) -> tupl
     if exit_code < 0:
         return f"its process was killed by signal {-exit_code}", False
     status = new_status(folder, old_time)
-    if status.get("state") == "failed":
-        message = str(status.get("message"))
+    if status is not None and status.state == "failed":
+        message = str(status.message)
         return message, message.startswith(_PERMANENT)
     console = folder / CONSOLE
     lines = console.read_text(encoding="utf-8", errors="replace").splitlines() if console.is_file() else []

@@ -33,8 +33,8 @@ class TrainJob:
     tasks: int = 1
 
     def __call__(self) -> str:
-        from ...base.files import read_json
         from ...config import RunConfig
+        from ...runs.schema import Status, read
         from ...training.engine import Stopped, train
 
         if self.tasks > 1:
@@ -45,7 +45,7 @@ class TrainJob:
         try:
             train(config, quiet=True)
         except Stopped:
-            if read_json(config.folder / "status.json").get("signal") == signal.SIGUSR2.name:
+            if read(config.folder / "status.json", Status).signal == signal.SIGUSR2.name:
                 signal.raise_signal(signal.SIGUSR2)  # submitit's handler is installed again: it requeues the job
             return "stopped"
         return "finished"
