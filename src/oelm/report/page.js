@@ -3,6 +3,7 @@
   // A click on a name in a legend hides its lines, and a second one shows them again.
   for (const figure of document.querySelectorAll("figure"))
     for (const entry of figure.querySelectorAll("[data-legend]")) {
+      entry.ownerSVGElement.setAttribute("role", "group"); // An element with the role img cannot contain buttons.
       entry.setAttribute("role", "button");
       entry.setAttribute("tabindex", "0");
       const toggle = () => {
