@@ -1,4 +1,4 @@
-"""The FLOPs of a training step: counted on a model, and as torch counts them."""
+"""The FLOPs of a training step, compared with those that torch counts."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +14,11 @@ from oelm.models import flops as model_flops
 from oelm.models.flops import find_reach, train_flops_per_token
 from oelm.models.language import build_for_run
 from oelm.models.small import small_model
+from oelm.training.build import count_flops
+from oelm.training.parallel import World
 from oelm.training.tasks.classification import ClassifierLoss
+from oelm.training.tasks.language import LanguageModelling
+from tests.support.training import config
 
 LENGTH, TEXTS = 16, 2
 needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
@@ -37,18 +41,20 @@ METHODS: dict[str, Any] = {name: name for name in (*TRAINED, *FROZEN_BODY)} | AD
 
 
 def methods(*names: str) -> list[Any]:
+    """Return methods by name, or all of them, as parameters of a test."""
     return [pytest.param(name, marks=[needs_peft] if name in ADAPTERS else []) for name in names or METHODS]
 
 
 def operated(name: str, method: str) -> Any:
+    """Return a small model with a method applied."""
     model: Any = small_model(name).train()
-    model.set_attn_implementation("eager")  # torch counts plain products, and not every fused attention
+    model.set_attn_implementation("eager")  # torch counts plain products, but not every fused attention
     oelm.apply(model, METHODS[method])
     return model
 
 
 def step_of(model: Any) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """What computes a model's loss, and a batch for it: of texts with classes, or of running text."""
+    """Return a module that computes the model's loss, and a batch for it: labelled texts, or running text."""
     ids = torch.randint(3, 90, (TEXTS, LENGTH))
     if model.get_output_embeddings() is not None:
         return model, {"input_ids": ids, "labels": ids}
@@ -56,55 +62,73 @@ def step_of(model: Any) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     return ClassifierLoss(model, 2), {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def seen_by_torch(model: Any) -> float:
-    """FLOPs of a forward and a backward pass, per token."""
+def flops_by_torch(model: Any) -> float:
+    """Return the FLOPs of a forward and a backward pass per token, as torch counts them."""
     loss, batch = step_of(model)
     with FlopCounterMode(display=False) as counter:
-        found = loss(**batch)
-        (found if isinstance(found, torch.Tensor) else found.loss).backward()
+        output = loss(**batch)
+        (output if isinstance(output, torch.Tensor) else output.loss).backward()
     return counter.get_total_flops() / batch["input_ids"].numel()
 
 
-def counted_on(model: Any) -> float:
+def flops_by_oelm(model: Any) -> float:
     return train_flops_per_token(model, LENGTH, TEXTS, find_reach(*step_of(model)))
 
 
 @pytest.mark.parametrize("method", methods())
-def test_an_encoders_flops_are_those_that_torch_counts(method):
-    """Full attention, no embedding, the head once per text, and no gradient where nothing below trains."""
+def test_flops_of_bert_equal_torchs(method):
+    """Full attention, no embedding, the head once per text, and no gradient where nothing below is trainable."""
     model = operated("bert", method)
-    assert counted_on(model) == pytest.approx(seen_by_torch(model), rel=1e-9)
+    assert flops_by_oelm(model) == pytest.approx(flops_by_torch(model), rel=1e-9)
 
 
 @pytest.mark.parametrize("method", methods("oelm-freeze", "lora", "oft", "lora beside frozen q, k"))
 @pytest.mark.parametrize("name", ["roberta", "electra", "distilbert", "albert", "modernbert"])
-def test_so_are_those_of_other_encoders(name, method):
-    """ALBERT's block is reached in all layers but the first; ModernBERT's q, k and v come out of one tensor."""
+def test_flops_of_other_encoders_equal_torchs(name, method):
+    """ALBERT's one block needs gradients in all layers but the first; ModernBERT's q, k and v are one tensor."""
     model = operated(name, method)
-    assert counted_on(model) == pytest.approx(seen_by_torch(model), rel=1e-9)
+    assert flops_by_oelm(model) == pytest.approx(flops_by_torch(model), rel=1e-9)
 
 
 @pytest.mark.parametrize("method", methods(*(name for name in METHODS if name != "head-only")))
 @pytest.mark.parametrize("name", ["oelm-gpt", "gpt2"])
-def test_so_are_a_decoders_but_for_the_masked_half_of_its_scores(name, method, monkeypatch):
+def test_flops_of_decoders_equal_torchs_without_the_masked_half(name, method, monkeypatch):
+    """torch counts the whole of the attention products, also the half that a causal mask hides."""
     model = operated(name, method)
-    half = counted_on(model)
+    half = flops_by_oelm(model)
     monkeypatch.setattr(model_flops, "attention_flops", lambda width, length, _, reached: 0.0)
-    without = counted_on(model)
-    assert without + 2 * (half - without) == pytest.approx(seen_by_torch(model), rel=1e-9)
+    without = flops_by_oelm(model)
+    assert without + 2 * (half - without) == pytest.approx(flops_by_torch(model), rel=1e-9)
 
 
 @needs_peft
-def test_what_makes_a_rotation_is_shared_by_the_tokens_of_a_pass():
-    """48 coordinates in 2 blocks of 24, in q and v of 3 layers: 3 powers, each 1 product forward and 2 backward."""
+def test_building_a_rotation_is_shared_by_the_tokens_of_a_pass():
+    """Width 48 in 2 blocks of 24, in q and v of 3 layers: 3 powers, each 1 product forward and 2 backward."""
     model = operated("bert", "oft")
     one, many = (train_flops_per_token(model, LENGTH, sequences) for sequences in (1, 4))
-    made = 3 * 2 * 2 * 9 * 2 * 24**3
-    assert one - many == pytest.approx(made / LENGTH - made / (4 * LENGTH))
+    building = 3 * 2 * 2 * 9 * 2 * 24**3
+    assert one - many == pytest.approx(building / LENGTH - building / (4 * LENGTH))
 
 
-def test_the_flops_that_freezing_saves():
-    """Freezing Q and K takes two weight gradients out of the step: 2.3 % of Medium-512's work at 512 tokens."""
+@needs_peft
+def test_training_counts_passes_of_a_process_share_or_of_its_micro_batch(tmp_path):
+    for train, world_size, sequences in (
+        ({"batch_size": 8}, 1, 8),
+        ({"batch_size": 8}, 4, 2),
+        ({"batch_size": 8, "micro_batch_size": 4}, 1, 4),
+        ({"batch_size": 8, "micro_batch_size": 8}, 4, 2),
+    ):
+        run = config(tmp_path, method="oft", train=train)
+        task = LanguageModelling.open(run)
+        model = task.build_model(run)
+        oelm.apply(model, run.method)
+        expected = train_flops_per_token(model, run.data.sequence_length, sequences, find_reach(*step_of(model)))
+        world = World(0, world_size, torch.device("cpu"))
+        assert count_flops(run, world, task, model) == pytest.approx(expected, rel=1e-9)
+
+
+def test_freezing_saves_two_percent_of_medium_512():
+    """Freezing Q and K removes two weight gradients from the step: 2.3 % of its FLOPs at 512 tokens."""
     model = build_for_run(RunConfig.load({"model": {"name": "gpt:medium-512"}}).model, 50257, 512, 0)
     before = train_flops_per_token(model, 512, 1)
     oelm.apply(model, "oelm-freeze")
@@ -113,7 +137,7 @@ def test_the_flops_that_freezing_saves():
     assert 1 - after / before == pytest.approx(0.023, abs=0.001)
 
 
-def test_the_flops_that_freezing_saves_in_bert_base():
+def test_freezing_saves_five_percent_of_bert_base():
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert"))
     before = train_flops_per_token(model, 128, 1)
@@ -125,7 +149,7 @@ def test_the_flops_that_freezing_saves_in_bert_base():
     assert 1 - after / before == pytest.approx(0.054, abs=0.0005)
 
 
-def test_looking_at_gradients_leaves_no_trace():
+def test_find_reach_leaves_the_model_and_the_random_state_unchanged():
     model = small_model("bert").train()
     oelm.apply(model, "head-only")
     before = torch.get_rng_state()
