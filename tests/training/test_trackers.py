@@ -144,7 +144,7 @@ def test_a_tracker_that_does_not_answer_delays_nothing(where, tmp_path, monkeypa
         return Tracker(**parts)
 
     fake_mlflow(monkeypatch, begin)
-    used = Trackers(config(tmp_path, log={"trackers": ["mlflow"]}), tmp_path, warnings.append)
+    used = Trackers(["mlflow"], config(tmp_path), tmp_path, warnings.append)
     for step in range(1, 6):
         used.send({"train/loss": 1.0}, step)
         used.flush()
@@ -158,7 +158,7 @@ def test_a_metric_that_the_tracker_has_is_not_sent_again(tmp_path, monkeypatch):
     sent, known = [], {"train/loss": 7, "val/loss": 4}
     tracker = Tracker(lambda *metrics: sent.append(metrics), lambda ended: sent.append(ended), known=known.__getitem__)
     fake_mlflow(monkeypatch, lambda run: tracker)
-    used = Trackers(config(tmp_path, log={"trackers": ["mlflow"]}), tmp_path, pytest.fail, done=5)
+    used = Trackers(["mlflow"], config(tmp_path), tmp_path, pytest.fail, done=5)
     for step in (6, 7, 8):
         used.send({"train/loss": 1.0, "val/loss": 2.0}, step)
     used.close("stopped")

@@ -109,7 +109,7 @@ def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequ
     if world.main:
         _write_first_records(run, audit_record(report))
     display.start(length.steps)
-    run.trackers = Trackers(config if world.main else _untracked(config), folder.path, display.say, state.step)
+    run.trackers = Trackers(config.log.trackers if world.main else (), config, folder.path, display.say, state.step)
     return run
 
 
@@ -171,8 +171,3 @@ def build_stepper(config: RunConfig, world: World, task: Task, model: nn.Module,
     stepper = Stepper(config, world, task, model, module, optimizer)
     stepper.prepare(state)
     return stepper
-
-
-def _untracked(config: RunConfig) -> RunConfig:
-    """Return the config without trackers, for the processes that write no records."""
-    return config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})

@@ -14,7 +14,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,11 +67,14 @@ class Tracker:
 class Trackers:
     """The trackers of a run. `warn` is called once for each tracker that cannot be used or stops working."""
 
-    def __init__(self, config: RunConfig, folder: Path, warn: Callable[[str], None], done: int = 0) -> None:
+    def __init__(
+        self, names: Iterable[str], config: RunConfig, folder: Path, warn: Callable[[str], None], done: int = 0
+    ) -> None:
+        """Start the trackers with these names for a run that has `done` steps."""
         self._warn = warn
-        names = [name for name in dict.fromkeys(config.log.trackers) if self._import(name)]
-        run = Tracked(config, folder, _name(config, folder) if names else "", done)
-        self._workers = [_Worker(name, run) for name in names]
+        usable = [name for name in dict.fromkeys(names) if self._import(name)]
+        run = Tracked(config, folder, _name(config, folder) if usable else "", done)
+        self._workers = [_Worker(name, run) for name in usable]
         self._wait([worker.started for worker in self._workers], _START)
         for worker in self._workers:
             if not worker.started.is_set():

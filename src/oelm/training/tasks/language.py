@@ -40,8 +40,7 @@ class LanguageModelling(Task):
         if config.data.path is None:
             raise ConfigError("data.path: name a folder that `oelm data prepare` wrote, or builtin:stories")
         data = open_dataset(config.data.path)
-        if data.folder is not None:  # data made in memory was hashed a moment ago
-            data.verify()  # the run's record names the data by these hashes
+        data.verify()  # the run's record names the data by these hashes
         if data.val is None:
             raise ConfigError(
                 f"data.path {config.data.path}: it has no validation tokens; prepare it again with a validation split"
