@@ -50,23 +50,17 @@ class Meter:
         self.bytes = 0
 
 
-class _MeteredFile(io.RawIOBase):
-    """A raw file that adds the number of bytes read from it to a meter."""
+class _MeteredFile(io.FileIO):
+    """A raw file that adds the number of bytes read from it to a meter; a buffered reader calls only `readinto`."""
 
-    def __init__(self, file: io.FileIO, meter: Meter) -> None:
-        self._file, self._meter = file, meter
-
-    def readable(self) -> bool:
-        return True
+    def __init__(self, path: Path, meter: Meter) -> None:
+        super().__init__(path)
+        self._meter = meter
 
     def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer) or 0
+        count = super().readinto(buffer) or 0
         self._meter.bytes += count
         return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def format_of(path: Path) -> tuple[str, str]:
@@ -94,7 +88,7 @@ def open_text(
     compression = format_of(path)[1]
     with (
         read_errors_explained(path, compression, last_location),
-        io.BufferedReader(_MeteredFile(io.FileIO(path), meter), _BUFFER_BYTES) as raw,
+        io.BufferedReader(_MeteredFile(path, meter), _BUFFER_BYTES) as raw,
     ):
         content: Any = COMPRESSIONS[compression](raw) if compression else raw
         yield io.TextIOWrapper(content, encoding="utf-8-sig", newline=newline)

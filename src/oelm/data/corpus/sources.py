@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -51,10 +52,10 @@ class FileSource:
     paths: tuple[Path, ...]
     reading: Reading
     ignored: tuple[str, ...] = ()
-    total_bytes: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "total_bytes", sum(path.stat().st_size for path in self.paths))
+    @cached_property
+    def total_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.paths)
 
     @property
     def description(self) -> str:
