@@ -23,16 +23,16 @@ def status_time(folder: Path) -> float | None:
 
 
 def new_status(folder: Path, old_time: float | None) -> Status | None:
-    """Return a run's status if it was written after the one of `old_time`, and None for that of an old attempt.
+    """Return a run's status if it was rewritten since the one of `old_time`, which an earlier attempt wrote.
 
     Times are only tested for equality, never compared with this machine's clock: the run may be on another machine.
     """
     status = _read_status(folder)
-    return status if status is not None and status.updated not in (None, old_time) else None
+    return None if status is None or status.updated in (None, old_time) else status
 
 
 def _read_status(folder: Path) -> Status | None:
-    with suppress(FileError):  # a damaged status belongs to no attempt
+    with suppress(FileError):  # a damaged status says nothing about any attempt
         return read_optional(folder / "status.json", Status)
     return None
 
@@ -52,7 +52,7 @@ def failure_reason(folder: Path, exit_code: int, old_time: float | None) -> tupl
         return f"its process was killed by signal {-exit_code}", False
     status = new_status(folder, old_time)
     if status is not None and status.state == "failed":
-        message = str(status.message)
+        message = status.message or "it failed without a message"
         return message, message.startswith(_PERMANENT)
     console = folder / CONSOLE
     lines = console.read_text(encoding="utf-8", errors="replace").splitlines() if console.is_file() else []
