@@ -1,4 +1,4 @@
-"""Importing oelm and asking for help must be instant: no torch, no transformers. And no module looks upwards."""
+"""`import oelm` and `oelm --help` must be instant: they import no torch and no transformers."""
 
 import subprocess
 import sys
@@ -7,6 +7,7 @@ import pytest
 
 
 def _loaded(code: str) -> set[str]:
+    """Return the names of the modules that are loaded after running code in a new process."""
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -26,19 +27,19 @@ def test_help_loads_no_heavy_module():
 
 
 def _parts(loaded: set[str]) -> set[str]:
-    """The modules and packages directly below oelm."""
+    """Return the modules and packages directly below oelm among the loaded ones."""
     return {name.split(".")[1] for name in loaded if name.startswith("oelm.")}
 
 
 @pytest.mark.parametrize("module", ["oelm.analysis.analyse", "oelm.analysis.load", "oelm.report.write"])
-def test_analysis_and_report_know_records_alone(module):
+def test_analysis_and_report_load_nothing_that_trains(module):
     loaded = _loaded(f"import {module}")
     assert not loaded & {"torch", "transformers"}
     assert not _parts(loaded) & {"bench", "evaluation", "lab", "models", "training"}
 
 
 @pytest.mark.parametrize("module", ["method.seal", "models.flops"])
-def test_what_is_told_of_a_model_needs_nothing_that_trains_one(module):
+def test_reports_about_a_model_load_nothing_that_trains(module):
     assert not _parts(_loaded(f"import oelm.{module}")) & {"analysis", "bench", "lab", "report", "training"}
 
 
@@ -49,7 +50,7 @@ def test_every_public_name_resolves():
     assert set(dir(oelm)) == set(oelm.__all__)
 
 
-def test_no_module_takes_a_functions_place():
+def test_no_module_shadows_a_public_function():
     """Importing a submodule sets an attribute of its name on the package, so no public name may be a module's."""
     _loaded(
         "import oelm, oelm.cli, oelm.evaluation.load, oelm.bench.steps; "

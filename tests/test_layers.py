@@ -1,4 +1,4 @@
-"""Which module may import which: CONTRIBUTING.md's flow as a rule. Imports in functions and for types count too."""
+"""Which folder may import which: the flow of CONTRIBUTING.md as a rule. Imports in functions and for types count."""
 
 import ast
 from graphlib import TopologicalSorter
@@ -9,7 +9,7 @@ import pytest
 
 import oelm
 
-# room: the rooms that it may import from, besides itself and those at the bottom. Rooms stand in the order of the flow.
+# folder: the folders that it may import from, besides itself and those at the bottom; in the order of the flow.
 BOTTOM = "errors base"
 ROOMS = {
     "errors": "",

@@ -1,4 +1,4 @@
-"""The documents: their Python examples run offline, and their tables name everything that there is."""
+"""The documentation: its Python examples run offline, and its tables are complete."""
 
 import os
 import re
@@ -17,13 +17,13 @@ DOCUMENTS = sorted(ROOT.glob("docs/*.md"))
 
 
 def python_in(document: Path) -> str:
-    """All of a document's Python, in order: later blocks go on where earlier ones ended."""
+    """Return all Python blocks of a document as one script: later blocks use what earlier ones define."""
     return "\n".join(
         re.findall(r"^```python\n(.*?)^```$", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     )
 
 
-def test_the_readmes_example_runs_with_nothing_downloaded(tmp_path):
+def test_the_readme_example_runs_offline(tmp_path):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "empty"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", python_in(ROOT / "README.md")],
@@ -40,7 +40,7 @@ def test_the_readmes_example_runs_with_nothing_downloaded(tmp_path):
     assert (tmp_path / "plain" / "model.safetensors").is_file()
 
 
-def test_there_are_guides_with_examples():
+def test_the_guides_have_examples():
     assert {document.stem for document in DOCUMENTS if python_in(document)} >= {
         "data",
         "methods",
@@ -51,10 +51,9 @@ def test_there_are_guides_with_examples():
 
 
 @pytest.mark.parametrize("document", [one for one in DOCUMENTS if python_in(one)], ids=lambda path: path.name)
-def test_the_guides_examples_run(document, tmp_path, monkeypatch):
-    """An example that does not run raises here."""
+def test_the_examples_of_a_guide_run(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(families, "_FAMILIES", dict(families._FAMILIES))  # what an example registers stays in it
+    monkeypatch.setattr(families, "_FAMILIES", dict(families._FAMILIES))  # an example may register a family
     exec(compile(python_in(document), document.name, "exec"), {"__name__": document.stem})
 
 
@@ -78,7 +77,7 @@ def test_every_section_of_a_config_is_in_the_table():
     assert set(RunConfig.model_fields) <= named
 
 
-def test_links_and_modules_that_the_documents_name_exist():
+def test_links_and_folders_in_the_documents_exist():
     for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCUMENTS):
         text = document.read_text(encoding="utf-8")
         for link in re.findall(r"\]\(([^)#:]+)\)", text):

@@ -1,4 +1,4 @@
-"""The command line as a user runs it: real processes, their exit codes, and what they print where."""
+"""The command line in real processes: exit codes, and what goes to stdout and stderr."""
 
 import errno
 import inspect
@@ -25,26 +25,26 @@ from oelm.models.small import small_model
 
 
 def run(*arguments: object, largest_file: int = resource.RLIM_INFINITY) -> subprocess.CompletedProcess[str]:
-    """`oelm ARGUMENTS` in a process of its own, with no network and plain output."""
+    """Run `oelm ARGUMENTS` in its own process, without network and colours."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "oelm", *map(str, arguments)]
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, preexec_fn=limit)
 
 
-def assert_refused(done: subprocess.CompletedProcess[str], *says: str) -> None:
-    """Exit code 2, one clear line on stderr, and nothing else anywhere."""
+def assert_refused(done: subprocess.CompletedProcess[str], *texts: str) -> None:
+    """Assert exit code 2, one line on stderr that contains the texts, and nothing on stdout."""
     assert done.returncode == 2
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("oelm: ")
-    assert all(said in lines[0] for said in says), lines[0]
+    assert all(text in lines[0] for text in texts), lines[0]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A saved plain model, and the same one operated on and saved."""
+    """Return a folder with a saved plain model, and the same one saved after `oelm.apply`."""
     folder = tmp_path_factory.mktemp("models")
     model = small_model("bert")
     model.save_pretrained(folder / "plain")
@@ -60,7 +60,7 @@ def test_help_names_every_command():
     assert run("diagnose", "--help").returncode == 0
 
 
-def test_the_help_of_a_command_keeps_its_line_ends_so_no_paragraph_has_any():
+def test_no_paragraph_of_a_commands_help_has_a_line_break():
     for command in (*app.registered_commands, *data_commands.data_app.registered_commands):
         paragraphs = inspect.getdoc(command.callback).split("\n\n")
         assert not [text for text in paragraphs if "\n" in text], command.name
@@ -82,7 +82,7 @@ def test_families_are_listed():
     assert run("families").stdout.split() == known_types()
 
 
-def test_diagnose_shows_the_report_and_what_moved():
+def test_diagnose_prints_the_report_and_what_changed():
     done = run("diagnose", "random:bert", "-m", "oelm-freeze")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -101,7 +101,7 @@ def test_diagnose_takes_a_plain_folder_and_a_method_file(folders, tmp_path):
     assert "4 of 4 frozen tensors" in done.stdout
 
 
-def test_diagnose_takes_an_operated_folder_as_it_is(folders):
+def test_diagnose_takes_a_folder_with_a_method_as_it_is(folders):
     done = run("diagnose", folders / "operated", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -112,19 +112,19 @@ def test_diagnose_takes_an_operated_folder_as_it_is(folders):
     assert not any("weight" in name and ".query." in name for name in result["moved"])
 
 
-def test_an_unknown_preset_is_one_clear_line():
+def test_an_unknown_preset_is_refused_in_one_line():
     assert_refused(run("diagnose", "random:bert", "-m", "oelm-frezee"), "'oelm-frezee'", "Did you mean 'oelm-freeze'?")
 
 
-def test_an_unknown_model_is_one_clear_line():
+def test_an_unknown_model_is_refused_in_one_line():
     assert_refused(run("diagnose", "random:brt"), "'brt'", "Did you mean 'bert'?")
 
 
-def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path):
+def test_a_missing_folder_is_refused_in_one_line(tmp_path):
     assert_refused(run("diagnose", tmp_path / "nowhere"), "nowhere: no such folder")
 
 
-def test_export_of_what_is_not_there_says_so_first():
+def test_export_of_a_missing_source_is_refused():
     assert_refused(run("export", "nowhere", "out"), "oelm: nowhere: no such folder", "Hub")
 
 
@@ -144,8 +144,8 @@ def test_export_refuses_a_folder_with_anything_in_it(folders, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_an_export_that_finds_no_room_says_so_and_leaves_nothing_that_blocks_the_next(folders, tmp_path):
-    """A limit on the size of files meets the weights as a full disk would."""
+def test_an_export_without_disk_space_is_refused_and_leaves_nothing(folders, tmp_path):
+    """A limit on the size of files stands in for a full disk."""
     (tmp_path / "there").mkdir()
     for name in ("there", "new"):
         out = tmp_path / name
@@ -154,7 +154,7 @@ def test_an_export_that_finds_no_room_says_so_and_leaves_nothing_that_blocks_the
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 
-# In this process, where a run can be sabotaged and a refusal costs no import
+# In this process, where training can be sabotaged and torch is imported already
 
 
 def invoke(*arguments: object):
@@ -163,7 +163,7 @@ def invoke(*arguments: object):
 
 @pytest.fixture
 def sabotage(monkeypatch):
-    """Training that also moves a frozen tensor, as masked gradients with weight decay would."""
+    """Make training change a frozen tensor too, as masked gradients with weight decay would."""
 
     def steps(model, *arguments):
         losses = train_steps(model, *arguments)
@@ -175,7 +175,7 @@ def sabotage(monkeypatch):
 
 
 @pytest.mark.usefixtures("sabotage")
-def test_a_frozen_tensor_that_moved_is_found_and_exits_with_1():
+def test_a_changed_frozen_tensor_is_reported_with_exit_code_1():
     result = diagnose(small_model("bert"), "oelm-freeze")
     assert not result.healthy
     assert result.frozen_but_moved == ("bert.encoder.layer.1.attention.self.query.weight",)
@@ -186,7 +186,7 @@ def test_a_frozen_tensor_that_moved_is_found_and_exits_with_1():
     assert done.output.endswith("not as it should be\n")
 
 
-def test_a_trainable_tensor_that_did_not_move_is_found():
+def test_an_unchanged_trainable_tensor_is_reported():
     model = small_model("bert")
     model.unused = nn.Parameter(torch.ones(3))
     result = diagnose(model, "oelm-freeze")
@@ -194,7 +194,7 @@ def test_a_trainable_tensor_that_did_not_move_is_found():
     assert result.trainable_but_still == ("unused",)
 
 
-def test_a_frozen_tensor_made_trainable_is_found():
+def test_a_frozen_tensor_made_trainable_is_reported():
     model = small_model("bert")
     oelm.apply(model, "oelm-freeze")
     model.bert.encoder.layer[0].attention.self.key.weight.requires_grad_(True)
@@ -203,7 +203,7 @@ def test_a_frozen_tensor_made_trainable_is_found():
     assert "key.weight was frozen and is now trainable" in result.verification
 
 
-def test_diagnose_of_an_untouched_model_says_so():
+def test_diagnose_of_a_model_without_a_method():
     result = diagnose(small_model("gpt2"))
     assert result.healthy
     assert result.verification == "no method is recorded in this model"
@@ -211,23 +211,23 @@ def test_diagnose_of_an_untouched_model_says_so():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "text"),
     [
         (["random:bert", "-m", "missing.yaml"], "missing.yaml: no such file"),
         (["random:gemma", "-m", "identity-query"], "4 x 16 is not 48"),
         (["."], "no config.json there"),
     ],
 )
-def test_other_refusals(arguments, says, tmp_path, monkeypatch):
+def test_other_refusals(arguments, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = invoke("diagnose", *arguments)
     assert done.exit_code == 2
     assert done.stderr.startswith("oelm: ")
-    assert says in done.stderr
+    assert text in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "text"),
     [
         ("q: [", "not YAML or JSON"),
         ("", "not NoneType"),
@@ -238,17 +238,17 @@ def test_other_refusals(arguments, says, tmp_path, monkeypatch):
         ("layers: 2026-13-45", "not YAML or JSON (month must be in 1..12)"),
     ],
 )
-def test_a_bad_method_file_is_one_clear_line(content, says, tmp_path):
+def test_a_bad_method_file_is_refused_in_one_line(content, text, tmp_path):
     file = tmp_path / "method.yml"
     file.write_text(content)
     for command in (["diagnose", "random:bert"], ["finetune", "builtin:sentiment", "--model", "random:bert"]):
         done = invoke(*command, "-m", file)
         assert done.exit_code == 2
-        assert says in done.stderr
+        assert text in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_folder_with_broken_weights_is_one_clear_line(folders, tmp_path):
+def test_a_folder_with_truncated_weights_is_refused_in_one_line(folders, tmp_path):
     for name in ("plain", "operated"):
         folder = tmp_path / name
         folder.mkdir()
@@ -262,7 +262,7 @@ def test_a_folder_with_broken_weights_is_one_clear_line(folders, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "text"),
     [
         (PermissionError(errno.EACCES, "Permission denied", "runs/x"), "oelm: runs/x: Permission denied"),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), "oelm: runs/x: No space left on device"),
@@ -271,14 +271,14 @@ def test_a_folder_with_broken_weights_is_one_clear_line(folders, tmp_path):
         (torch.OutOfMemoryError("CUDA out of memory."), "oelm: not enough memory: use a smaller model, batch or"),
     ],
 )
-def test_what_the_machine_refuses_is_one_clear_line(error, says, monkeypatch):
+def test_errors_of_the_machine_are_reported_in_one_line(error, text, monkeypatch):
     def refuse(*_):
         raise error
 
     monkeypatch.setattr("oelm.evaluation.load.find_model", refuse)
     done = invoke("diagnose", "random:bert")
     assert done.exit_code == 2
-    assert done.stderr.startswith(says)
+    assert done.stderr.startswith(text)
     assert len(done.stderr.splitlines()) == 1
 
 

