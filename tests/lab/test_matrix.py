@@ -1,9 +1,7 @@
 """Matrices of runs in real processes: no run twice and none lost when something is killed, fails or is stopped."""
 
-import json
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -11,80 +9,29 @@ import pytest
 import yaml
 
 from oelm.base.locks import hold, holder
-from oelm.base.machine import threads_each
 from oelm.base.strict import merge
-from oelm.cli.train import train_and_exit
-from oelm.config import RunConfig
 from oelm.lab import matrix as matrix_module
 from oelm.lab.estimate import estimate
 from oelm.lab.experiment import load_experiment
-from oelm.lab.launch.forked import ForkedLauncher
 from oelm.lab.launch.interface import LAUNCH, LaunchInfo
-from oelm.lab.launch.local import LocalLauncher, Slot, command, local_launcher
-from oelm.lab.launch.outcome import status_time, was_stopped
 from oelm.lab.matrix import RUNNER_LOCK, Matrix
 from oelm.lab.plan import Request, plan_runs
-from oelm.lab.status import read_state
-from oelm.runs.schema import Status
+from oelm.lab.status import list_runs, read_state
 from oelm.training.engine import train
-from tests.support.lab import experiment_file, into, lab, started, wait_for
-from tests.support.training import Process, Slow, die, outcome, read, start, timeless
-
-AXES = {"method": ["baseline", "oelm-freeze"], "seed": [0, 1]}
-
-
-class ForkJob:
-    """A run in a forked process."""
-
-    def __init__(self, process: Process) -> None:
-        self.process = process
-        self.info = LaunchInfo(launcher="test", pid=process.pid, host="here")
-
-    def poll(self) -> int | None:
-        return None if self.process.alive else self.process.wait()
-
-    def stop(self) -> None:
-        self.process.signal(signal.SIGTERM)
-
-
-class ForkLauncher:
-    """Start runs as forked processes, which need not import torch. `sabotage` is keyed by the number of the start."""
-
-    def __init__(self, slots: int = 2, sabotage=None, replace=None) -> None:
-        self.slots, self.jobs, self._sabotage, self._replace = slots, [], sabotage or {}, replace or {}
-
-    def ready(self, orphans):
-        return sum(job.poll() is None for job in self.jobs) < self.slots
-
-    def start(self, config: Path, folder: Path, lock, orphans):
-        number = len(self.jobs)
-        arguments = self._replace.get(number, ["train", config, "--quiet"])
-        self.jobs.append(ForkJob(start(*arguments, sabotage=self._sabotage.get(number))))
-        return self.jobs[-1]
-
-    def attach(self, info):
-        return None
-
-
-def plan(folder: Path, name: str = "study", **fields):
-    """Plan the runs of a small experiment, to be kept below `folder`."""
-    fields = {"axes": AXES, **fields}
-    return plan_runs([load_experiment(experiment_file(folder, name, **fields))], Request(output=str(folder / "runs")))
-
-
-def finishes(folder: Path) -> int:
-    """Return how often a run was finished."""
-    return (folder / "train.log").read_text(encoding="utf-8").count("finished: ")
-
-
-def undisturbed(planned, output: Path) -> dict[str, Path]:
-    """Train the same runs without interruption in this process; return their folders by their names in the matrix."""
-    folders = {}
-    for run in planned:
-        config = RunConfig.load({**run.config.to_dict(), "output": str(output)})
-        train(config, quiet=True)
-        folders[run.name] = config.folder
-    return folders
+from tests.support.lab import (
+    AXES,
+    ForkLauncher,
+    experiment_file,
+    finishes,
+    into,
+    lab,
+    longer_config,
+    plan,
+    started,
+    undisturbed,
+    wait_for,
+)
+from tests.support.training import Slow, die, outcome, read, timeless
 
 
 @pytest.mark.timeout(420)
@@ -132,14 +79,6 @@ def test_a_matrix_resumes_after_its_process_was_killed(tmp_path):
     assert (third.exit_code, third.stdout.strip()) == (0, "4 finished")
     assert third.stderr.count("done before") == 4
     assert all(finishes(run.folder) == 1 for run in planned)
-
-
-def longer_config(folder: Path, steps: int, checkpoint: int):
-    """Return the config of a run with this many steps and a checkpoint after every `checkpoint` of them."""
-    from tests.support.training import tiny
-
-    fields = tiny(folder, train={"max_steps": steps}, checkpoint={"every": checkpoint}, eval={"every": 100})
-    return {key: value for key, value in fields.items() if key != "output"}
 
 
 def test_methods_with_one_seed_share_their_batches_and_initial_weights(tmp_path):
@@ -320,17 +259,6 @@ def test_a_torchrun_run_stopped_before_its_first_step_is_left(tmp_path):
     assert work.run(lambda _: launcher.code or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}, lines
 
 
-def test_a_new_status_is_recognised_though_the_clock_was_set_back(tmp_path):
-    """A status belongs to the current attempt if its time differs from the previous attempt's, earlier or later."""
-    Status(id="x", state="stopped", updated=1000.0).write(tmp_path / "status.json")
-    before = status_time(tmp_path)
-    assert not was_stopped(tmp_path, 1, before)
-    Status(id="x", state="stopped", updated=400.0).write(tmp_path / "status.json")
-    assert was_stopped(tmp_path, 1, before)
-    (tmp_path / "status.json").write_text("[")
-    assert not was_stopped(tmp_path, 1, before)
-
-
 def test_a_run_that_another_process_has_is_waited_for_and_taken_over_when_that_dies(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     busy, other = planned[0].folder, planned[1].folder
@@ -467,8 +395,6 @@ def test_an_export_has_its_own_session(tmp_path, monkeypatch):
 
 
 def test_a_running_matrix_is_visible_and_removes_its_folder_at_the_end(tmp_path):
-    from oelm.lab.status import list_runs
-
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     seen: set[str] = set()
 
@@ -482,8 +408,6 @@ def test_a_running_matrix_is_visible_and_removes_its_folder_at_the_end(tmp_path)
 
 def test_a_matrix_that_ends_while_it_is_being_read_is_ignored(tmp_path, monkeypatch):
     """Its folder is listed, but gone when it is read."""
-    from oelm.lab.status import list_runs
-
     planned = plan(tmp_path, axes={"seed": [0]})
     gone = tmp_path / "runs" / ".lab" / "gone"
     monkeypatch.setattr("oelm.lab.status.live_matrices", lambda root: [gone])
@@ -506,121 +430,3 @@ def test_a_large_matrix_shows_its_size_and_asks(tmp_path):
     assert count.endswith("1 at once")
     assert question == "oelm: Start them? There is no terminal to ask in: give --yes to continue"
     assert not (tmp_path / "runs").exists()
-
-
-# Launchers
-
-
-def test_threads_are_divided_among_slots_and_free_gpus_are_chosen(monkeypatch):
-    monkeypatch.setattr("oelm.base.machine.cores", lambda: 8)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", list)
-    assert local_launcher(jobs=4).all_slots == [Slot((), 2)] * 4
-    assert local_launcher(jobs=2, processes=2).all_slots == [Slot((), 2)] * 2
-    monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0", "1", "2", "3"])
-    monkeypatch.setattr("oelm.lab.launch.local._busy_gpus", lambda: {"2"})
-    assert [slot.gpus for slot in local_launcher().all_slots] == [("0",), ("1",), ("3",)]
-    assert [slot.gpus for slot in local_launcher("2,3", processes=2).all_slots] == [("2", "3")]
-    assert local_launcher("0", jobs=3).slots == 3
-    assert local_launcher("", jobs=2).all_slots == [Slot((), 4)] * 2, "'' means the CPU"
-
-
-def test_spaces_in_cuda_visible_devices_are_ignored(monkeypatch):
-    monkeypatch.setattr("oelm.lab.launch.local._DRIVERS", ("/dev/null",))
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    monkeypatch.setattr("oelm.lab.launch.local._busy_gpus", lambda: {"5"})
-    assert [slot.gpus for slot in local_launcher().all_slots] == [("3",)]
-    assert [slot.gpus for slot in local_launcher("5").all_slots] == [("5",)]
-
-
-@pytest.mark.parametrize(
-    ("limit", "threads"), [("1", 1), ("3", 3), ("16", 4), ("2,1", 2), ("", 4), ("0", 4), ("many", 4)]
-)
-def test_omp_num_threads_limits_the_threads_of_a_run(limit, threads, monkeypatch):
-    monkeypatch.setattr("oelm.base.machine.cores", lambda: 8)
-    monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", list)
-    monkeypatch.setenv("OMP_NUM_THREADS", limit)
-    assert local_launcher(jobs=2).all_slots == [Slot((), threads)] * 2
-    monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0", "1"])
-    assert local_launcher("0,1").all_slots == [Slot(("0",), threads), Slot(("1",), threads)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"gpus": "7"}, "--gpus 7: there is no GPU 7 here; there are 0, 1"),
-        ({"gpus": "0,0"}, "names a GPU twice"),
-        ({"gpus": "0", "processes": 2}, "a run takes 2 GPUs, but only 1 can be used: 0"),
-        ({"jobs": 0}, "at least 1"),
-    ],
-)
-def test_impossible_gpus_are_refused(arguments, says, monkeypatch):
-    monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0", "1"])
-    with pytest.raises(Exception, match=says):
-        local_launcher(**arguments)
-
-
-def test_a_machine_without_a_free_gpu_is_refused(monkeypatch):
-    monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0"])
-    monkeypatch.setattr("oelm.lab.launch.local._busy_gpus", lambda: {"0"})
-    with pytest.raises(Exception, match="are in use; name some with --gpus to share them"):
-        local_launcher()
-
-
-def test_the_gpu_of_an_orphan_is_not_given_to_another_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("oelm.lab.launch.local.command", lambda *_: [sys.executable, "-c", "pass"])
-    import socket
-
-    orphan = LaunchInfo(launcher="local", host=socket.gethostname(), pid=1, gpus=("0",))
-    with open(tmp_path / "lock", "w") as lock:
-        both = LocalLauncher([Slot(("0",), 1), Slot(("1",), 1)])
-        assert both.start(tmp_path, tmp_path, lock, [orphan]).slot.gpus == ("1",)
-        assert not LocalLauncher([Slot(("0", "1"), 1)]).ready([orphan])
-        elsewhere = orphan.model_copy(update={"host": "other"})
-        assert LocalLauncher([Slot(("0",), 1)]).start(tmp_path, tmp_path, lock, [elsewhere]).slot.gpus == ("0",)
-
-
-def test_a_resumed_run_keeps_its_number_of_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr("oelm.lab.launch.local.command", lambda *_: [sys.executable, "-c", "pass"])
-    (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
-    (tmp_path / LAUNCH).write_text(json.dumps({"launcher": "local", "threads": 3}))
-    with open(tmp_path / "lock", "w") as lock:
-        job = LocalLauncher([Slot((), 1)]).start(tmp_path, tmp_path, lock, [])
-    assert job.slot.threads == job.info.threads == 3
-
-
-def test_several_processes_are_started_through_torchrun_on_a_free_port():
-    words = command(Path("c.json"), 2)
-    assert words[1:3] == ["-m", "torch.distributed.run"]
-    assert "--standalone" in words
-    assert words[-3:] == ["oelm", "train", "c.json"]
-
-
-@pytest.mark.timeout(300)
-def test_forked_runs(tmp_path):
-    """They have the same results as other runs, their own session, and save when they are stopped."""
-    planned = plan(tmp_path, axes={"seed": [0, 1]})
-    assert Matrix(planned, ForkedLauncher(2, train_and_exit)).run() == {"finished": 2}
-    for name, folder in undisturbed(planned, tmp_path / "undisturbed").items():
-        threads = read(tmp_path / "runs" / name / "environment.json")["cpu"]["threads"]
-        assert threads == threads_each(2)
-        assert outcome(tmp_path / "runs" / name).keys() == outcome(folder).keys()
-    (slow,) = plan(tmp_path, "slow", axes={"seed": [0]}, config=longer_config(tmp_path, 5000, 10_000))
-    work = Matrix([slow], ForkedLauncher(1, train_and_exit))
-
-    def stop(_: Matrix) -> None:
-        pid = read_state(slow.folder).pid
-        if pid is not None and not work.stopped:
-            assert os.getsid(pid) == pid != os.getsid(0), "a session of its own, which Ctrl-C does not reach"
-            os.kill(os.getpid(), signal.SIGINT)
-
-    assert work.run(stop) == {"stopped": 1}
-
-
-@pytest.mark.timeout(300)
-def test_a_run_with_two_processes(tmp_path):
-    (run,) = plan(tmp_path, axes={"seed": [0]})
-    lines: list[str] = []
-    assert Matrix([run], local_launcher("", 1, 2), notify=into(lines)).run() == {"finished": 1}, lines
-    assert read(run.folder / "environment.json")["world_size"] == 2

@@ -11,8 +11,7 @@ from oelm.lab.launch.interface import LaunchInfo
 from oelm.lab.launch.slurm import SlurmJob, SlurmOptions, TrainJob, slurm_launcher
 from oelm.lab.matrix import Matrix
 from oelm.lab.status import read_state
-from tests.lab.test_matrix import finishes, plan, undisturbed
-from tests.support.lab import into, refusal
+from tests.support.lab import finishes, into, longer_config, plan, refusal, undisturbed
 from tests.support.training import outcome, timeless
 
 submitit = pytest.importorskip("submitit")
@@ -26,8 +25,6 @@ def one_thread(monkeypatch):
 @pytest.mark.timeout(300)
 def test_a_preempted_job_is_requeued_and_resumes_exactly(tmp_path):
     """On SIGUSR2 the run saves, submitit requeues the job, and the second start resumes it."""
-    from tests.lab.test_matrix import longer_config
-
     (run,) = plan(tmp_path, axes={"seed": [0]}, config=longer_config(tmp_path, 400, checkpoint=1000))
     lines: list[str] = []
     signalled: list[int] = []
@@ -53,8 +50,6 @@ def test_a_preempted_job_is_requeued_and_resumes_exactly(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_a_job_that_is_asked_to_stop_is_not_requeued(tmp_path):
-    from tests.lab.test_matrix import longer_config
-
     (run,) = plan(tmp_path, axes={"seed": [0]}, config=longer_config(tmp_path, 2000, checkpoint=1000))
 
     def stop(_: Matrix) -> None:
