@@ -12,7 +12,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from oelm.analysis import analyse
 from oelm.cli import report as commands
 from tests.support.records import (
     classification_run,
@@ -120,11 +119,3 @@ def test_help_imports_no_heavy_module():
     script = "import sys; import oelm.cli.report; print(*[m for m in sys.modules])"
     loaded = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split())
     assert not loaded & {"torch", "transformers", "matplotlib", "scipy", "typst", "numpy", "pydantic"}
-
-
-def test_the_statistics_say_what_they_need(runs, monkeypatch):
-    from oelm.analysis import AnalysisError
-
-    monkeypatch.setitem(sys.modules, "scipy.special", None)
-    with pytest.raises(AnalysisError, match=r"need scipy: pip install 'oelm\[report\]'"):
-        analyse([runs])
