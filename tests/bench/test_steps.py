@@ -167,28 +167,28 @@ def test_overrides_apply_to_every_arm():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["baseline@0"], "'baseline@0': @ must be followed by the arm's batch size, 1 or more"),
-        (["baseline@-2"], "'baseline@-2': @ must be followed"),
-        (["baseline@x"], "'baseline@x': @ must be followed"),
-        (["baseline@"], "'baseline@': @ must be followed"),
-        (["oelm-freez@8"], "unknown preset 'oelm-freez'. Did you mean 'oelm-freeze'?"),
-        (["baseline", "baseline"], "'baseline' is named twice"),
-        (["task.name=sst2"], "a benchmark takes settings of model, optimizer, train"),
-        (["model.name=random:gpt2"], "model.name=random:gpt2: a benchmark's model is named with --model"),
-        (["model.name=x"], "model.name=x: a benchmark's model is named with --model"),
-        (["train.precison=float32"], "Did you mean 'precision'?"),
-        (["model.fields.hiden_size=96"], "bert has no field 'hiden_size'. Did you mean 'hidden_size'?"),
-        (["--model", "random:t5"], "not those of a t5"),
-        (["--model", "random:t5", "--task", "classification"], "not those of a t5"),
-        (["--model", "random:vit"], "not those of a vit"),
-        (["--task", "language"], "has no language-model head"),
-        (["model.fields.max_position_embeddings=64"], "data.sequence_length 128 is more than the model's 64"),
+        (["baseline@0"], ["'baseline@0'", "batch size", "1 or more"]),
+        (["baseline@-2"], ["'baseline@-2'", "batch size"]),
+        (["baseline@x"], ["'baseline@x'", "batch size"]),
+        (["baseline@"], ["'baseline@'", "batch size"]),
+        (["oelm-freez@8"], ["'oelm-freez'", "Did you mean 'oelm-freeze'?"]),
+        (["baseline", "baseline"], ["'baseline' is named twice"]),
+        (["task.name=sst2"], ["task.name=sst2", "model, optimizer, train"]),
+        (["model.name=random:gpt2"], ["model.name=random:gpt2", "--model"]),
+        (["model.name=x"], ["model.name=x", "--model"]),
+        (["train.precison=float32"], ["Did you mean 'precision'?"]),
+        (["model.fields.hiden_size=96"], ["bert", "'hiden_size'", "Did you mean 'hidden_size'?"]),
+        (["--model", "random:t5"], ["model.name random:t5", "language models", "text encoders"]),
+        (["--model", "random:t5", "--task", "classification"], ["model.name random:t5", "text encoders"]),
+        (["--model", "random:vit"], ["model.name random:vit", "text encoders"]),
+        (["--task", "language"], ["model.name random:bert", "no language-model head"]),
+        (["model.fields.max_position_embeddings=64"], ["data.sequence_length 128", "64"]),
     ],
 )
 def test_bad_input_is_refused_in_one_line(arguments, says):
     done = command("--model", "random:bert", "--rounds", 1, "--steps", 1, *arguments)
     assert done.exit_code == 2
-    assert says in done.stderr
+    assert all(part in done.stderr for part in says), done.stderr
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
 
@@ -206,7 +206,7 @@ def test_arms_with_different_batch_sizes_are_compared_per_example(unequal):
     assert small.tokens_per_second == pytest.approx(2 * LENGTH / small.step_ms * 1000)
     assert baseline.warning is None
     assert frozen.warning is None
-    assert "oelm-freeze@2 has batches of 2, baseline of 4: " in small.warning
+    assert "oelm-freeze@2 has batches of 2, baseline of 4" in small.warning
 
 
 def test_ratio_of_rounds_is_the_mean_of_ratios_with_students_interval():
@@ -242,8 +242,8 @@ def test_the_line_below_the_table_explains_the_ratio(more):
     done = command("oelm-freeze", "--sequence-length", 8, "--vocab-size", 64, "--rounds", 2, "--steps", 1, *more)
     assert done.exit_code == 0, done.output
     line = done.stdout.splitlines()[-1]
-    assert "to oelm-freeze's within a round, averaged over the rounds" in line
-    assert "the machine's speed changes between rounds" in line
+    assert "oelm-freeze" in line
+    assert "within a round, averaged over the rounds" in line
 
 
 def test_help_names_the_default_arms(monkeypatch):

@@ -99,7 +99,7 @@ def test_the_default_number_of_tokens_fits_the_positions(prompt, trained):
 
 @pytest.mark.parametrize(
     ("prompt", "tokens", "says"),
-    [("", 5, "the prompt is empty"), ("Once", 32, "--tokens 32: the model has 32 positions; ask for 31")],
+    [("", 5, "the prompt is empty"), ("Once", 32, "--tokens 32: .*32 positions.*31")],
 )
 def test_an_empty_prompt_and_too_many_tokens_are_refused(prompt, tokens, says, trained):
     with pytest.raises(ConfigError, match=says):
@@ -109,7 +109,8 @@ def test_an_empty_prompt_and_too_many_tokens_are_refused(prompt, tokens, says, t
 def test_a_temperature_or_a_seed_out_of_range_is_refused(trained):
     done = command("generate", trained[0], "--temperature", "1e-40")
     assert done.exit_code == 2
-    assert "too low to sample with; 0 always takes the most likely token" in done.output
+    assert "--temperature 1e-40" in done.output
+    assert "0 always takes the most likely token" in done.output
     assert command("generate", trained[0], "--tokens", 3, "--temperature", "1e-30").exit_code == 0
     for seed in (-1, 2**64):
         assert command("generate", trained[0], "--seed", seed).exit_code == 2
@@ -149,7 +150,8 @@ def test_the_last_checkpoint_of_a_cleaned_run_is_refused(trained, tmp_path):
     shutil.copytree(trained[0], cleaned, ignore=shutil.ignore_patterns("checkpoints"))
     done = command("eval", cleaned, "--last")
     assert done.exit_code == 2
-    assert "run: has no checkpoint (oelm clean removes those of finished runs); leave out --last to use" in done.output
+    assert f"{cleaned}: has no checkpoint" in done.output
+    assert "leave out --last" in done.output
     assert command("eval", cleaned).exit_code == 0
 
 

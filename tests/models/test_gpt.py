@@ -197,11 +197,11 @@ def test_greedy_generation(positions):
 
 def test_more_tokens_than_positions_is_an_error():
     model = small_gpt()
-    with pytest.raises(ValueError, match="33 tokens are more than the model's 32 positions"):
+    with pytest.raises(ValueError, match=r"33 tokens.*32 positions"):
         model(some_ids(1, 33))
     with torch.no_grad():
         cache = model(some_ids(1, 30), use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="33 tokens are more than the model's 32 positions"):
+    with pytest.raises(ValueError, match=r"33 tokens.*32 positions"):
         model(some_ids(1, 3), past_key_values=cache)
     assert logits_of(small_gpt("rotary"), some_ids(1, 33)).shape == (1, 33, 96)
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
@@ -389,13 +389,13 @@ def test_only_a_model_with_a_head_can_be_exported(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_size": 50}, "hidden_size 50 is not a multiple of 4 heads"),
-        ({"positions": "alibi"}, "positions 'alibi': use 'learned' or 'rotary'"),
-        ({"hidden_size": 12, "positions": "rotary"}, "rotary positions need an even head dimension"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers 0: must be a whole number above 0"),
-        ({"vocab_size": 9.5}, "vocab_size 9.5: must be a whole number above 0"),
-        ({"layer_norm_eps": 0.0}, "layer_norm_eps 0.0: must be a number above 0"),
-        ({"dropout": 1.0}, "dropout 1.0: must be a number from 0 to below 1"),
+        ({"hidden_size": 50}, "hidden_size 50 .* 4 heads"),
+        ({"positions": "alibi"}, "positions 'alibi': .*'learned'.*'rotary'"),
+        ({"hidden_size": 12, "positions": "rotary"}, "rotary .*even head dimension"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers 0: .*above 0"),
+        ({"vocab_size": 9.5}, "vocab_size 9.5: .*whole number"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps 0.0: .*above 0"),
+        ({"dropout": 1.0}, "dropout 1.0: .*0 to below 1"),
     ],
 )
 def test_invalid_config_fields_are_refused(fields, message):

@@ -244,7 +244,7 @@ def test_export_of_a_changed_frozen_tensor_is_refused(saved, tmp_path):
 def test_export_refuses_a_file_and_passes_options_to_save_pretrained(saved, tmp_path):
     model, _ = saved
     (tmp_path / "file").write_text("")
-    with pytest.raises(oelm.CheckpointError, match="is a file; name a folder"):
+    with pytest.raises(oelm.CheckpointError, match=f"{tmp_path / 'file'} is a file"):
         oelm.export(model, tmp_path / "file")
     folder = oelm.export(model, tmp_path / "plain", max_shard_size="40KB")
     assert len(list(folder.glob("*.safetensors"))) > 3
