@@ -1,4 +1,4 @@
-"""Comparing arms: pairs, learning rates, what confounds, FLOPs, published figures; and simulated runs."""
+"""Comparisons of arms: pairs, learning rates, confounds, FLOPs, published figures, and simulated runs."""
 
 import math
 from dataclasses import replace
@@ -18,8 +18,8 @@ from tests.support.records import change, classification_run, language_run, stud
 
 
 def only(analysis, arm="oelm-freeze"):
-    (found,) = [one for one in analysis.comparisons if one.arm == arm]
-    return found
+    (comparison,) = [one for one in analysis.comparisons if one.arm == arm]
+    return comparison
 
 
 def codes(comparison):
@@ -28,24 +28,29 @@ def codes(comparison):
 
 def test_arms_are_paired_by_seed_at_their_best_rates(tmp_path):
     analysis = analyse([study(tmp_path)])
-    found = only(analysis)
-    assert (found.basis, found.rate, found.reference_rate, found.grid) == ("best", 1e-3, 1e-3, (5e-4, 1e-3, 2e-3))
-    assert [(a.seed, b.seed) for a, b in found.pairs] == [(0, 0), (1, 1), (2, 2)]
+    comparison = only(analysis)
+    assert (comparison.basis, comparison.rate, comparison.reference_rate, comparison.grid) == (
+        "best",
+        1e-3,
+        1e-3,
+        (5e-4, 1e-3, 2e-3),
+    )
+    assert [(a.seed, b.seed) for a, b in comparison.pairs] == [(0, 0), (1, 1), (2, 2)]
     differences = [0.1, 0.1 - 0.004, 0.1 + 0.003]
-    assert found.ratio.mean == pytest.approx(math.exp(np.mean(differences)))
+    assert comparison.ratio.mean == pytest.approx(math.exp(np.mean(differences)))
     half = 4.302652729911275 * np.std(differences, ddof=1) / math.sqrt(3)
-    assert found.ratio.low == pytest.approx(math.exp(np.mean(differences) - half))
-    assert found.winner == "baseline"
+    assert comparison.ratio.low == pytest.approx(math.exp(np.mean(differences) - half))
+    assert comparison.winner == "baseline"
     assert [(one.rate, one.n) for one in analysis.equal] == [(5e-4, 3), (1e-3, 3), (2e-3, 3)]
-    assert not codes(found) & {"edge_low", "edge_high"}
+    assert not codes(comparison) & {"edge_low", "edge_high"}
 
 
 def test_with_one_seed_there_is_a_number_and_no_verdict(tmp_path):
     analysis = analyse([study(tmp_path, seeds=1)])
-    found = only(analysis)
-    assert found.ratio.mean == pytest.approx(math.exp(0.1))
-    assert (found.ratio.low, found.adjusted, found.alike, found.winner) == (None, None, None, None)
-    assert "one_seed" in codes(found)
+    comparison = only(analysis)
+    assert comparison.ratio.mean == pytest.approx(math.exp(0.1))
+    assert (comparison.ratio.low, comparison.adjusted, comparison.alike, comparison.winner) == (None, None, None, None)
+    assert "one_seed" in codes(comparison)
     assert {one.verdict for one in analysis.verdicts if one.hypothesis.against} == {"undecided"}
 
 
@@ -55,26 +60,26 @@ def test_each_arm_gets_its_own_best_rate_from_the_grid_that_both_have(tmp_path):
             language_run(tmp_path, "baseline", seed, loss + seed / 100, rate)
         for rate, loss in ((2e-3, 3.3), (4e-3, 3.2), (8e-3, 2.0)):
             language_run(tmp_path, "oelm-freeze", seed, loss + seed / 90, rate)
-    found = only(analyse([tmp_path]))
-    assert (found.grid, found.rate, found.reference_rate) == ((2e-3, 4e-3), 4e-3, 2e-3)
-    assert found.sound  # different rates, and by design
-    elsewhere = [dict(note.values) for note in found.notes if note.code == "better_elsewhere"]
+    comparison = only(analyse([tmp_path]))
+    assert (comparison.grid, comparison.rate, comparison.reference_rate) == ((2e-3, 4e-3), 4e-3, 2e-3)
+    assert comparison.sound  # different rates, and by design
+    elsewhere = [dict(note.values) for note in comparison.notes if note.code == "better_elsewhere"]
     assert elsewhere == [{"arm": "oelm-freeze", "rate": "0.008"}, {"arm": "baseline", "rate": "0.001"}]
 
 
-def test_a_rate_that_both_arms_were_run_at_is_not_elsewhere(tmp_path):
-    """Over more seeds than the choice rests on, the arm is better at the other rate: that one was run too."""
+def test_a_better_rate_that_both_arms_have_gives_no_note(tmp_path):
+    """The rate is chosen over the common seeds; over all its seeds the arm is better at another rate of that grid."""
     for seed, short, long in ((0, 3.1, 3.0), (1, 3.1, 3.5)):
         language_run(tmp_path, "oelm-freeze", seed, short, 1e-3)
         language_run(tmp_path, "oelm-freeze", seed, long, 2e-3)
         language_run(tmp_path, "baseline", seed, 3.0, 1e-3)
     language_run(tmp_path, "baseline", 0, 2.9, 2e-3)
-    found = only(analyse([tmp_path]))
-    assert found.rate == 2e-3
-    assert "better_elsewhere" not in [note.code for note in found.notes]
+    comparison = only(analyse([tmp_path]))
+    assert comparison.rate == 2e-3
+    assert "better_elsewhere" not in [note.code for note in comparison.notes]
 
 
-def test_a_best_rate_at_the_edge_of_the_grid_is_told(tmp_path):
+def test_a_best_rate_at_the_edge_of_the_grid_gives_a_note(tmp_path):
     for method, losses in (("baseline", (3.0, 3.1)), ("oelm-freeze", (3.3, 3.2))):
         for rate, loss in zip((1e-3, 2e-3), losses, strict=True):
             language_run(tmp_path, method, 0, loss, rate)
@@ -83,14 +88,14 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_told(tmp_path):
 
 
 def test_the_rate_is_chosen_over_the_same_seeds_at_every_rate(tmp_path):
-    """At 2e-3 only the lucky seed 0 was run: it must not win against the mean of three."""
+    """At 2e-3 only seed 0 was run, which is better than average: it must not win against a mean of three seeds."""
     for method in ("baseline", "oelm-freeze"):
         for seed, loss in enumerate((3.0, 3.4, 3.4)):
             language_run(tmp_path, method, seed, loss, 1e-3)
         language_run(tmp_path, method, 0, 3.05, 2e-3)
-    found = only(analyse([tmp_path]))
-    assert (found.rate, found.n) == (1e-3, 3)
-    assert dict(next(note.values for note in found.notes if note.code == "grid"))["seeds"] == "1"
+    comparison = only(analyse([tmp_path]))
+    assert (comparison.rate, comparison.n) == (1e-3, 3)
+    assert dict(next(note.values for note in comparison.notes if note.code == "grid"))["seeds"] == "1"
 
 
 def test_arms_without_a_common_rate_are_confounded_and_get_no_verdict(tmp_path):
@@ -98,10 +103,10 @@ def test_arms_without_a_common_rate_are_confounded_and_get_no_verdict(tmp_path):
         language_run(tmp_path, "baseline", seed, 3.0 + seed / 100, 3e-4)
         language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 90, 1e-3)
     analysis = analyse([tmp_path])
-    found = only(analysis)
-    assert found.basis == "confounded"
-    assert [item.field for item in found.confounds] == ["optimizer.learning_rate"]
-    assert (found.adjusted, found.winner) == (None, None)
+    comparison = only(analysis)
+    assert comparison.basis == "confounded"
+    assert [item.field for item in comparison.confounds] == ["optimizer.learning_rate"]
+    assert (comparison.adjusted, comparison.winner) == (None, None)
     (h4,) = [one for one in analysis.verdicts if one.hypothesis.id == "H4"]
     assert (h4.verdict, h4.notes[0].code) == ("undecided", "confounded")
 
@@ -110,8 +115,8 @@ def test_arms_without_a_common_rate_are_compared_though_no_seed_has_every_rate(t
     language_run(tmp_path, "baseline", 0, 3.0, 1e-3)
     language_run(tmp_path, "oelm-freeze", 0, 3.1, 2e-3)
     language_run(tmp_path, "oelm-freeze", 1, 3.1, 4e-3)
-    found = only(analyse([tmp_path]))
-    assert (found.basis, found.n, found.sound) == ("confounded", 1, False)
+    comparison = only(analyse([tmp_path]))
+    assert (comparison.basis, comparison.n, comparison.sound) == ("confounded", 1, False)
 
 
 @pytest.mark.parametrize(
@@ -135,43 +140,43 @@ def test_arms_that_differ_in_more_than_the_method_are_flagged_with_the_field(tmp
     for seed in (0, 1, 2):
         language_run(tmp_path, "baseline", seed, 3.0 + seed / 100)
         language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 90, **options)
-    found = only(analyse([tmp_path]))
-    assert field in {item.field for item in found.confounds}
-    assert found.ratio is not None  # the number is there
-    assert (found.adjusted, found.winner) == (None, None)  # and nothing is concluded from it
+    comparison = only(analyse([tmp_path]))
+    assert field in {item.field for item in comparison.confounds}
+    assert comparison.ratio is not None  # the number is there
+    assert (comparison.adjusted, comparison.winner) == (None, None)  # and nothing is concluded from it
 
 
-def test_another_experiment_offers_no_reference(tmp_path):
+def test_a_setup_that_differs_in_many_fields_is_not_used_as_reference(tmp_path):
     other = {"model": {"name": "gpt:small"}, "optimizer": {"weight_decay": 0.3}, "train": {"batch_size": 32}}
     language_run(tmp_path, "baseline", 0, 3.0)
     language_run(tmp_path, "oelm-freeze", 0, 3.2, changes=other, steps=800)
     assert not analyse([tmp_path]).comparisons
 
 
-def test_other_commits_and_other_places_do_not_confound(tmp_path):
+def test_commits_and_paths_do_not_confound(tmp_path):
     for seed in (0, 1, 2):
         language_run(tmp_path, "baseline", seed, 3.0 + seed / 100)
         away = {"data": {"path": "/elsewhere/text"}, "log": {"every": 3}, "eval": {"targets": [1.5]}}
         language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 90, changes=away, environment={"git_commit": "def"})
-    found = only(analyse([tmp_path]))
-    assert found.sound
-    assert [item.field for item in found.cautions] == ["environment.git_commit"]
+    comparison = only(analyse([tmp_path]))
+    assert comparison.sound
+    assert [item.field for item in comparison.cautions] == ["environment.git_commit"]
 
 
-def test_seeds_that_only_one_arm_has_are_not_in_the_difference(tmp_path):
+def test_seeds_of_only_one_arm_are_not_compared(tmp_path):
     for seed in (0, 1, 2, 3):
         language_run(tmp_path, "baseline", seed, 3.0 + seed / 100)
     for seed in (2, 3, 4):
         language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 90)
-    found = only(analyse([tmp_path]))
-    assert [a.seed for a, _ in found.pairs] == [2, 3]
-    assert len(found.unpaired) == 3
-    assert "unpaired" in codes(found)
+    comparison = only(analyse([tmp_path]))
+    assert [a.seed for a, _ in comparison.pairs] == [2, 3]
+    assert len(comparison.unpaired) == 3
+    assert "unpaired" in codes(comparison)
 
 
 @pytest.mark.parametrize("loser", ["baseline", "oelm-freeze"])
 def test_an_arm_that_lost_seeds_is_shown_with_them_and_gets_no_verdict(tmp_path, loser):
-    """What survives is no chance sample: its mean flatters the arm that lost the others."""
+    """The remaining seeds are not a random sample: their mean makes the arm look better than it is."""
     for seed in range(5):
         for method, accuracy in (("baseline", 0.8), ("oelm-freeze", 0.7)):
             failed = method == loser and seed > 2
@@ -180,8 +185,8 @@ def test_an_arm_that_lost_seeds_is_shown_with_them_and_gets_no_verdict(tmp_path,
     analysis = analyse([tmp_path])
     one = only(analysis)
     assert (one.n, one.sound, one.winner) == (3, False, None)
-    told = {"0 of 5", "2 of 5"}
-    assert [{item.one, item.other} for item in one.confounds if item.field == "seeds that failed"] == [told]
+    shares = {"0 of 5", "2 of 5"}
+    assert [{item.one, item.other} for item in one.confounds if item.field == "seeds that failed"] == [shares]
     assert of_pairs(one, MEASURES["step_seconds"]).sound, "a failed run's steps took as long as others'"
     table = arms_table(analysis, one.setup, 1, words("en"))
     seeds = {row[0].text: row[2].text for row in table.rows}
@@ -190,7 +195,7 @@ def test_an_arm_that_lost_seeds_is_shown_with_them_and_gets_no_verdict(tmp_path,
 
 
 @pytest.mark.parametrize("loss", [650.0, 800.0])
-def test_a_seed_whose_perplexity_is_beyond_every_number_is_a_lost_one(tmp_path, loss):
+def test_a_seed_whose_perplexity_overflows_counts_as_failed(tmp_path, loss):
     for seed in range(3):
         language_run(tmp_path, "baseline", seed, 3.0 + 0.01 * seed)
         folder = language_run(tmp_path, "oelm-freeze", seed, 3.1 + 0.02 * seed)
@@ -202,7 +207,7 @@ def test_a_seed_whose_perplexity_is_beyond_every_number_is_a_lost_one(tmp_path, 
     assert (one.n, one.sound, one.confounds[0].field) == (2, False, "seeds that failed")
 
 
-def test_an_interval_beyond_every_number_is_an_infinite_one(tmp_path):
+def test_an_interval_that_overflows_is_infinite(tmp_path):
     for seed, (loss, other) in enumerate([(3.0, 3.0), (3.01, 190.0)]):
         language_run(tmp_path, "baseline", seed, loss)
         language_run(tmp_path, "oelm-freeze", seed, other)
@@ -212,7 +217,7 @@ def test_an_interval_beyond_every_number_is_an_infinite_one(tmp_path):
     assert not one.conclusive
 
 
-def test_only_pairs_that_have_the_figure_are_counted(tmp_path):
+def test_only_pairs_that_have_the_measure_are_counted(tmp_path):
     for seed in range(3):
         classification_run(tmp_path, "baseline", seed, 0.9 + 0.01 * seed)
         folder = classification_run(tmp_path, "oelm-freeze", seed, 0.8 + 0.02 * seed)
@@ -221,7 +226,7 @@ def test_only_pairs_that_have_the_figure_are_counted(tmp_path):
     assert (one.n, one.difference.n) == (2, 2)
 
 
-def test_a_run_that_broke_off_is_a_lost_seed_until_it_was_repeated(tmp_path):
+def test_an_aborted_run_is_a_failed_seed_until_it_is_repeated(tmp_path):
     study(tmp_path, seeds=3)
     broken = language_run(tmp_path / "first", "oelm-freeze", 3)
     (broken / "result.json").unlink()
@@ -233,8 +238,8 @@ def test_a_run_that_broke_off_is_a_lost_seed_until_it_was_repeated(tmp_path):
 
 
 @pytest.mark.parametrize("again", ["0-before", "z-after"])
-def test_a_run_that_diverged_is_a_lost_seed_until_it_was_repeated(tmp_path, again):
-    """Whichever of the two folders comes first."""
+def test_a_diverged_run_is_a_failed_seed_until_it_is_repeated(tmp_path, again):
+    """It makes no difference which of the two folders comes first."""
     study(tmp_path / "study", seeds=3)
     for method, loss in (("baseline", 3.2), ("oelm-freeze", None)):
         for rate in (5e-4, 1e-3, 2e-3):
@@ -247,7 +252,7 @@ def test_a_run_that_diverged_is_a_lost_seed_until_it_was_repeated(tmp_path, agai
     assert [item.kind for item in analysis.left_out] == ["diverged"] * 3
 
 
-def test_a_seed_that_failed_twice_is_lost_once(tmp_path):
+def test_a_seed_that_failed_twice_counts_once(tmp_path):
     for seed in range(3):
         language_run(tmp_path, "baseline", seed, 3.0)
         language_run(tmp_path, "oelm-freeze", seed, 3.1 + seed / 100 if seed < 2 else None)
@@ -258,7 +263,7 @@ def test_a_seed_that_failed_twice_is_lost_once(tmp_path):
     assert (lost.one, lost.other) == ("1 of 3", "0 of 3")
 
 
-def test_a_rate_at_which_every_seed_failed_spoils_no_other_rate(tmp_path):
+def test_a_rate_at_which_every_seed_failed_does_not_affect_other_rates(tmp_path):
     for seed in range(3):
         for method in ("baseline", "oelm-freeze"):
             classification_run(tmp_path, method=method, seed=seed, accuracy=0.8 + 0.01 * seed)
@@ -266,15 +271,15 @@ def test_a_rate_at_which_every_seed_failed_spoils_no_other_rate(tmp_path):
     assert only(analyse([tmp_path])).sound
 
 
-def test_arms_without_a_common_seed_are_not_paired_at_all(tmp_path):
+def test_arms_without_a_common_seed_are_not_paired(tmp_path):
     language_run(tmp_path, "baseline", 0)
     language_run(tmp_path, "oelm-freeze", 1)
-    found = only(analyse([tmp_path]))
-    assert (found.n, found.ratio, found.winner) == (0, None, None)
-    assert "no_common_seed" in codes(found)
+    comparison = only(analyse([tmp_path]))
+    assert (comparison.n, comparison.ratio, comparison.winner) == (0, None, None)
+    assert "no_common_seed" in codes(comparison)
 
 
-def test_tasks_are_grouped_and_never_paired_across(tmp_path):
+def test_runs_of_different_tasks_are_never_paired(tmp_path):
     language_run(tmp_path, "baseline")
     classification_run(tmp_path, "oelm-freeze")
     classification_run(tmp_path, "baseline", task="mnli")
@@ -291,51 +296,53 @@ def test_accuracies_are_compared_in_points(tmp_path):
     for seed, noise in enumerate((0.0, 0.002, -0.001)):
         classification_run(tmp_path, "baseline", seed, 0.93 + noise)
         classification_run(tmp_path, "oelm-freeze", seed, 0.91 + 2 * noise)
-    found = only(analyse([tmp_path]))
-    assert found.measure.name == "accuracy"
-    assert found.difference.mean == pytest.approx(-0.02 + 0.001 / 3)
-    assert found.winner == "baseline"
+    comparison = only(analyse([tmp_path]))
+    assert comparison.measure.name == "accuracy"
+    assert comparison.difference.mean == pytest.approx(-0.02 + 0.001 / 3)
+    assert comparison.winner == "baseline"
 
 
-def test_the_better_arm_is_the_one_that_the_test_finds_better(tmp_path):
-    """Seven perplexities are 5 % worse, the large eighth is a little better: so is the mean, but not the ratio."""
+def test_the_winner_is_decided_by_the_tested_scale(tmp_path):
+    """Seven perplexities are 5 % worse, a large eighth is a little better: the mean improves, the mean ratio not."""
     for seed in range(8):
         base, other = (1000.0, 995.0) if seed == 7 else (10.0, 10.5 + seed / 100)
         language_run(tmp_path, "baseline", seed, math.log(base))
         language_run(tmp_path, "oelm-freeze", seed, math.log(other))
-    found = only(analyse([tmp_path]))
-    assert found.difference.mean < 0 < found.change.mean
-    assert found.conclusive
-    assert found.winner == "baseline"
+    comparison = only(analyse([tmp_path]))
+    assert comparison.difference.mean < 0 < comparison.change.mean
+    assert comparison.conclusive
+    assert comparison.winner == "baseline"
 
 
 @pytest.mark.parametrize("more", [2, 60, 0])
-def test_pairs_that_all_differ_by_the_same_decide_nothing(tmp_path, more):
-    """Of 872 examples each seed has as many more right. Rounding makes the differences unequal, and no evidence."""
+def test_pairs_with_equal_differences_decide_nothing(tmp_path, more):
+    """Each seed has the same number of the 872 examples more right; only rounding makes the differences unequal."""
     for seed, right in enumerate((798, 801, 805)):
         classification_run(tmp_path, "baseline", seed, right / 872)
         classification_run(tmp_path, "oelm-freeze", seed, (right + more) / 872)
     analysis = analyse([tmp_path])
-    found = only(analysis)
-    assert found.difference.mean == pytest.approx(more / 872)
-    assert "no_spread" in codes(found)
-    assert (found.p, found.adjusted, found.alike, found.winner, found.difference.low) == (None,) * 5
+    comparison = only(analysis)
+    assert comparison.difference.mean == pytest.approx(more / 872)
+    assert "no_spread" in codes(comparison)
+    assert (comparison.p, comparison.adjusted, comparison.alike, comparison.winner, comparison.difference.low) == (
+        None,
+    ) * 5
     verdicts = {one.hypothesis.id: one for one in analysis.verdicts}
     assert (verdicts["KEEPS-98"].verdict, verdicts["KEEPS-98"].notes[0].code) == ("undecided", "no_spread")
     assert {one.verdict for one in analysis.replications} <= {"undecided", "not-judged"}
 
 
-def test_losses_that_all_differ_by_the_same_decide_nothing(tmp_path):
+def test_losses_with_equal_differences_decide_nothing(tmp_path):
     for seed in range(3):
         language_run(tmp_path, "baseline", seed, 3.0 + seed / 10)
         language_run(tmp_path, "oelm-freeze", seed, 3.2 + seed / 10)
     analysis = analyse([tmp_path])
-    found = only(analysis)
-    assert (found.no_spread, found.adjusted, found.alike, found.winner) == (True, None, None, None)
+    comparison = only(analysis)
+    assert (comparison.no_spread, comparison.adjusted, comparison.alike, comparison.winner) == (True, None, None, None)
     assert {one.verdict for one in analysis.verdicts if one.hypothesis.against} == {"undecided"}
 
 
-def test_arms_that_are_alike_are_called_so_by_tost_and_not_for_lack_of_a_difference(tmp_path):
+def test_arms_are_alike_by_tost_and_not_for_lack_of_a_difference(tmp_path):
     for seed, noise in enumerate((0.0, 0.003, -0.002, 0.001)):
         language_run(tmp_path, "baseline", seed, 3.0)
         language_run(tmp_path, "oelm-freeze", seed, 3.0 + noise)
@@ -349,7 +356,7 @@ def test_arms_that_are_alike_are_called_so_by_tost_and_not_for_lack_of_a_differe
 
 
 def four_arms(folder, **settings):
-    """A baseline and four arms that are a little worse, in three seeds."""
+    """Write a baseline and four arms that are a little worse, with three seeds each."""
     for seed, noise in enumerate((0.0, 0.01, -0.01)):
         language_run(folder, "baseline", seed, 3.0, **settings)
         for index, method in enumerate(("oelm-freeze", "oelm-random", "oelm-core", "identity-key")):
@@ -365,22 +372,22 @@ def test_p_values_are_corrected_over_all_arms_of_a_setup(tmp_path):
     assert adjusted[0] == pytest.approx(4 * raw[0])
 
 
-def test_another_setup_in_the_report_changes_no_verdict(tmp_path):
+def test_other_setups_in_a_report_do_not_change_verdicts(tmp_path):
     four_arms(tmp_path / "short")
     four_arms(tmp_path / "long", steps=800)
     alone, among = analyse([tmp_path / "short"]), analyse([tmp_path])
     assert len(among.comparisons) == 2 * len(alone.comparisons)
-    found = {(one.arm, one.adjusted, one.alike) for one in among.comparisons}
-    assert {(one.arm, one.adjusted, one.alike) for one in alone.comparisons} <= found
+    with_others = {(one.arm, one.adjusted, one.alike) for one in among.comparisons}
+    assert {(one.arm, one.adjusted, one.alike) for one in alone.comparisons} <= with_others
 
 
-def test_step_times_that_must_not_be_compared_are_not(tmp_path):
+def test_step_times_with_a_note_are_not_compared(tmp_path):
     note = "two runs shared the GPU: step times are not comparable"
     for seed in (0, 1, 2):
         language_run(tmp_path, "oelm-nofreeze", seed, 3.0 + seed / 100, step_seconds=0.02 + seed / 1e4)
         language_run(tmp_path, "oelm-freeze", seed, 3.1 + seed / 90, step_seconds=0.019, notes=(note,) if seed else ())
-    (found,) = analyse([tmp_path]).times
-    assert [item.field for item in found.confounds] == ["timing"]
+    (comparison,) = analyse([tmp_path]).times
+    assert [item.field for item in comparison.confounds] == ["timing"]
     verdicts = {one.hypothesis.id: one for one in analyse([tmp_path]).verdicts}
     assert (verdicts["H3"].verdict, verdicts["H3"].notes[0].code) == ("undecided", "times_doubtful")
 
@@ -416,12 +423,12 @@ def test_simulated_runs_with_no_true_difference_give_intervals_that_cover_it(tmp
             arms.append(Arm(name, ((1e-3, tuple(in_memory(like, s, loss) for s, loss in enumerate(losses))),)))
         task = TaskRecord(kind="language", name="language")
         setup = Setup(task=task, dataset="noise", settings=(), arms=tuple(arms))
-        found = headline(setup, arms[1], arms[0], setup.measure)
-        covered += found.ratio.low <= 1 <= found.ratio.high
+        comparison = headline(setup, arms[1], arms[0], setup.measure)
+        covered += comparison.ratio.low <= 1 <= comparison.ratio.high
     assert covered / 1500 == pytest.approx(0.95, abs=0.02)
 
 
-def test_the_flop_bound_is_the_ratio_of_what_the_results_record(tmp_path):
+def test_the_flop_bound_is_the_ratio_of_the_recorded_flops(tmp_path):
     runs = [load_run(language_run(tmp_path, method)) for method in ("oelm-freeze", "baseline")]
     frozen, total = runs[0].result.parameters.frozen, runs[0].result.parameters.total
     assert flop_ratio(*runs) == pytest.approx(1 - frozen / total / 3), "a frozen weight costs two thirds"
@@ -429,7 +436,7 @@ def test_the_flop_bound_is_the_ratio_of_what_the_results_record(tmp_path):
     assert flop_ratio(runs[0], load_run(runs[1].path)) is None
 
 
-def test_every_published_figure_of_the_design_is_there():
+def test_the_published_figures_are_those_of_the_study():
     known = published.load()
     expected = {
         "GPT-01": ("perplexity", 4.27),
@@ -466,30 +473,30 @@ def test_published_figures_are_matched_by_id_or_by_data_and_stand_ins_flagged(tm
         language_run(tmp_path, "oelm-freeze", seed, 3.8 + math.log(54.29 / 47.24) + 2 * noise, description=books)
         named = {"experiment": "GPT-06-lr-1e-3"}
         language_run(tmp_path, "baseline", seed, 3.2 + noise, description="my wiki", changes=named)
-    found = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
-    assert {id for id, _ in found} == {"GPT-04", "GPT-05", "GPT-06"}
-    effect = found["GPT-05", "perplexity"]
+    replications = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
+    assert {id for id, _ in replications} == {"GPT-04", "GPT-05", "GPT-06"}
+    effect = replications["GPT-05", "perplexity"]
     assert (effect.verdict, effect.stand_in) == ("agrees", True)
     assert effect.published_change == pytest.approx(0.149, abs=0.001)
     assert {"train.max_steps", "hardware", "vocabulary"} <= {item.field for item in effect.differs}
-    assert found["GPT-04", "perplexity"].verdict == "not-judged"
-    assert not found["GPT-06", "perplexity"].stand_in
+    assert replications["GPT-04", "perplexity"].verdict == "not-judged"
+    assert not replications["GPT-06", "perplexity"].stand_in
 
 
-def test_smoke_runs_are_no_verdict_on_a_published_figure(tmp_path):
-    """Their text is synthetic: whatever comes of it, it neither agrees with the study nor differs from it."""
+def test_runs_on_synthetic_data_do_not_judge_a_published_figure(tmp_path):
+    """A result on synthetic text neither agrees with the study nor differs from it."""
     smoke, synthetic = {"experiment": "GPT-02-smoke"}, {"data": {"synthetic": True}}
     for seed, noise in enumerate((0.0, 0.004, -0.003)):
         for method, more in (("baseline", 0.0), ("oelm-freeze", math.log(4.69 / 4.27) + noise)):
             language_run(tmp_path, method, seed, 3.0 + noise + more, changes=smoke, environment=synthetic)
-    found = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
-    effect = found["GPT-02", "perplexity"]
+    replications = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
+    effect = replications["GPT-02", "perplexity"]
     assert effect.measured_change.low < effect.published_change < effect.measured_change.high
-    assert {one.verdict for one in found.values()} == {"not-judged"}
+    assert {one.verdict for one in replications.values()} == {"not-judged"}
     assert not effect.stand_in, "synthetic text stands in for nothing"
 
 
-def test_a_published_effect_outside_our_interval_differs_and_one_seed_decides_nothing(tmp_path):
+def test_a_published_effect_outside_the_interval_differs_and_one_seed_decides_nothing(tmp_path):
     for seed, noise in enumerate((0.0, 0.002, -0.001)):
         classification_run(tmp_path / "three", "baseline", seed, 0.93 + noise)
         classification_run(tmp_path / "three", "oelm-freeze", seed, 0.95 + 2 * noise)
@@ -500,18 +507,18 @@ def test_a_published_effect_outside_our_interval_differs_and_one_seed_decides_no
     assert (three["SST-2-02"], one["SST-2-02"]) == ("differs", "undecided")
 
 
-def test_an_interval_too_wide_to_say_anything_agrees_with_nothing(tmp_path):
-    """Two seeds, one of which came to much more: whatever was published lies within -100 % to millions of percent."""
+def test_an_interval_that_is_too_wide_is_undecided(tmp_path):
+    """Two seeds that differ widely give an interval from -100 % to millions of percent, which contains any value."""
     for seed, more in enumerate((-0.9, 1.6)):
         language_run(tmp_path, "baseline", seed, 3.8, changes={"experiment": "GPT-04"})
         language_run(tmp_path, "oelm-freeze", seed, 3.8 + more, changes={"experiment": "GPT-05"})
-    found = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
-    effect = found["GPT-05", "perplexity"]
+    replications = {(one.experiment.id, one.metric): one for one in analyse([tmp_path]).replications}
+    effect = replications["GPT-05", "perplexity"]
     assert effect.measured_change.low < effect.published_change < effect.measured_change.high
     assert effect.verdict == "undecided"
 
 
-def test_two_hundred_runs_load_and_group(tmp_path):
+def test_forty_runs_are_grouped_into_their_arms(tmp_path):
     for seed in range(5):
         for rate in (1e-3, 2e-3):
             for method in ("baseline", "oelm-freeze", "oelm-random", "oelm-core"):
@@ -521,7 +528,7 @@ def test_two_hundred_runs_load_and_group(tmp_path):
     assert [len(arm.runs) for arm in setup.arms] == [10, 10, 10, 10]
 
 
-def test_data_that_records_tell_apart_stays_apart(tmp_path):
+def test_runs_with_another_tokenizer_are_in_another_setup(tmp_path):
     for seed, data in enumerate(({"tokenizer": "a"}, {"tokenizer": "b"}, {"tokenizer": "b", "marks": "c"})):
         classification_run(tmp_path, seed=seed, environment={"data": data})
     (group,) = group_runs(load_runs([tmp_path]).runs)

@@ -1,4 +1,4 @@
-"""Hypotheses: rules, verdicts, scenarios, a user's own, and files that make no sense."""
+"""Hypotheses: rules, verdicts, scenarios, hypotheses of a user's file, and malformed files."""
 
 import math
 
@@ -19,7 +19,7 @@ def verdicts(path, hypotheses=None):
 
 
 def arms(path, **gaps):
-    """The baseline at a loss of 3, and other arms above it by their gaps, three seeds each."""
+    """Write a baseline with a loss of 3 and other arms above it by their gaps, with three seeds each."""
     for seed, noise in enumerate(NOISE):
         language_run(path, "baseline", seed, 3.0 + noise)
         for times, (method, gap) in enumerate(gaps.items(), start=2):
@@ -46,50 +46,50 @@ def test_an_interval_across_the_bound_decides_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gap", "scenario", "verdict"),
+    ("gap", "scenario", "expected"),
     [(-0.1, "better", "refuted"), (0.01, "like", "supported"), (0.2, "worse", "refuted")],
 )
-def test_the_plans_scenario_follows_from_freeze_against_no_freeze(tmp_path, gap, scenario, verdict):
-    found = verdicts(arms(tmp_path, oelm_nofreeze=0.0, oelm_freeze=gap))["H2"]
-    assert (found.scenario, found.verdict) == (scenario, verdict)
+def test_the_scenario_follows_from_freeze_against_no_freeze(tmp_path, gap, scenario, expected):
+    verdict = verdicts(arms(tmp_path, oelm_nofreeze=0.0, oelm_freeze=gap))["H2"]
+    assert (verdict.scenario, verdict.verdict) == (scenario, expected)
 
 
-def test_what_the_correction_leaves_undecided_selects_no_scenario(tmp_path):
-    """Taken alone freeze is worse than no-freeze, but beside the other hypotheses that may be chance."""
+def test_an_undecided_verdict_selects_no_scenario(tmp_path):
+    """Alone, freeze is significantly worse than no-freeze; corrected for the other hypotheses it is not."""
     for seed, noise in enumerate((0.0, 0.05, -0.04)):
         language_run(tmp_path, "baseline", seed, 3.0)
         language_run(tmp_path, "oelm-nofreeze", seed, 3.0)
         language_run(tmp_path, "oelm-freeze", seed, 3.2 + noise)
-    found = verdicts(tmp_path)["H2"]
-    assert found.p < 0.05 <= found.adjusted
-    assert (found.verdict, found.towards, found.scenario) == ("undecided", "refuted", None)
+    verdict = verdicts(tmp_path)["H2"]
+    assert verdict.p < 0.05 <= verdict.adjusted
+    assert (verdict.verdict, verdict.towards, verdict.scenario) == ("undecided", "refuted", None)
 
 
-def test_counts_need_no_test_and_stand_beside_what_was_expected(tmp_path):
+def test_counts_are_judged_without_a_test_and_shown_with_the_expected_value(tmp_path):
     claim = {"id": "MINE", "title": "40,000 are frozen", "arm": "oelm-freeze", "measure": "frozen", "compare": "value"}
     beside = {"measure": "frozen_share", "expected": 0.15}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump([{**claim, "rule": {"above": 40_000}, "beside": beside}]))
-    found = verdicts(arms(tmp_path / "runs", oelm_freeze=0.1), tmp_path / "mine.yaml")["MINE"]
-    assert (found.verdict, found.p) == ("refuted", None)
-    assert found.estimate.mean == 2 * 4 * 64 * 64
-    assert found.beside == pytest.approx(32768 / (4 * (4 * 64 * 64 + 2 * 64 * 256) + 100_000))
+    verdict = verdicts(arms(tmp_path / "runs", oelm_freeze=0.1), tmp_path / "mine.yaml")["MINE"]
+    assert (verdict.verdict, verdict.p) == ("refuted", None)
+    assert verdict.estimate.mean == 2 * 4 * 64 * 64
+    assert verdict.beside == pytest.approx(32768 / (4 * (4 * 64 * 64 + 2 * 64 * 256) + 100_000))
 
 
-@pytest.mark.parametrize(("bound", "verdict"), [(-0.05, "supported"), (-0.5, "refuted")])
-def test_counts_of_two_arms_are_compared_without_a_test(tmp_path, bound, verdict):
-    """No seed changes how many parameters are trained, so that all pairs differ by the same is no doubt here."""
+@pytest.mark.parametrize(("bound", "expected"), [(-0.05, "supported"), (-0.5, "refuted")])
+def test_counts_of_two_arms_are_compared_without_a_test(tmp_path, bound, expected):
+    """The number of trained parameters does not depend on the seed, so equal differences are expected."""
     claim = {"id": "MINE", "title": "fewer are trained", "arm": "oelm-freeze", "against": "baseline"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump([{**claim, "measure": "trainable", "rule": {"below": bound}}]))
-    found = verdicts(arms(tmp_path / "runs", oelm_freeze=0.1), tmp_path / "mine.yaml")["MINE"]
-    assert (found.verdict, found.p, found.notes) == (verdict, None, ())
+    verdict = verdicts(arms(tmp_path / "runs", oelm_freeze=0.1), tmp_path / "mine.yaml")["MINE"]
+    assert (verdict.verdict, verdict.p, verdict.notes) == (expected, None, ())
 
 
 def test_a_hypothesis_about_large_models_is_not_judged_on_a_small_one(tmp_path):
     """More than 3 million frozen parameters are a claim about the study's model, not about a tiny one."""
     arms(tmp_path, oelm_freeze=0.1)
     analysis = analyse([tmp_path])
-    found = next(one for one in analysis.verdicts if one.hypothesis.id == "H1")
-    assert (found.verdict, found.notes[0].code, found.estimate) == ("undecided", "too_small", None)
+    verdict = next(one for one in analysis.verdicts if one.hypothesis.id == "H1")
+    assert (verdict.verdict, verdict.notes[0].code, verdict.estimate) == ("undecided", "too_small", None)
     assert not any("H1" in line for line in summary(analysis))
     for folder in tmp_path.rglob("seed-*"):
         counts = {"total": 30_000_000, "trainable": 28_000_000, "frozen": 2_000_000, "buffers": 0}
@@ -97,7 +97,7 @@ def test_a_hypothesis_about_large_models_is_not_judged_on_a_small_one(tmp_path):
     assert verdicts(tmp_path)["H1"].verdict == "refuted"
 
 
-def test_steps_per_hour_are_compared_where_the_times_may_be(tmp_path):
+def test_steps_per_hour_are_compared_where_times_are_comparable(tmp_path):
     for seed, noise in enumerate((0.0, 1e-5, -1e-5)):
         language_run(tmp_path, "oelm-nofreeze", seed, 3.0, step_seconds=0.020 + noise)
         language_run(tmp_path, "oelm-freeze", seed, 3.1 + noise, step_seconds=0.019 - noise)
@@ -111,7 +111,7 @@ def test_the_value_of_orthogonality_is_judged_against_matched_random(tmp_path):
     assert both["ORTHOGONAL"].verdict == "undecided"
 
 
-def test_keeping_pretrained_subspaces_is_not_taken_for_the_value_of_orthogonality(tmp_path):
+def test_orthogonality_is_not_judged_on_pretrained_models(tmp_path):
     for seed, noise in enumerate(NOISE):
         for method, accuracy in (("oelm-freeze", 0.9), ("oelm-random-matched", 0.7)):
             classification_run(tmp_path / "one", method, seed, accuracy + noise)
@@ -129,17 +129,17 @@ def test_classifiers_are_judged_in_accuracy(tmp_path):
     for seed, noise in enumerate(NOISE):
         classification_run(tmp_path, "baseline", seed, 0.93 + noise)
         classification_run(tmp_path, "oelm-freeze", seed, 0.928 + 1.2 * noise)
-    found = verdicts(tmp_path)
-    assert found["KEEPS-98"].verdict == "supported"
-    assert found["H4"].notes[0].code == "no_runs"
+    judged = verdicts(tmp_path)
+    assert judged["KEEPS-98"].verdict == "supported"
+    assert judged["H4"].notes[0].code == "no_runs"
 
 
 def test_a_figure_of_zero_has_no_relative_change(tmp_path):
     for seed, accuracy in enumerate((0.0, 0.9)):
         classification_run(tmp_path, "baseline", seed, 0.9 + 0.01 * seed)
         classification_run(tmp_path, "oelm-freeze", seed, accuracy)
-    found = verdicts(tmp_path)["KEEPS-98"]
-    assert (found.verdict, found.notes[0].code) == ("undecided", "no_ratio")
+    verdict = verdicts(tmp_path)["KEEPS-98"]
+    assert (verdict.verdict, verdict.notes[0].code) == ("undecided", "no_ratio")
 
 
 def test_a_trend_needs_three_data_sets_and_a_slope(tmp_path):
@@ -151,17 +151,17 @@ def test_a_trend_needs_three_data_sets_and_a_slope(tmp_path):
 
     dataset("small", 10**6, 0.05)
     dataset("middle", 8 * 10**6, 0.11)
-    found = verdicts(tmp_path)["TREND"]
-    assert (found.verdict, found.notes[0].code) == ("undecided", "few_datasets")
+    verdict = verdicts(tmp_path)["TREND"]
+    assert (verdict.verdict, verdict.notes[0].code) == ("undecided", "few_datasets")
     dataset("large", 64 * 10**6, 0.17)
     dataset("huge", 512 * 10**6, 0.2301)
-    found = verdicts(tmp_path)["TREND"]
-    assert found.verdict == "supported"
-    assert found.estimate.mean == pytest.approx(0.02, rel=0.02)  # per doubling
+    verdict = verdicts(tmp_path)["TREND"]
+    assert verdict.verdict == "supported"
+    assert verdict.estimate.mean == pytest.approx(0.02, rel=0.02)  # per doubling
 
 
-def test_a_trend_is_held_against_the_rules_own_number(tmp_path):
-    """The change grows by 2 % per doubling, with little doubt: the sign alone says nothing about the other bounds."""
+def test_a_trend_is_tested_against_the_bound_of_its_rule(tmp_path):
+    """The change grows by 2 % per doubling with a narrow interval: the sign alone does not decide other bounds."""
     for size, gap in ((1, 0.05), (8, 0.11), (64, 0.17), (512, 0.2301)):
         data = {"data": {"splits": {"train": {"tokens": size * 10**6, "sha256": str(size) * 8}}}}
         for method, loss in (("baseline", 3.0), ("oelm-freeze", 3.0 + gap)):
@@ -178,18 +178,18 @@ def test_a_trend_is_held_against_the_rules_own_number(tmp_path):
         for number, rule in enumerate(several)
     ]
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(asked))
-    found = verdicts(tmp_path / "runs", tmp_path / "mine.yaml")
-    assert {one["id"]: found[one["id"]].verdict for one in asked} == {one["id"]: one["id"][:-2] for one in asked}
+    judged = verdicts(tmp_path / "runs", tmp_path / "mine.yaml")
+    assert {one["id"]: judged[one["id"]].verdict for one in asked} == {one["id"]: one["id"][:-2] for one in asked}
 
 
-def test_data_sets_that_lie_on_a_line_decide_no_trend(tmp_path):
+def test_points_on_a_line_decide_no_trend(tmp_path):
     for size, gap in ((1, 0.1), (2, 0.2), (4, 0.3)):
         data = {"data": {"splits": {"train": {"tokens": size * 10**6, "sha256": str(size) * 8}}}}
         language_run(tmp_path / f"{size}", "baseline", 0, 3.0, description=f"{size}", environment=data)
         language_run(tmp_path / f"{size}", "oelm-freeze", 0, 3.0 + gap, description=f"{size}", environment=data)
-    found = verdicts(tmp_path)["TREND"]
-    assert (found.verdict, found.p, found.notes[0].code) == ("undecided", None, "no_scatter")
-    assert found.estimate.mean == pytest.approx(0.1)
+    verdict = verdicts(tmp_path)["TREND"]
+    assert (verdict.verdict, verdict.p, verdict.notes[0].code) == ("undecided", None, "no_scatter")
+    assert verdict.estimate.mean == pytest.approx(0.1)
 
 
 def test_a_trend_takes_the_setup_with_the_most_seeds_of_a_data_set(tmp_path):
@@ -201,19 +201,19 @@ def test_a_trend_takes_the_setup_with_the_most_seeds_of_a_data_set(tmp_path):
     tenth = {"environment": data, "description": "64", "changes": {"data": {"fraction": 0.1}}}
     language_run(tmp_path / "tenth", "baseline", 0, 5.0, **tenth)
     language_run(tmp_path / "tenth", "oelm-freeze", 0, 5.0, **tenth)
-    found = verdicts(tmp_path)["TREND"]
-    assert found.estimate.mean == pytest.approx(0, abs=1e-9)
-    assert len(found.runs) == 12
+    verdict = verdicts(tmp_path)["TREND"]
+    assert verdict.estimate.mean == pytest.approx(0, abs=1e-9)
+    assert len(verdict.runs) == 12
 
 
-def test_a_users_own_hypotheses_stand_beside_the_built_in_ones(tmp_path):
+def test_hypotheses_of_a_file_are_added_to_the_built_in_ones(tmp_path):
     arms(tmp_path / "runs", identity_key=-0.05)
     mine = tmp_path / "mine.yaml"
     claim = {"id": "MINE", "title": "identity-key costs nothing", "arm": "identity-key", "against": "baseline"}
     mine.write_text(yaml.safe_dump([{**claim, "measure": "perplexity", "compare": "change", "rule": {"at_most": 0}}]))
-    found = verdicts(tmp_path / "runs", mine)
-    assert found["MINE"].verdict == "supported"
-    assert "H1" in found
+    judged = verdicts(tmp_path / "runs", mine)
+    assert judged["MINE"].verdict == "supported"
+    assert "H1" in judged
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_users_own_hypotheses_stand_beside_the_built_in_ones(tmp_path):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_hypothesis_that_makes_no_sense_is_refused_with_the_reason(tmp_path, entry, message):
+def test_a_malformed_hypothesis_is_refused_with_the_reason(tmp_path, entry, message):
     base = {"id": "X", "title": "x", "arm": "oelm-freeze", "against": "baseline", "measure": "perplexity"}
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump([{**base, "rule": {"below": 0}, **entry}]))
@@ -240,7 +240,7 @@ def test_a_hypothesis_that_makes_no_sense_is_refused_with_the_reason(tmp_path, e
 
 
 @pytest.mark.parametrize("text", ["a: [", "just: a mapping", "- 3"])
-def test_files_that_are_no_list_of_hypotheses_are_refused(tmp_path, text):
+def test_files_without_a_list_of_hypotheses_are_refused(tmp_path, text):
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     with pytest.raises(AnalysisError, match=r"mine\.yaml"):
@@ -250,7 +250,7 @@ def test_files_that_are_no_list_of_hypotheses_are_refused(tmp_path, text):
 
 
 def test_a_true_hypothesis_is_seldom_refuted_and_one_at_its_bound_seldom_decided():
-    """3,000 simulated samples of four seeds at the bound itself: each way at most 2.5 times in a hundred."""
+    """Of 3,000 simulated samples of four seeds at the bound, at most 2.5 % are decided in each direction."""
     samples = np.random.default_rng(5).normal(0.1, 0.02, (3000, 4))
     decided = [direction for sample in samples for direction, p in [decide(sample, -math.inf, 0.1)] if p < 0.05]
     for direction in ("supported", "refuted"):

@@ -1,4 +1,4 @@
-"""Reading records: what counts, what is left out and why, and what cannot be read at all."""
+"""Reading records: runs that count, runs that are left out and why, and paths without runs."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def test_the_records_of_real_runs_are_read():
     assert "runs shared the GPU" in run.times_doubt
 
 
-def test_runs_are_found_wherever_they_lie_and_counted_once(tmp_path):
+def test_runs_below_a_folder_are_found_and_counted_once(tmp_path):
     one = language_run(tmp_path / "a", seed=0)
     language_run(tmp_path / "b" / "deeper", seed=1)
     (tmp_path / "b" / "back").symlink_to(tmp_path)
@@ -46,7 +46,7 @@ def test_runs_are_found_wherever_they_lie_and_counted_once(tmp_path):
     assert load_run(one).seed == 0
 
 
-def test_whatever_must_not_be_averaged_is_left_out_with_its_reason(tmp_path):
+def test_runs_that_cannot_be_averaged_are_left_out_with_their_reason(tmp_path):
     good = language_run(tmp_path, seed=0)
     damaged = language_run(tmp_path, seed=1)
     (damaged / "result.json").write_text('{"val_loss": 3.0, "perp', encoding="utf-8")
@@ -77,9 +77,9 @@ def test_whatever_must_not_be_averaged_is_left_out_with_its_reason(tmp_path):
     (no_config / "config.json").unlink()
 
     loaded = load_runs([tmp_path])
-    found = left_out(loaded)
+    reasons = left_out(loaded)
     assert [run.path for run in loaded.runs] == [good]
-    assert {path: kind for path, (kind, _) in found.items()} == {
+    assert {path: kind for path, (kind, _) in reasons.items()} == {
         damaged: "damaged",
         torn: "damaged",
         failed: "failed",
@@ -91,14 +91,14 @@ def test_whatever_must_not_be_averaged_is_left_out_with_its_reason(tmp_path):
         mixed: "damaged",
         no_config: "damaged",
     }
-    assert str(damaged / "result.json") in found[damaged][1]
-    assert "metrics.jsonl: line 2" in found[torn][1]
-    assert "the gradient is not finite" in found[failed][1]
-    assert "step 120 of 400" in found[stopped][1]
-    assert "process is gone" in found[gone][1]
-    assert "51.0%" in found[guessing][1]
-    assert "another" in found[mixed][1]
-    assert "config.json: missing" in found[no_config][1]
+    assert str(damaged / "result.json") in reasons[damaged][1]
+    assert "metrics.jsonl: line 2" in reasons[torn][1]
+    assert "the gradient is not finite" in reasons[failed][1]
+    assert "step 120 of 400" in reasons[stopped][1]
+    assert "process is gone" in reasons[gone][1]
+    assert "51.0%" in reasons[guessing][1]
+    assert "another" in reasons[mixed][1]
+    assert "config.json: missing" in reasons[no_config][1]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_whatever_must_not_be_averaged_is_left_out_with_its_reason(tmp_path):
         ("timing.json", {"format": FORMAT, "step_seconds": "x"}),
     ],
 )
-def test_a_record_with_nonsense_in_it_spoils_no_other(name, content, tmp_path):
+def test_a_malformed_record_leaves_out_only_its_own_run(name, content, tmp_path):
     language_run(tmp_path, seed=0)
     write(language_run(tmp_path, seed=1), name, content)
     loaded = load_runs([tmp_path])
@@ -132,7 +132,7 @@ def test_a_record_with_nonsense_in_it_spoils_no_other(name, content, tmp_path):
         ("environment.json", {"gpu": "H200"}, "gpu"),
     ],
 )
-def test_a_damaged_field_is_named_and_spoils_no_report(name, values, field, tmp_path):
+def test_a_damaged_field_is_named_and_leaves_out_only_its_own_run(name, values, field, tmp_path):
     language_run(tmp_path, seed=0)
     damaged = language_run(tmp_path, seed=1)
     change(damaged, name, **values)
@@ -144,7 +144,7 @@ def test_a_damaged_field_is_named_and_spoils_no_report(name, values, field, tmp_
 
 
 @pytest.mark.parametrize("line", ['{"step": 3}', '{"kind": "val"}', "[1]"])
-def test_a_line_of_the_metrics_that_is_none_spoils_no_other(line, tmp_path):
+def test_a_damaged_line_of_metrics_leaves_out_only_its_own_run(line, tmp_path):
     language_run(tmp_path, seed=0)
     damaged = language_run(tmp_path, seed=1)
     whole = (damaged / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -154,7 +154,7 @@ def test_a_line_of_the_metrics_that_is_none_spoils_no_other(line, tmp_path):
     assert "metrics.jsonl: line 3 is damaged" in left_out(loaded)[damaged][1]
 
 
-def test_a_record_that_may_not_be_read_spoils_no_other(tmp_path, monkeypatch):
+def test_an_unreadable_record_leaves_out_only_its_own_run(tmp_path, monkeypatch):
     language_run(tmp_path, seed=0)
     locked = language_run(tmp_path, seed=1)
     read = Path.read_bytes, Path.read_text, Path.open
@@ -175,7 +175,7 @@ def test_a_record_that_may_not_be_read_spoils_no_other(tmp_path, monkeypatch):
     assert item.reason == f"{locked / 'metrics.jsonl'}: cannot be read (Permission denied)"
 
 
-def test_a_run_that_goes_on_is_neither_counted_nor_left_out(tmp_path):
+def test_a_run_in_progress_is_neither_counted_nor_left_out(tmp_path):
     folder = language_run(tmp_path)
     (folder / "result.json").unlink()
     write_status(folder, "running", host=socket.gethostname(), pid=os.getpid(), step=80)
@@ -191,8 +191,8 @@ def test_a_run_that_goes_on_is_neither_counted_nor_left_out(tmp_path):
         load_run(folder)
 
 
-def test_the_report_and_the_lab_agree_on_who_is_alive(tmp_path):
-    """The number of a process that died may be another's by now: only the folder's lock tells."""
+def test_the_report_and_the_lab_agree_on_which_runs_are_alive(tmp_path):
+    """Another process may have the number of one that died, so only the folder's lock decides."""
     folder = language_run(tmp_path)
     (folder / "result.json").unlink()
     here = {"host": socket.gethostname(), "pid": os.getpid(), "step": 80, "updated": time.time() - 11 * 86_400}
@@ -227,7 +227,7 @@ def test_the_same_run_twice_is_counted_once(tmp_path):
     ids=["the file named from a folder above", "the file not named", "described at more length"],
 )
 def test_a_seed_that_was_run_twice_on_the_same_data_is_counted_once(tmp_path, first, again):
-    """What makes two runs one cell's makes them one seed's: two in a pair would be taken for two seeds."""
+    """Two runs of one cell and seed are one piece of evidence, whatever their folders and data paths."""
     for place, data in (("a", first), ("b", again)):
         for method, accuracy in (("baseline", 0.9), ("oelm-freeze", 0.91)):
             classification_run(tmp_path / place, method, 0, accuracy, environment={"data": data})
@@ -255,7 +255,7 @@ def test_a_run_needs_no_status_and_no_log(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["environment.json", "timing.json", "audit.json"])
-def test_a_run_that_lost_a_record_is_left_out_and_the_record_named(name, tmp_path):
+def test_a_run_without_one_of_its_records_is_left_out_and_the_record_named(name, tmp_path):
     language_run(tmp_path, seed=0)
     folder = language_run(tmp_path, seed=1)
     (folder / name).unlink()
@@ -282,7 +282,7 @@ def test_a_record_of_another_format_is_left_out_and_says_what_to_do(name, found,
         assert read_state(folder).message == reason
 
 
-def test_a_config_that_this_version_does_not_know_is_left_out_by_its_field(tmp_path):
+def test_a_config_with_an_unknown_field_is_left_out_and_the_field_named(tmp_path):
     language_run(tmp_path, seed=0)
     strange = language_run(tmp_path, seed=1)
     change(strange, "config.json", a_field_of_another_kind=3)
@@ -294,14 +294,14 @@ def test_a_config_that_this_version_does_not_know_is_left_out_by_its_field(tmp_p
     assert "another_field" in left_out(loaded)[method][1]
 
 
-def test_a_field_that_a_later_version_adds_to_a_record_is_no_damage(tmp_path):
+def test_an_unknown_field_of_a_record_is_no_damage(tmp_path):
     folder = language_run(tmp_path)
     for name in ("environment.json", "timing.json", "audit.json", "result.json"):
         change(folder, name, a_field_to_come=3)
     assert load_run(folder).result.perplexity is not None
 
 
-def test_what_holds_no_runs_is_said_clearly(tmp_path):
+def test_paths_without_runs_are_named_with_the_reason(tmp_path):
     with pytest.raises(AnalysisError, match="no such file or folder"):
         load_runs([tmp_path / "nowhere"])
     empty, model, text = tmp_path / "empty", tmp_path / "model", tmp_path / "notes.txt"
@@ -331,7 +331,7 @@ def test_methods_are_named_by_their_preset_or_by_what_differs():
     assert label(preset="identity-key", k={"scale": 4.0}) == "identity-key (k.scale=4.0)"
 
 
-def test_saved_benchmarks_are_found_beside_runs(tmp_path):
+def test_benchmark_files_are_read_and_malformed_ones_named(tmp_path):
     language_run(tmp_path / "runs")
     row = bench_row()
     (tmp_path / "bench.json").write_text(json.dumps([row]))

@@ -1,4 +1,4 @@
-"""The statistics, against scipy, against figures of statsmodels, and against simulated runs."""
+"""The statistics, compared with scipy, with values of statsmodels, and on simulated runs."""
 
 import math
 
@@ -17,14 +17,14 @@ SECOND = np.array([1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4])
 GAIN = SECOND - FIRST
 
 
-def test_the_paired_interval_is_students_own():
-    found = estimate(GAIN)
-    theirs = scipy_stats.ttest_rel(SECOND, FIRST)
-    low, high = theirs.confidence_interval(0.95)
-    assert (found.mean, found.n) == (pytest.approx(1.58), 10)
-    assert found.p == pytest.approx(theirs.pvalue, rel=1e-9)
-    assert found.p == pytest.approx(0.00283289, rel=1e-5)  # as every textbook has it
-    assert (found.low, found.high) == (pytest.approx(low, rel=1e-9), pytest.approx(high, rel=1e-9))
+def test_the_paired_interval_is_that_of_the_textbook_example():
+    result = estimate(GAIN)
+    expected = scipy_stats.ttest_rel(SECOND, FIRST)
+    low, high = expected.confidence_interval(0.95)
+    assert (result.mean, result.n) == (pytest.approx(1.58), 10)
+    assert result.p == pytest.approx(expected.pvalue, rel=1e-9)
+    assert result.p == pytest.approx(0.00283289, rel=1e-5)  # as every textbook has it
+    assert (result.low, result.high) == (pytest.approx(low, rel=1e-9), pytest.approx(high, rel=1e-9))
 
 
 def test_one_sided_tests_and_tost_are_those_of_scipy_and_statsmodels():
@@ -59,50 +59,50 @@ def test_corrected_values_are_never_smaller_and_keep_their_order(values):
 
 def test_the_bootstrap_is_scipys_bca():
     skewed = np.random.default_rng(3).lognormal(size=12)
-    mine = bootstrap(skewed, resamples=40_000)
-    theirs = scipy_stats.bootstrap(
+    interval = bootstrap(skewed, resamples=40_000)
+    expected = scipy_stats.bootstrap(
         (skewed,), np.mean, n_resamples=40_000, method="BCa", rng=np.random.default_rng(1)
     ).confidence_interval
-    assert mine == (pytest.approx(theirs.low, rel=0.02), pytest.approx(theirs.high, rel=0.02))
+    assert interval == (pytest.approx(expected.low, rel=0.02), pytest.approx(expected.high, rel=0.02))
     assert bootstrap(skewed) == bootstrap(skewed)  # seeded: a report says the same twice
     assert bootstrap([2.0] * 7) == (2.0, 2.0)
 
 
-def test_a_bootstrap_stands_beside_the_t_interval_only_where_there_are_pairs_enough():
+def test_there_is_a_bootstrap_from_six_pairs_on():
     assert estimate(GAIN[:5]).boot_low is None
     assert estimate(GAIN[:6]).boot_low is not None
 
 
 def test_the_slope_is_scipys():
     x, y = [1.0, 2.0, 4.0, 7.0], [0.1, 0.15, 0.2, 0.45]
-    theirs = scipy_stats.linregress(x, y)
-    found = slope(x, y)
-    assert (found.mean, found.p) == (pytest.approx(theirs.slope), pytest.approx(theirs.pvalue))
-    assert found.high - found.mean == pytest.approx(theirs.stderr * scipy_stats.t.ppf(0.975, 2))
+    expected = scipy_stats.linregress(x, y)
+    line = slope(x, y)
+    assert (line.mean, line.p) == (pytest.approx(expected.slope), pytest.approx(expected.pvalue))
+    assert line.high - line.mean == pytest.approx(expected.stderr * scipy_stats.t.ppf(0.975, 2))
     for bound in (-0.1, 0.0, 0.02, 0.2):
-        one_sided = scipy_stats.t.sf((theirs.slope - bound) / theirs.stderr, 2)
-        assert (slope_above(found, bound), slope_below(found, bound)) == pytest.approx((one_sided, 1 - one_sided))
+        one_sided = scipy_stats.t.sf((expected.slope - bound) / expected.stderr, 2)
+        assert (slope_above(line, bound), slope_below(line, bound)) == pytest.approx((one_sided, 1 - one_sided))
     with pytest.raises(AnalysisError, match="three points"):
         slope([1.0, 2.0], [1.0, 2.0])
 
 
 def test_one_value_has_no_interval_and_no_p():
-    found = estimate([0.3])
-    assert (found.mean, found.n, found.low, found.high, found.p) == (0.3, 1, None, None, None)
+    result = estimate([0.3])
+    assert (result.mean, result.n, result.low, result.high, result.p) == (0.3, 1, None, None, None)
 
 
 ROWS = [798, 801, 805]  # of 872 answered rightly; two more each time is the same difference but for rounding
 
 
 @pytest.mark.parametrize("values", [[0.0] * 3, [0.2] * 7, [(rows + 2) / 872 - rows / 872 for rows in ROWS]])
-def test_values_that_differ_by_no_more_than_rounding_claim_nothing(values):
-    found = estimate(values)
-    assert found.mean == pytest.approx(values[0])
-    assert (found.low, found.high, found.p, found.spread, found.boot_low) == (None, None, None, 0.0, None)
+def test_values_that_differ_only_by_rounding_have_no_interval(values):
+    result = estimate(values)
+    assert result.mean == pytest.approx(values[0])
+    assert (result.low, result.high, result.p, result.spread, result.boot_low) == (None, None, None, 0.0, None)
     assert above(values, -1.0) == below(values, 1.0) == tost(values, -1.0, 1.0) == 1.0
 
 
-def test_what_rounding_is_goes_by_the_numbers_that_the_values_are_differences_of():
+def test_rounding_errors_are_relative_to_the_scale():
     values = [1.001 - 1.0, 1000.001 - 1000.0, 3000.001 - 3000.0]
     assert estimate(values).spread > 0
     assert estimate(values, scale=3000.001).p is None
@@ -110,12 +110,12 @@ def test_what_rounding_is_goes_by_the_numbers_that_the_values_are_differences_of
 
 
 def test_points_on_a_line_have_a_slope_and_no_interval():
-    found = slope([1.0, 2.0, 3.0], [0.1, 0.2, 0.1 + 0.2])
-    assert (found.mean, found.low, found.p) == (pytest.approx(0.1), None, None)
+    line = slope([1.0, 2.0, 3.0], [0.1, 0.2, 0.1 + 0.2])
+    assert (line.mean, line.low, line.p) == (pytest.approx(0.1), None, None)
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf, 1.0]])
-def test_what_is_not_a_number_is_refused(values):
+def test_values_that_are_not_finite_are_refused(values):
     with pytest.raises(AnalysisError, match="finite"):
         estimate(values)
 
@@ -133,11 +133,11 @@ def test_shifting_the_sample_shifts_the_interval(values, by):
 def test_with_no_true_difference_the_interval_covers_zero_95_times_in_a_hundred(n):
     """4,000 simulated comparisons of n paired seeds; the standard error of the share is 0.0034."""
     samples = np.random.default_rng(n).normal(0, 0.02, (4000, n))
-    covered = sum(found.low <= 0 <= found.high for found in map(estimate, samples))
+    covered = sum(one.low <= 0 <= one.high for one in map(estimate, samples))
     assert covered / len(samples) == pytest.approx(0.95, abs=0.012)
 
 
-def test_a_true_difference_at_the_margin_is_called_alike_at_most_once_in_twenty():
+def test_a_true_difference_at_the_margin_is_rarely_called_alike():
     samples = np.random.default_rng(7).normal(math.log(1.05), 0.01, (3000, 4))
     called = sum(tost(sample, math.log(0.95), math.log(1.05)) < 0.05 for sample in samples)
     assert called / len(samples) == pytest.approx(0.05, abs=0.014)

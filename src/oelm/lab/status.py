@@ -152,8 +152,8 @@ def is_done(folder: Path, id: str) -> bool:
     """Return True when a folder holds the result of the run with this id; raise if it holds another run's."""
     if not (folder / "result.json").is_file():
         return False
-    read(folder / "result.json", Result)  # raises where it is damaged
-    recorded_id = read(folder / "config.json", RecordedConfig).id
+    result, recorded = read(folder / "result.json", Result), read_optional(folder / "config.json", RecordedConfig)
+    recorded_id = result.id if recorded is None else recorded.id
     if recorded_id != id:
         raise FileError(f"its folder holds another run ({recorded_id}); use another --out")
     return True
