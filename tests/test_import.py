@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-def _loaded(code: str) -> set[str]:
+def loaded_modules(code: str) -> set[str]:
     """Return the names of the modules that are loaded after running code in a new process."""
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -14,12 +14,12 @@ def _loaded(code: str) -> set[str]:
 
 
 def test_import_loads_no_heavy_module():
-    loaded = _loaded("import oelm")
+    loaded = loaded_modules("import oelm")
     assert not loaded & {"torch", "transformers", "pydantic", "numpy"}
 
 
 def test_help_loads_no_heavy_module():
-    loaded = _loaded(
+    loaded = loaded_modules(
         "from typer.testing import CliRunner; from oelm.cli import app;"
         "result = CliRunner().invoke(app, ['--help']); assert 'diagnose' in result.output"
     )
@@ -33,14 +33,14 @@ def _parts(loaded: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("module", ["oelm.analysis.analyse", "oelm.analysis.load", "oelm.report.write"])
 def test_analysis_and_report_load_nothing_that_trains(module):
-    loaded = _loaded(f"import {module}")
+    loaded = loaded_modules(f"import {module}")
     assert not loaded & {"torch", "transformers"}
     assert not _parts(loaded) & {"bench", "evaluation", "lab", "models", "training"}
 
 
 @pytest.mark.parametrize("module", ["method.seal", "models.flops"])
 def test_reports_about_a_model_load_nothing_that_trains(module):
-    assert not _parts(_loaded(f"import oelm.{module}")) & {"analysis", "bench", "lab", "report", "training"}
+    assert not _parts(loaded_modules(f"import oelm.{module}")) & {"analysis", "bench", "lab", "report", "training"}
 
 
 def test_every_public_name_resolves():
@@ -52,7 +52,7 @@ def test_every_public_name_resolves():
 
 def test_no_module_shadows_a_public_function():
     """Importing a submodule sets an attribute of its name on the package, so no public name may be a module's."""
-    _loaded(
+    loaded_modules(
         "import oelm, oelm.cli, oelm.evaluation.load, oelm.bench.steps; "
         "assert all(callable(getattr(oelm, name)) for name in ('apply', 'audit', 'verify', 'load', 'export', 'train'))"
     )

@@ -11,7 +11,7 @@ import oelm
 
 # folder: the folders that it may import from, besides itself and those at the bottom; in the order of the flow.
 BOTTOM = "errors base"
-ROOMS = {
+MAY_IMPORT = {
     "errors": "",
     "base": "",
     "method": "",
@@ -29,59 +29,54 @@ ROOMS = {
     "__main__": "cli",
 }
 
-# (importer, imported): why it is right all the same.
-EXPLAINED: dict[tuple[str, str], str] = {}
-
 Graph = dict[str, set[str]]
 
 
 def _graph(root: Path) -> Graph:
-    """Every module below the package and the modules of the package that it imports, wherever the import stands."""
+    """Return for every module of the package the modules of the package that it imports, anywhere in its code."""
     packages = {".".join(("oelm", *path.parent.relative_to(root).parts)) for path in root.rglob("__init__.py")}
     modules = {".".join(("oelm", *path.relative_to(root).with_suffix("").parts)): path for path in root.rglob("*.py")}
     modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
     graph = {}
     for name, path in modules.items():
-        if name == "oelm":  # the public API: for the type checker it names what it loads on first use
+        if name == "oelm":  # the public API imports from everywhere, but only on first use
             continue
         package = name if name in packages else name.rpartition(".")[0]
-        found = _imported(ast.parse(path.read_text(encoding="utf-8")), package, set(modules))
-        graph[name] = found - {name}
+        graph[name] = _imported(ast.parse(path.read_text(encoding="utf-8")), package, set(modules)) - {name}
     return graph
 
 
 def _imported(tree: ast.AST, package: str, modules: set[str]) -> set[str]:
-    found = set()
+    """Return the modules of oelm that the code of a module in a package imports."""
+    imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {one.name for one in node.names if one.name.partition(".")[0] == "oelm"}
+            imported |= {alias.name for alias in node.names if alias.name.partition(".")[0] == "oelm"}
         elif isinstance(node, ast.ImportFrom):
             source = resolve_name("." * node.level + (node.module or ""), package)
-            for one in node.names:
-                inner = f"{source}.{one.name}"
+            for alias in node.names:
+                inner = f"{source}.{alias.name}"
                 if source.partition(".")[0] == "oelm" and inner != "oelm.__version__":
-                    found.add(inner if inner in modules else source)
-    return found
+                    imported.add(inner if inner in modules else source)
+    return imported
 
 
-def _room(module: str) -> str:
+def _folder(module: str) -> str:
+    """Return the folder of a module, or the module itself if it is at the top level."""
     if module == "oelm":
         return "the public API"
-    room = module.split(".")[1]
-    assert room in ROOMS, f"{module}: give {room} its line in ROOMS"
-    return room
+    folder = module.split(".")[1]
+    assert folder in MAY_IMPORT, f"{module}: give {folder} its line in MAY_IMPORT"
+    return folder
 
 
-def _strangers(graph: Graph) -> list[str]:
-    """Return the imports from a room that the importer's may not know."""
-    found = []
+def _forbidden(graph: Graph) -> list[str]:
+    """Return the imports of folders that the importing module's folder may not import."""
+    forbidden = []
     for module, imports in graph.items():
-        for other in imports:
-            own, its = _room(module), _room(other)
-            allowed = {own, *BOTTOM.split(), *ROOMS[own].split()}
-            if its not in allowed and (module, other) not in EXPLAINED:
-                found.append(f"{module} imports {other}")
-    return sorted(found)
+        allowed = {_folder(module), *BOTTOM.split(), *MAY_IMPORT[_folder(module)].split()}
+        forbidden += [f"{module} imports {other}" for other in imports if _folder(other) not in allowed]
+    return sorted(forbidden)
 
 
 @pytest.fixture(scope="module")
@@ -89,30 +84,25 @@ def graph() -> Graph:
     return _graph(Path(oelm.__file__).parent)
 
 
-def test_rooms_stand_in_order():
-    above: set[str] = set()
-    for room, known in ROOMS.items():
-        assert set(known.split()) <= above, f"{room} knows a room that does not stand above it"
-        above.add(room)
+def test_folders_are_listed_in_the_order_of_their_imports():
+    listed: set[str] = set()
+    for folder, imports in MAY_IMPORT.items():
+        assert set(imports.split()) <= listed, f"{folder} may import a folder that is listed below it"
+        listed.add(folder)
 
 
-def test_every_folder_and_top_level_module_has_its_line():
+def test_every_folder_and_top_level_module_is_listed():
     package = Path(oelm.__file__).parent
     entries = {path.stem for path in package.iterdir() if path.is_dir() or path.suffix == ".py"}
-    assert entries - {"__init__", "__pycache__"} == set(ROOMS)
+    assert entries - {"__init__", "__pycache__"} == set(MAY_IMPORT)
 
 
-def test_no_module_imports_from_a_room_it_may_not_know(graph):
-    assert _strangers(graph) == []
+def test_no_module_imports_a_folder_that_it_may_not_import(graph):
+    assert _forbidden(graph) == []
 
 
 def test_no_modules_import_each_other_in_a_circle(graph):
-    kept = {name: {other for other in imports if (name, other) not in EXPLAINED} for name, imports in graph.items()}
-    TopologicalSorter(kept).prepare()  # raises with the circle in its message
-
-
-def test_what_is_explained_is_there(graph):
-    assert [pair for pair in EXPLAINED if pair[1] not in graph[pair[0]]] == []
+    TopologicalSorter(graph).prepare()  # raises with the circle in its message
 
 
 @pytest.mark.parametrize(
@@ -125,6 +115,6 @@ def test_what_is_explained_is_there(graph):
         "if TYPE_CHECKING:\n    from ..training.engine import train",
     ],
 )
-def test_an_upward_import_is_seen_wherever_it_stands(line):
-    found = _imported(ast.parse(line), "oelm.data", {"oelm.training.engine"})
-    assert _strangers({"oelm.data.tables": found}) == ["oelm.data.tables imports oelm.training.engine"]
+def test_a_forbidden_import_is_found_anywhere_in_a_module(line):
+    imported = _imported(ast.parse(line), "oelm.data", {"oelm.training.engine"})
+    assert _forbidden({"oelm.data.tables": imported}) == ["oelm.data.tables imports oelm.training.engine"]

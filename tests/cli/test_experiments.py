@@ -10,7 +10,7 @@ from oelm.lab.plan import Request, plan_runs
 from oelm.lab.status import list_runs
 from tests.support.lab import ForkLauncher, experiment_file, lab, started
 from tests.support.training import read
-from tests.test_import import _loaded
+from tests.test_import import loaded_modules
 
 
 def test_a_single_run_is_trained_in_this_process_and_not_twice(tmp_path):
@@ -43,7 +43,7 @@ def test_a_matrix_with_a_failed_run_exits_with_1(tmp_path, monkeypatch):
 
 def test_listing_experiments_loads_no_heavy_module():
     code = "from typer.testing import CliRunner; from oelm.cli import app; "
-    loaded = _loaded(code + "assert 'GPT-02' in CliRunner().invoke(app, ['experiments']).output")
+    loaded = loaded_modules(code + "assert 'GPT-02' in CliRunner().invoke(app, ['experiments']).output")
     assert not loaded & {"torch", "transformers"}
 
 
