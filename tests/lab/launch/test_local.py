@@ -50,7 +50,7 @@ def test_omp_num_threads_limits_the_threads_of_a_run(limit, threads, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "text"),
     [
         ({"gpus": "7"}, "--gpus 7: there is no GPU 7 here; there are 0, 1"),
         ({"gpus": "0,0"}, "names a GPU twice"),
@@ -58,9 +58,9 @@ def test_omp_num_threads_limits_the_threads_of_a_run(limit, threads, monkeypatch
         ({"jobs": 0}, "at least 1"),
     ],
 )
-def test_impossible_gpus_are_refused(arguments, says, monkeypatch):
+def test_impossible_gpus_are_refused(arguments, text, monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0", "1"])
-    with pytest.raises(Exception, match=says):
+    with pytest.raises(Exception, match=text):
         local_launcher(**arguments)
 
 
