@@ -33,41 +33,25 @@ if TYPE_CHECKING:
     from .models.load import load
     from .training.engine import Stopped, train
 
-# Public names and the modules that define them, imported on first use: torch and transformers take seconds to import,
-# and `oelm --help` needs neither.
-_HOME = {
-    "RunConfig": "config",
-    "DataError": "errors",
-    "CheckpointError": "errors",
-    "ConfigError": "errors",
-    "FamilyError": "errors",
-    "FileError": "errors",
-    "FreezeError": "errors",
-    "MethodError": "errors",
-    "ModelError": "errors",
-    "OelmError": "errors",
-    "TrainingError": "errors",
-    "Family": "method.layout",
-    "Fused": "method.layout",
-    "Stack": "method.layout",
-    "register_family": "method.families",
-    "FeedForward": "method.spec",
-    "Method": "method.spec",
-    "Projection": "method.spec",
-    "Adapter": "method.spec",
-    "Schedule": "method.spec",
-    "export": "models.export",
-    "load": "models.load",
-    "OrthogonalLinear": "method.layers",
-    "OrthogonalMultiHeadAttention": "method.layers",
-    "apply": "method.apply",
-    "FreezeReport": "method.freeze_report",
-    "Verification": "method.seal",
-    "audit": "method.audit",
-    "verify": "method.seal",
-    "Stopped": "training.engine",
-    "train": "training.engine",
+# The modules of the public names. A name is imported on first use: torch and transformers take seconds to import, and
+# `oelm --help` needs neither.
+_NAMES = {
+    "config": "RunConfig",
+    "errors": "CheckpointError ConfigError DataError FamilyError FileError FreezeError MethodError ModelError "
+    "OelmError TrainingError",
+    "method.apply": "apply",
+    "method.audit": "audit",
+    "method.families": "register_family",
+    "method.freeze_report": "FreezeReport",
+    "method.layers": "OrthogonalLinear OrthogonalMultiHeadAttention",
+    "method.layout": "Family Fused Stack",
+    "method.seal": "Verification verify",
+    "method.spec": "Adapter FeedForward Method Projection Schedule",
+    "models.export": "export",
+    "models.load": "load",
+    "training.engine": "Stopped train",
 }
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "Adapter",
@@ -106,9 +90,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'oelm' has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
     globals()[name] = value
     return value
 

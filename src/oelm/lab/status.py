@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,6 @@ LAB = ".lab"
 # Folders inside a run's folder, which hold no runs.
 _INNER = ("checkpoints", "best")
 _NUMBER = re.compile(r"\d+")
-# Fields of a status or a result that are copied into a RunState.
-_FIGURES = (
-    "step",
-    "max_steps",
-    "loss",
-    "val_loss",
-    "perplexity",
-    "accuracy",
-    "tokens_per_second",
-    "eta_seconds",
-    "memory",
-    "host",
-    "pid",
-    "updated",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +58,10 @@ class RunState:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path)}
+
+
+# Fields of a status or a result that are copied into a RunState.
+_FIGURES = {field.name for field in fields(RunState)} & set(Status.model_fields) - {"state", "message"}
 
 
 def read_state(path: Path, name: str | None = None) -> RunState:
