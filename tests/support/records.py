@@ -108,22 +108,7 @@ def language_run(
         "output": str(root),
     }
     config = RunConfig.load(merge(fields, options.get("changes", {})))
-    lines: list[MetricLine] = []
-    reached: dict[float, Reached] = {}
-    for step in range(steps // 20, steps + 1, steps // 20):
-        value = (3.0 if loss is None else loss) + 2.0 * math.exp(-4 * step / steps) - 2.0 * math.exp(-4)
-        clock = Clock(seconds=step * step_seconds, step_seconds=step_seconds)
-        common: dict[str, Any] = {"step": step, "tokens": step * 2048, "time": clock}
-        lines.append(TrainLine(loss=value + 0.05, learning_rate=rate * (1 - step / steps), **common))
-        if step % (steps // 4) == 0:
-            now = None if loss is None and step == steps else value
-            lines.append(ValLine(loss=now, perplexity=now and math.exp(now), **common))
-            for target in config.eval.targets:
-                if now is not None and math.exp(now) <= target:
-                    when = Reached(step=step, tokens=step * 2048, seconds=step * step_seconds)
-                    reached.setdefault(target, when)
-            if options.get("attention", True):
-                lines.append(AttentionLine(step=step, layers=[_layer_attention(n) for n in range(_LAYERS)]))
+    lines, reached = _language_lines(config, loss, step_seconds, options.get("attention", True))
     perplexity = None if loss is None else math.exp(loss)
     bits = None if loss is None else loss / 2.6
     last = Validation(step=steps, loss=loss, perplexity=perplexity, bits_per_byte=bits)
@@ -144,6 +129,30 @@ def language_run(
     }
     description, environment = options.get("description", "built-in stories"), options.get("environment", {})
     return _write_run(_Records(config, result, lines, step_seconds, description, environment))
+
+
+def _language_lines(
+    config: RunConfig, loss: float | None, step_seconds: float, attention: bool
+) -> tuple[list[MetricLine], dict[float, Reached]]:
+    """Return the metrics of a run whose loss falls to `loss`, and when it reached its targets."""
+    steps, rate = config.train.max_steps or 0, config.optimizer.learning_rate
+    lines: list[MetricLine] = []
+    reached: dict[float, Reached] = {}
+    for step in range(steps // 20, steps + 1, steps // 20):
+        value = (3.0 if loss is None else loss) + 2.0 * math.exp(-4 * step / steps) - 2.0 * math.exp(-4)
+        clock = Clock(seconds=step * step_seconds, step_seconds=step_seconds)
+        common: dict[str, Any] = {"step": step, "tokens": step * 2048, "time": clock}
+        lines.append(TrainLine(loss=value + 0.05, learning_rate=rate * (1 - step / steps), **common))
+        if step % (steps // 4) == 0:
+            now = None if loss is None and step == steps else value
+            lines.append(ValLine(loss=now, perplexity=now and math.exp(now), **common))
+            for target in config.eval.targets:
+                if now is not None and math.exp(now) <= target:
+                    when = Reached(step=step, tokens=step * 2048, seconds=step * step_seconds)
+                    reached.setdefault(target, when)
+            if attention:
+                lines.append(AttentionLine(step=step, layers=[_layer_attention(n) for n in range(_LAYERS)]))
+    return lines, reached
 
 
 class ClassificationOptions(TypedDict, total=False):

@@ -32,7 +32,7 @@ from ..base.strict import explain
 from ..config import RunConfig
 from ..errors import FileError, FormatError, OelmError
 
-# Raised whenever a record changes so that an older reader would misunderstand it, or a newer one the older record.
+# Increase this whenever a record changes in a way that code for the other form would misread.
 FORMAT = 2
 
 Kind = Literal["language", "classification", "text2text"]
