@@ -15,25 +15,27 @@ transformers.logging.disable_progress_bar()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark as `full` every case that a test's `covering` sample does not need.
+    """Mark as `full` the cases of a parametrised test that the quick gate leaves out, before pytest applies `-m`.
 
-    `@pytest.mark.covering(3)` on a parametrised test keeps enough cases for each value of each parameter to be tried
-    three times (each preset on three structures, each family on three presets). It runs before pytest applies `-m`.
+    `@pytest.mark.covering(3)` keeps enough cases for each value of each parameter to be tried three times (each preset
+    on three structures, each family on three presets). `@pytest.mark.sample(3)` keeps three cases.
     """
     cases = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("covering") is not None and hasattr(item, "callspec"):
-            cases[item.function].append(item)
+        cases[item.function].append(item)
     for group in cases.values():
-        for item in _outside_sample(group, *group[0].get_closest_marker("covering").args):
+        # By a hash of the name: in the order of collection the first values would be paired with all others.
+        group.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        covering, sample = group[0].get_closest_marker("covering"), group[0].get_closest_marker("sample")
+        outside = _outside_covering(group, *covering.args) if covering else group[sample.args[0] :] if sample else []
+        for item in outside:
             item.add_marker(pytest.mark.full)
 
 
-def _outside_sample(items, times=1):
-    """Return the items whose parameter values have all been tried `times` times by other items."""
+def _outside_covering(items, times):
+    """Return the items whose parameter values have all been tried `times` times by the items before them."""
     tried, outside = Counter(), []
-    # By a hash of the name: in the order of collection the first values would be paired with all others.
-    for item in sorted(items, key=lambda item: zlib.crc32(item.name.encode())):
+    for item in items:
         values = [(name, _label(value, item)) for name, value in item.callspec.params.items()]
         if all(tried[value] >= times for value in values):
             outside.append(item)

@@ -38,6 +38,7 @@ def test_analysis_and_report_load_nothing_that_trains(module):
     assert not _parts(loaded) & {"bench", "evaluation", "lab", "models", "training"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("module", ["method.seal", "models.flops"])
 def test_reports_about_a_model_load_nothing_that_trains(module):
     assert not _parts(loaded_modules(f"import oelm.{module}")) & {"analysis", "bench", "lab", "report", "training"}
@@ -50,6 +51,7 @@ def test_every_public_name_resolves():
     assert set(dir(oelm)) == set(oelm.__all__)
 
 
+@pytest.mark.full
 def test_no_module_shadows_a_public_function():
     """Importing a submodule sets an attribute of its name on the package, so no public name may be a module's."""
     loaded_modules(

@@ -118,3 +118,12 @@ def test_no_modules_import_each_other_in_a_circle(graph):
 def test_a_forbidden_import_is_found_anywhere_in_a_module(line):
     imported = _imported(ast.parse(line), "oelm.data", {"oelm.training.engine"})
     assert _forbidden({"oelm.data.tables": imported}) == ["oelm.data.tables imports oelm.training.engine"]
+
+
+def test_no_class_name_stands_twice():
+    places: dict[str, list[str]] = {}
+    for path in sorted(Path(oelm.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path.name)
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

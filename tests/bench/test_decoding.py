@@ -79,6 +79,7 @@ def test_the_benchmark_generates_the_tokens_of_greedy_generation():
     assert torch.equal(torch.cat(tokens, 1), decoder.model.generate(ids, **greedy)[:, 12:])
 
 
+@pytest.mark.full
 def test_a_compiled_model_is_one_graph_and_generates_the_same(monkeypatch):
     compiled = []
     compiler = torch.compile

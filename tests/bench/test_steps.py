@@ -141,6 +141,7 @@ def test_the_model_decides_the_kind_of_task(model, kind):
     assert arms["baseline"].task.kind == kind
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", ["random:roberta", "random:albert", "random:deberta-v2", "random:gpt2"])
 def test_other_families_can_be_timed_at_classification(model):
     arms = planned("baseline", "oelm-freeze", model=model, batch_size=2, length=LENGTH, kind="classification")

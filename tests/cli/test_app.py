@@ -91,6 +91,7 @@ def test_diagnose_prints_the_report_and_what_changed():
     assert done.stdout.endswith("no frozen tensor changed, every trainable one did\n")
 
 
+@pytest.mark.full
 def test_diagnose_takes_a_plain_folder_and_a_method_file(folders, tmp_path):
     file = tmp_path / "method.yaml"
     file.write_text("preset: oelm-freeze\nk: {scale: 4}\nlayers: last:1\n")
@@ -101,6 +102,7 @@ def test_diagnose_takes_a_plain_folder_and_a_method_file(folders, tmp_path):
     assert "4 of 4 frozen tensors" in done.stdout
 
 
+@pytest.mark.full
 def test_diagnose_takes_a_folder_with_a_method_as_it_is(folders):
     done = run("diagnose", folders / "operated", "--json")
     assert done.returncode == 0, done.stderr
@@ -116,14 +118,17 @@ def test_an_unknown_preset_is_refused_in_one_line():
     assert_refused(run("diagnose", "random:bert", "-m", "oelm-frezee"), "'oelm-frezee'", "Did you mean 'oelm-freeze'?")
 
 
+@pytest.mark.full
 def test_an_unknown_model_is_refused_in_one_line():
     assert_refused(run("diagnose", "random:brt"), "'brt'", "Did you mean 'bert'?")
 
 
+@pytest.mark.full
 def test_a_missing_folder_is_refused_in_one_line(tmp_path):
     assert_refused(run("diagnose", tmp_path / "nowhere"), "nowhere: no such folder")
 
 
+@pytest.mark.full
 def test_export_of_a_missing_source_is_refused():
     assert_refused(run("export", "nowhere", "out"), "oelm: nowhere: no such folder", "Hub")
 
@@ -144,6 +149,7 @@ def test_export_refuses_a_folder_with_anything_in_it(folders, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.full
 def test_an_export_without_disk_space_is_refused_and_leaves_nothing(folders, tmp_path):
     """A limit on the size of files stands in for a full disk."""
     (tmp_path / "there").mkdir()

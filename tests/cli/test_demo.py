@@ -35,6 +35,7 @@ def test_the_demo_prints_a_summary_and_writes_a_report(small_demo, tmp_path):
     assert "started" not in again.stderr, "finished runs are not started again"
 
 
+@pytest.mark.full
 def test_the_demo_starts_no_run_that_would_miss_its_deadline(small_demo, tmp_path, monkeypatch):
 
     class Slow(Matrix):

@@ -51,6 +51,7 @@ def same_setting(run: Run, record: Run) -> bool:
     return run.shared_settings == record.shared_settings
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("study", "name"), PAIRS)
 def test_new_runs_and_records_have_one_setup(study, name):
     """All settings but method, rate and seed are a record's, so the analysis compares the two without a caution."""
@@ -63,6 +64,7 @@ def test_new_runs_and_records_have_one_setup(study, name):
         assert differences(run, record, rate=False) == ([], [])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("study", STUDIES)
 def test_every_record_can_be_repeated_by_name(study):
     """An experiment has its method with the record's settings; the learning rate can be set with --lr-grid."""

@@ -34,6 +34,7 @@ from tests.support.lab import (
 from tests.support.training import Slow, die, outcome, read, timeless
 
 
+@pytest.mark.full
 @pytest.mark.timeout(420)
 def test_a_matrix_resumes_after_its_process_was_killed(tmp_path):
     """2 methods x 2 seeds, two at a time. The matrix and one of its two running runs are killed with SIGKILL; the other
@@ -147,6 +148,7 @@ def test_a_folder_that_holds_another_run_is_left_unchanged(tmp_path):
     assert (run.folder / "result.json").read_bytes() == before
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "content", "finished"),
     [
@@ -219,6 +221,7 @@ def test_a_diverged_run_is_not_reported_as_finished(tmp_path):
     assert again.stdout == "1 diverged\n"
 
 
+@pytest.mark.full
 def test_a_run_whose_folder_is_removed_is_retried(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]}, config=longer_config(tmp_path, 400, checkpoint=1000))
     lines: list[str] = []
@@ -232,6 +235,7 @@ def test_a_run_whose_folder_is_removed_is_retried(tmp_path):
     assert "its folder was removed while it ran; it is tried again" in lines[1]
 
 
+@pytest.mark.full
 def test_a_torchrun_run_stopped_before_its_first_step_is_left(tmp_path):
     """torchrun exits with 1 whatever ended its processes."""
 
@@ -373,6 +377,7 @@ def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, monkeypatch):
     assert work.run() == {"failed": 1, "blocked": 1}
 
 
+@pytest.mark.full
 def test_an_interrupted_export_is_repeated_and_a_complete_one_is_not(tmp_path):
     (planned,) = plan(tmp_path, axes={})
     train(planned.config, quiet=True)

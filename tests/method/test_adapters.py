@@ -111,6 +111,7 @@ def assert_trains_and_loads(model, folder):
     return loaded
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("name", "chosen"), marked(CASES))
 def test_an_arm_trains_loads_and_exports(name, chosen, tmp_path):
     model = model_of(name)
@@ -157,6 +158,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.full
 @needs_peft
 def test_exports_work_where_neither_oelm_nor_peft_is_installed(tmp_path):
     expected = {}
@@ -298,6 +300,7 @@ def test_a_model_with_adapters_verifies_after_a_cast(tmp_path):
     assert verification.casts == {"bfloat16": verification.tensors}
 
 
+@pytest.mark.full
 @needs_peft
 @pytest.mark.parametrize("kind", ["lora", "oft"])
 def test_a_compiled_model_is_one_graph_with_the_same_gradients(kind):
@@ -608,6 +611,7 @@ def test_hugging_faces_trainer_works_after_apply_alone(chosen, tmp_path):
     assert_same_tensors(oelm.load(tmp_path / "checkpoint-3"), model)
 
 
+@pytest.mark.full
 @needs_peft
 @pytest.mark.parametrize(
     ("preset", "adapter"),

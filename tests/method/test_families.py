@@ -52,12 +52,14 @@ REFUSED |= {(name, "bitfit"): "has no biases" for name in ("mistral", "qwen3", "
 STRUCTURES = ("oelm-exact", "identity-query", "identity-key", "identity-wide")
 
 
+@pytest.mark.covering(3)
 @families
 @pytest.mark.parametrize("check", CHECKS)
 def test_every_family_passes_every_check(name, check, tmp_path):
     CHECKS[check](name, tmp_path)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("name", "preset"), [pair for pair in itertools.product(SMALL, STRUCTURES) if pair not in REFUSED]
 )
@@ -67,6 +69,7 @@ def test_every_kind_of_module_is_saved_loaded_and_exported(name, preset, tmp_pat
     assert_exports(model, tmp_path / "plain")
 
 
+@pytest.mark.covering(3)
 @families
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_works_or_is_refused_with_a_reason(name, preset):
@@ -93,6 +96,7 @@ def test_every_preset_works_or_is_refused_with_a_reason(name, preset):
     assert distance(logits(model), after) > 0
 
 
+@pytest.mark.sample(3)
 @families
 def test_a_hundred_steps_with_weight_decay_change_no_frozen_tensor(name):
     model = operated(name)
@@ -271,6 +275,7 @@ def test_t5_scores_keep_their_size():
     assert 0.8 < float((q @ k.mT).std()) < 1.25
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "falcon-40b", "deberta-v2", "t5"])
 @pytest.mark.parametrize(
     "method",

@@ -361,6 +361,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.full
 def test_an_export_loads_where_oelm_is_not_installed(tmp_path):
     models, ids = {positions: small_gpt(positions) for positions in ("learned", "rotary")}, some_ids()
     for positions, model in models.items():

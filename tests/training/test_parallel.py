@@ -172,6 +172,7 @@ def test_the_best_model_loads_on_one_process(two: Path) -> None:
     assert evaluate_run(two, last=True)["val_loss"] == pytest.approx(read(two / "result.json")["val_loss"], rel=1e-6)
 
 
+@pytest.mark.full
 def test_processes_can_train_several_runs_in_turn(two_ddp: Path, two_fsdp: Path, tmp_path: Path) -> None:
     first, second = (fields(tmp_path / parallel, parallel) for parallel in BOTH)
     finish(second, sabotage=Before(first))
@@ -179,6 +180,7 @@ def test_processes_can_train_several_runs_in_turn(two_ddp: Path, two_fsdp: Path,
     assert_identical(folder_of(tmp_path / "fsdp"), two_fsdp)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [1, 4])
 def test_the_global_batch_is_the_same_for_any_number_of_processes(size: int, tmp_path: Path) -> None:
     finish(fields(tmp_path, train={"max_steps": 3}), size=size, sabotage=Watch(tmp_path / "seen"))
@@ -188,6 +190,7 @@ def test_the_global_batch_is_the_same_for_any_number_of_processes(size: int, tmp
         assert {len(share) for share in shares} == {8 // size}
 
 
+@pytest.mark.full
 def test_accumulated_gradients_are_exchanged_once_per_step(parallel: str, one: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, parallel, train={"micro_batch_size": 1})
     run = finish(config, sabotage=Watch(tmp_path / "seen"))
@@ -197,6 +200,7 @@ def test_accumulated_gradients_are_exchanged_once_per_step(parallel: str, one: P
         assert all(len(samples) == 4 for samples in process["samples"].values())
 
 
+@pytest.mark.full
 def test_processes_stay_identical_under_a_freezing_schedule(tmp_path: Path) -> None:
     for name, method in (("unfreeze", UNFREEZE), ("freeze", FREEZE)):
         run = finish(fields(tmp_path / name, method=method), sabotage=Watch(tmp_path / f"{name}-seen"))
@@ -205,6 +209,7 @@ def test_processes_stay_identical_under_a_freezing_schedule(tmp_path: Path) -> N
         assert_close(run, alone(fields(tmp_path / f"{name}-alone", method=method)))
 
 
+@pytest.mark.full
 def test_without_a_new_wrapper_a_schedule_makes_the_processes_diverge(tmp_path: Path) -> None:
     config = fields(tmp_path, method=UNFREEZE, train={"max_steps": 8})
     finish(config, sabotage=Watch(tmp_path / "seen", keep_first_wrapper))
@@ -227,6 +232,7 @@ def test_a_killed_run_resumes_exactly(two: Path, parallel: str, tmp_path: Path) 
     assert_identical(finish(config), two)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_a_run_resumes_with_another_number_of_processes_only_if_allowed(
     before: int, after: int, parallel: str, one: Path, tmp_path: Path
@@ -243,6 +249,7 @@ def test_a_run_resumes_with_another_number_of_processes_only_if_allowed(
     assert read(run / "environment.json")["world_size"] == after
 
 
+@pytest.mark.full
 def test_three_processes_resume_exactly(tmp_path: Path) -> None:
     """With three or more, the result of a sum depends on its order."""
     batch = {"train": {"batch_size": 12}}
@@ -251,6 +258,7 @@ def test_three_processes_resume_exactly(tmp_path: Path) -> None:
     assert_identical(finish(fields(tmp_path / "cut", **batch), size=3), whole)
 
 
+@pytest.mark.full
 def test_a_schedule_resumes_exactly(tmp_path: Path) -> None:
     config = fields(tmp_path / "cut", method=UNFREEZE, checkpoint={"every": 4})
     cut(config, 6, 2)
@@ -260,6 +268,7 @@ def test_a_schedule_resumes_exactly(tmp_path: Path) -> None:
     assert first["weights"] == second["weights"]
 
 
+@pytest.mark.full
 def test_a_missing_shard_is_an_error_that_names_it(tmp_path: Path) -> None:
     config = fields(tmp_path, "fsdp")
     cut(config, 7, 2)
@@ -273,6 +282,7 @@ def test_a_missing_shard_is_an_error_that_names_it(tmp_path: Path) -> None:
 # Signals to stop
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("parallel", "number"), [("ddp", signal.SIGTERM), ("fsdp", signal.SIGUSR2)], indirect=["parallel"]
 )
@@ -295,6 +305,7 @@ def test_a_signal_to_one_process_stops_all_at_one_step(number: int, parallel: st
     assert outcome(run) == outcome(two)
 
 
+@pytest.mark.full
 def test_a_repeated_signal_counts_once_in_a_group(two_ddp: Path, tmp_path: Path) -> None:
     """A launcher passes on a signal that the scheduler may have sent to every process already."""
     group = launch(fields(tmp_path), sabotage=HeldInGroup(3))
@@ -321,6 +332,7 @@ def test_a_batch_that_the_processes_cannot_share_is_refused_by_all(tmp_path: Pat
         assert "3 processes" in output
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("parallel", "rank"), [("ddp", 0), ("ddp", 1), ("fsdp", 1)], indirect=["parallel"])
 def test_a_failure_of_one_process_ends_all(rank: int, parallel: str, two: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, parallel)
@@ -339,6 +351,7 @@ def test_a_failure_of_one_process_ends_all(rank: int, parallel: str, two: Path, 
     assert_resumes(config, two)
 
 
+@pytest.mark.full
 def test_a_non_finite_gradient_in_one_process_ends_all(parallel: str, tmp_path: Path) -> None:
     group = launch(fields(tmp_path, parallel), sabotage={1: At(3, poison)})
     assert group.wait() == [2, 2]
@@ -347,6 +360,7 @@ def test_a_non_finite_gradient_in_one_process_ends_all(parallel: str, tmp_path: 
     assert "non-finite gradient" in read(folder_of(tmp_path) / "status.json")["message"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_process_ends_all(rank: int, two_ddp: Path, tmp_path: Path) -> None:
     config = fields(tmp_path)
@@ -358,6 +372,7 @@ def test_a_killed_process_ends_all(rank: int, two_ddp: Path, tmp_path: Path) -> 
     assert_resumes(config, two_ddp)
 
 
+@pytest.mark.full
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     config = fields(tmp_path)
     first = launch(config, sabotage=Held(3, until=tmp_path / "second has ended"))
@@ -370,6 +385,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     assert read(folder_of(tmp_path) / "status.json")["state"] == "finished"
 
 
+@pytest.mark.full
 def test_processes_that_see_different_checkpoints_are_refused(tmp_path: Path) -> None:
     """As on machines that do not share their file system."""
     config = fields(tmp_path)
@@ -383,6 +399,7 @@ def test_processes_that_see_different_checkpoints_are_refused(tmp_path: Path) ->
 # Fine-tuning, with padded batches and a short last batch
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("parallel", BOTH)
 @pytest.mark.parametrize("form", ["labels", "text"])
 def test_two_processes_fine_tune_with_the_numbers_of_one(form: str, parallel: str, tmp_path: Path) -> None:
@@ -403,6 +420,7 @@ def test_two_processes_fine_tune_with_the_numbers_of_one(form: str, parallel: st
     assert_close(finish(config("two")), alone(config("one")))
 
 
+@pytest.mark.full
 def test_a_sharded_run_notes_once_that_it_writes_no_answers(tmp_path: Path) -> None:
     config = judge.fields(
         tmp_path,
@@ -422,6 +440,7 @@ def test_a_sharded_run_notes_once_that_it_writes_no_answers(tmp_path: Path) -> N
 # Under torchrun, whose exit code is 1 whatever the exit codes of its processes are
 
 
+@pytest.mark.full
 def test_a_signal_to_torchrun_stops_all(two_ddp: Path, tmp_path: Path) -> None:
     config = fields(tmp_path)
     first = Torchrun(config, sabotage="hold")
@@ -438,6 +457,7 @@ def test_a_signal_to_torchrun_stops_all(two_ddp: Path, tmp_path: Path) -> None:
     assert_identical(folder_of(tmp_path), two_ddp)
 
 
+@pytest.mark.full
 def test_torchrun_ends_when_a_restarted_run_fails_again(two_fsdp: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, "fsdp")
     code, output = Torchrun(config, "--max-restarts", "1", sabotage="fail").wait()

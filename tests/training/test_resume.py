@@ -78,6 +78,7 @@ def assert_checkpoints_are_complete(run: Path) -> None:
         load_run(run)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ARMS)
 def test_a_run_that_is_killed_many_times_ends_the_same(name, tmp_path, uncut):
     """SIGKILL at random steps, writes, renames and removals, until the run ends by itself."""
@@ -171,6 +172,7 @@ class AfterAnEvent:
         Stepper.step = deadly
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("moment", "name"),
     [
@@ -215,6 +217,7 @@ def test_a_resumed_run_takes_exactly_the_steps_after_the_checkpoint(tmp_path, un
     assert (tmp_path / "steps").read_text().splitlines() == whole[whole.index("step 6") :]
 
 
+@pytest.mark.full
 def test_a_process_killed_from_outside_is_resumed_by_the_same_command(tmp_path, uncut):
     """`python -m oelm train`, SIGKILL at a random time after a checkpoint, and the same command again."""
     file = written(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs"))
@@ -233,6 +236,7 @@ def test_a_process_killed_from_outside_is_resumed_by_the_same_command(tmp_path, 
     assert_same_run(folder_of(tmp_path / "runs"), uncut("unfreeze"))
 
 
+@pytest.mark.full
 def test_a_run_goes_on_when_its_output_is_closed(tmp_path):
     """As in `oelm train ... 2>&1 | head -1`."""
     process = oelm("train", written(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs")), "log.every=1")
@@ -245,6 +249,7 @@ def test_a_run_goes_on_when_its_output_is_closed(tmp_path):
     assert "step 12/12" in (run / "train.log").read_text()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
 def test_a_signal_stops_after_the_step_and_a_checkpoint(number, tmp_path, uncut):
     name = {signal.SIGTERM: "baseline", signal.SIGINT: "unfreeze", signal.SIGUSR2: "freeze"}[number]

@@ -141,8 +141,8 @@ class Group:
     setups: tuple[Setup, ...]
 
 
-class Cell(NamedTuple):
-    """All that identifies a run except its seed: a second run of the same cell and seed is no further evidence.
+class RunKey(NamedTuple):
+    """All that identifies a run except its seed: a second run of the same key and seed is no further evidence.
 
     `group` is the task's kind and name and the data set, `setup` the shared settings as JSON.
     """
@@ -153,10 +153,10 @@ class Cell(NamedTuple):
     rate: float
 
 
-def cell_of(run: Attempt) -> Cell:
+def key_of(run: Attempt) -> RunKey:
     """Return the cell that a run belongs to."""
     group = (run.task.kind, run.task.name, run.dataset)
-    return Cell(group, json.dumps(run.shared_settings, sort_keys=True), run.method, run.rate)
+    return RunKey(group, json.dumps(run.shared_settings, sort_keys=True), run.method, run.rate)
 
 
 @dataclass
@@ -176,7 +176,7 @@ def group_runs(runs: Iterable[Run], lost: Iterable[Attempt] = ()) -> tuple[Group
     tasks: dict[tuple[str, str, str], TaskRecord] = {}
 
     def members(run: Attempt) -> _Members:
-        cell = cell_of(run)
+        cell = key_of(run)
         tasks[cell.group] = run.task
         methods = tree.setdefault(cell.group, {}).setdefault(cell.setup, {})
         return methods.setdefault(cell.method, {}).setdefault(cell.rate, _Members())

@@ -26,7 +26,7 @@ from ..runs.schema import (
     read,
     read_optional,
 )
-from .arms import cell_of
+from .arms import key_of
 from .run import Attempt, Bench, LeftOut, Run
 
 # A folder with one of these is a run's; a folder with nothing but a model's config.json is not.
@@ -277,7 +277,7 @@ def _without_duplicates(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
     first: dict[Any, Run] = {}
     others = []
     for run in runs:
-        known = first.setdefault((cell_of(run), run.seed), run)
+        known = first.setdefault((key_of(run), run.seed), run)
         if known is not run:
             reason = f"the same settings and seed as {known.path}: counted once"
             others.append(LeftOut(run.path, "duplicate", reason, run.method, run.seed, (("other", str(known.path)),)))

@@ -219,6 +219,7 @@ def _growth(tmp_path: Path, tokenizer: Path, size: int) -> int:
     return after - before
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     """Prepare 200 MB with a tokenizer that makes one token of a document, to measure reading and writing alone."""
     from tokenizers import Tokenizer, models

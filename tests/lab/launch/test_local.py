@@ -98,6 +98,7 @@ def test_several_processes_are_started_through_torchrun_on_a_free_port():
     assert words[-3:] == ["oelm", "train", "c.json"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_run_with_two_processes(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]})

@@ -22,6 +22,7 @@ def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_preempted_job_is_requeued_and_resumes_exactly(tmp_path):
     """On SIGUSR2 the run saves, submitit requeues the job, and the second start resumes it."""
@@ -48,6 +49,7 @@ def test_a_preempted_job_is_requeued_and_resumes_exactly(tmp_path):
     assert timeless(run.folder) == timeless(alone)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_job_that_is_asked_to_stop_is_not_requeued(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]}, config=longer_config(tmp_path, 2000, checkpoint=1000))

@@ -65,6 +65,7 @@ def test_a_static_cache_works_too(model):
     assert torch.equal(model.generate(**batch, **greedy, past_key_values=cache), model.generate(**batch, **greedy))
 
 
+@pytest.mark.full
 def test_generate_compiles_the_model_in_one_piece(model):
     """On a GPU, generate compiles by itself when the cache is static; a graph break would lose the speed."""
     batch = {"input_ids": padded_batch()["input_ids"]}
@@ -99,6 +100,7 @@ def test_an_adapter_on_the_values_is_applied_with_a_cache_too(model):
     assert (whole - last).abs().max() < 1e-4
 
 
+@pytest.mark.full
 def test_flex_attention_generates_the_same_text(model):
     """Its mask is not a tensor, so the states are not mixed first."""
     batch = {"input_ids": padded_batch()["input_ids"]}

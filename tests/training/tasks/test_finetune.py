@@ -51,6 +51,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_frozen_weights_do_not_change(method, tmp_path):
     if method in ("lora", "oft"):
@@ -225,6 +226,7 @@ def test_the_validation_subset_does_not_depend_on_the_order_of_the_file(tmp_path
 # Resume
 
 
+@pytest.mark.full
 def test_a_killed_and_resumed_run_ends_with_the_same_bits(tmp_path):
     pytest.importorskip("peft")
     for method in ("oelm-exact", "lora"):
@@ -291,6 +293,7 @@ def test_decoders_classify_at_the_last_token_that_is_not_padding(family, tmp_pat
             torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "family", ["roberta", "distilbert", "albert", "deberta-v2", "modernbert", "gpt2", "qwen3", "t5"]
 )
@@ -386,6 +389,7 @@ def test_a_pretrained_body_keeps_its_weights_and_gets_a_seeded_head(tmp_path):
 HEART = {"data": {"fraction": 0.02}, "train": {"max_steps": 60}, "eval": {"every": 60}}  # few enough rows to memorise
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["bert", "gpt2", "oelm-gpt", "oelm-gpt-rotary"])
 def test_the_export_runs_in_a_plain_pipeline(family, tmp_path):
     changes = fields(tmp_path, method="oelm-freeze", **HEART)
@@ -416,6 +420,7 @@ def test_predict_refuses_a_run_that_has_not_started(tmp_path):
         predict_one(run.folder, "fine")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["bert", "gpt2", "qwen2", "gptj"])
 def test_predict_encodes_a_pair_as_training_does(family, tmp_path):
     changes = fields(tmp_path, task={"name": "builtin:inference"}, **HEART)

@@ -26,6 +26,7 @@ def text_run(output, family="t5", **changes):
     return base
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["t5", "bart"])
 @pytest.mark.parametrize("attention", ["all", ["encoder"], ["decoder"], ["cross"]])
 def test_answers_are_learned_and_scored(family, attention, tmp_path):
@@ -49,6 +50,7 @@ def test_the_loss_is_over_the_answers_tokens(tmp_path):
     assert task.token_count(0, 16) == task.target_count(0, 16) + int(batch["attention_mask"].sum())
 
 
+@pytest.mark.full
 def test_a_trained_model_writes_an_answer(tmp_path):
     run = oelm.RunConfig.load(text_run(tmp_path, train={"max_steps": 120, "batch_size": 32}, eval={"every": 60}))
     result = train(run, quiet=True)
