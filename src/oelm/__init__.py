@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     )
     from .method.apply import apply
     from .method.audit import audit
-    from .method.families import register_family
+    from .method.families import Family, Fused, Stack, register_family
     from .method.freeze_report import FreezeReport
     from .method.layers import OrthogonalLinear, OrthogonalMultiHeadAttention
-    from .method.layout import Family, Fused, Stack
     from .method.seal import Verification, verify
     from .method.spec import Adapter, FeedForward, Method, Projection, Schedule
     from .models.export import export
@@ -41,10 +40,9 @@ _NAMES = {
     "OelmError TrainingError",
     "method.apply": "apply",
     "method.audit": "audit",
-    "method.families": "register_family",
+    "method.families": "Family Fused Stack register_family",
     "method.freeze_report": "FreezeReport",
     "method.layers": "OrthogonalLinear OrthogonalMultiHeadAttention",
-    "method.layout": "Family Fused Stack",
     "method.seal": "Verification verify",
     "method.spec": "Adapter FeedForward Method Projection Schedule",
     "models.export": "export",

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import oelm
+from oelm.method.families import Fused
 from oelm.method.fused import fuse, unfuse
-from oelm.method.layout import Fused
 from oelm.method.projections import CoreProjection, SplitProjection
 from oelm.method.sites import find_sites, weight_matrix
 from tests.support.models import distance, lively_model, operated

@@ -6,12 +6,79 @@ block's path stands for any index. A user adds a family that is not here with `r
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, Unpack
 
 from ..errors import FamilyError, nearest
-from .layout import Config, Family, FromConfig, Fused, Stack
 from .spec import Kind
+
+Config = Any  # a transformers config: every family has its own class
+# A value of the config: its attribute's name, or a function of the config.
+FromConfig = str | Callable[[Config], Any]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One Linear or Conv1D that holds several projections.
+
+    `layout` is the order of its output rows: "blocks" for all of Q, all of K, all of V; "groups" for the queries of
+    one key-value head, its key, its value, then the next (with as many key-value heads as heads: per head q, k, v).
+    """
+
+    path: str
+    roles: tuple[Literal["q", "k", "v"], ...] = ("q", "k", "v")
+    layout: Literal["blocks", "groups"] | Callable[[Config], Literal["blocks", "groups"]] = "blocks"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A sequence of blocks that each hold one attention of one kind. All paths but `block` are below the block.
+
+    Where a block holds a second attention (cross-attention), its feed-forward layer is named in one of the two stacks.
+    """
+
+    kind: Kind
+    block: str
+    layers: FromConfig = "num_hidden_layers"
+    q: str = ""
+    k: str = ""
+    v: str = ""
+    o: str = ""
+    fused: Fused | None = None
+    ffn_in: tuple[str, ...] | Callable[[Config], tuple[str, ...]] = ()
+    ffn_out: str = ""
+    heads: FromConfig = "num_attention_heads"
+    kv_heads: FromConfig | None = None
+    present: Callable[[Config], bool] = lambda config: True
+
+
+@dataclass(frozen=True)
+class Family:
+    """A layout shared by one or more model types.
+
+    meets        what acts on Q and K besides each other (rotary positions, a norm, relative positions), if anything:
+                 a core then goes on each side instead of between them
+    qk_norm      Q and K are normalised after their projections, which cancels any scale
+    scales       the attention divides its scores by sqrt(d_head) itself; where it does not, Q's matrix carries that
+    shared       one block serves all layers, so there are no layers to choose from
+    """
+
+    stacks: tuple[Stack, ...]
+    meets: Callable[[Config], str | None] = lambda config: None
+    qk_norm: bool = False
+    scales: Callable[[Config], bool] = lambda config: True
+    shared: bool = False
+
+
+def read(config: Config, source: FromConfig) -> Any:
+    """Return a value of the config, by attribute name or function. Raise, naming the field, where there is none."""
+    if not isinstance(source, str):
+        return source(config)
+    value = getattr(config, source, None)
+    if value is None:
+        raise FamilyError(f"the config of model_type {config.model_type!r} has no field {source!r}")
+    return value
 
 
 def family_of(model_type: str) -> Family:
@@ -95,272 +162,153 @@ def _family_of_one_stack(model_type: str, layout: StackLayout) -> Family:
     return Family((stack,), meets=lambda config: meets, qk_norm=qk_norm)
 
 
-def _rotary(config: Config) -> str | None:
+def _stack(kind: Kind, block: str, attention: str, names: str, ffn: str = "", **fields: Any) -> Stack:
+    """Return a stack, given the path of its attention and, below that, the names of Q, K, V and O.
+
+    Two names are those of a fused projection (its rows in the order `layout`) and of O. `ffn` has the paths of the
+    feed-forward matrices, ffn_out at the end.
+    """
+    *qkv, o = (f"{attention}.{name}" for name in names.split())
+    if len(qkv) == 1:
+        fields["fused"] = Fused(qkv[0], layout=fields.pop("layout", "blocks"))
+    else:
+        fields |= zip("qkv", qkv, strict=True)
+    *ffn_in, ffn_out = ffn.split() or [""]
+    return Stack(kind, block, o=o, ffn_in=tuple(ffn_in), ffn_out=ffn_out, **fields)
+
+
+def _t5_stack(kind: Kind, side: str, attention: str, ffn: str = "") -> Stack:
+    layers = "num_layers" if side == "encoder" else "num_decoder_layers"
+    stack = _stack(kind, f"{side}.block.*", attention, "q k v o", layers=layers, heads="num_heads")
+    if not ffn:
+        return stack
+    gated, plain = (f"{ffn}.wi_0", f"{ffn}.wi_1"), (f"{ffn}.wi",)
+    return replace(stack, ffn_in=lambda config: gated if config.is_gated_act else plain, ffn_out=f"{ffn}.wo")
+
+
+def _bart_stack(kind: Kind, side: str, attention: str, ffn: str = "") -> Stack:
+    heads = f"{side}_attention_heads"
+    return _stack(kind, f"{side}.layers.*", attention, _OUT_PROJ, ffn, layers=f"{side}_layers", heads=heads)
+
+
+def _family(*stacks: Stack, **fields: Any) -> Family:
+    return Family(stacks, **fields)
+
+
+def _rotary(config: Config) -> str:
     return "rotary positions"
 
 
-def _deberta_meets(config: Config) -> str | None:
-    return "relative positions" if getattr(config, "relative_attention", False) else None
+def _has_cross_attention(config: Config) -> bool:
+    return bool(config.add_cross_attention)
 
 
-def _falcon_kv_heads(config: Config) -> int:
-    if config.new_decoder_architecture or not config.multi_query:
-        return int(config.num_kv_heads)
-    return 1
+def _falcon_multi_query(config: Config) -> bool:
+    return bool(config.multi_query and not config.new_decoder_architecture)
 
 
-def _falcon_layout(config: Config) -> Literal["blocks", "groups"]:
-    return "blocks" if config.multi_query and not config.new_decoder_architecture else "groups"
+# Names that several families share, or that are long.
+_BERT_BLOCK, _BERT_FFN = "encoder.layer.*", "intermediate.dense output.dense"
+_DEBERTA_NAMES = "self.query_proj self.key_proj self.value_proj output.dense"
+_BERT_NAMES = "self.query self.key self.value output.dense"
+_O_PROJ, _OUT_PROJ = "q_proj k_proj v_proj o_proj", "q_proj k_proj v_proj out_proj"
+_NEOX_NAMES, _NEOX_FFN = "query_key_value dense", "mlp.dense_h_to_4h mlp.dense_4h_to_h"
+_LLAMA_FFN, _LLAMA_KV_HEADS = "mlp.gate_proj mlp.up_proj mlp.down_proj", "num_key_value_heads"
 
-
-def _bert_stack(kind: Kind, attention: str, **paths: Any) -> Stack:
-    """Return a stack with BERT's names, which many families copied."""
-    named: dict[str, Any] = {
-        "q": f"{attention}.query",
-        "k": f"{attention}.key",
-        "v": f"{attention}.value",
-        "o": f"{attention.removesuffix('.self')}.output.dense",
-        "ffn_in": ("intermediate.dense",),
-        "ffn_out": "output.dense",
-    }
-    return Stack(kind, "encoder.layer.*", **{**named, **paths})
-
-
-def _projections(attention: str, o: str = "o_proj") -> dict[str, Any]:
-    """Return the q_proj/k_proj/v_proj paths of most decoders."""
-    return {"q": f"{attention}.q_proj", "k": f"{attention}.k_proj", "v": f"{attention}.v_proj", "o": f"{attention}.{o}"}
-
-
-def _one_stack(kind: Kind, block: str, **fields: Any) -> Family:
-    """Return a family of one stack: `meets`, `scales` and `shared` are the family's fields, all others the stack's."""
-    of_family = {name: fields.pop(name) for name in ("meets", "scales", "shared") if name in fields}
-    return Family((Stack(kind, block, **fields),), **of_family)
-
-
-_BERT = Family(
-    (
-        _bert_stack("encoder", "attention.self", present=lambda config: not config.is_decoder),
-        _bert_stack("decoder", "attention.self", present=lambda config: config.is_decoder),
-        _bert_stack(
-            "cross",
-            "crossattention.self",
-            ffn_in=(),
-            ffn_out="",
-            present=lambda config: config.add_cross_attention,
-        ),
-    )
+_BERT = _family(
+    _stack("encoder", _BERT_BLOCK, "attention", _BERT_NAMES, _BERT_FFN, present=lambda config: not config.is_decoder),
+    _stack("decoder", _BERT_BLOCK, "attention", _BERT_NAMES, _BERT_FFN, present=lambda config: config.is_decoder),
+    _stack("cross", _BERT_BLOCK, "crossattention", _BERT_NAMES, present=_has_cross_attention),
 )
-_DISTILBERT = _one_stack(
-    "encoder",
-    "transformer.layer.*",
-    layers="n_layers",
-    q="attention.q_lin",
-    k="attention.k_lin",
-    v="attention.v_lin",
-    o="attention.out_lin",
-    ffn_in=("ffn.lin1",),
-    ffn_out="ffn.lin2",
+_LLAMA = _family(
+    _stack("decoder", "layers.*", "self_attn", _O_PROJ, _LLAMA_FFN, kv_heads=_LLAMA_KV_HEADS), meets=_rotary
 )
-_ALBERT = _one_stack(
-    "encoder",
-    "encoder.albert_layer_groups.*.albert_layers.*",
-    layers=lambda config: config.num_hidden_groups * config.inner_group_num,
-    q="attention.query",
-    k="attention.key",
-    v="attention.value",
-    o="attention.dense",
-    ffn_in=("ffn",),
-    ffn_out="ffn_output",
-    shared=True,
-)
-_DEBERTA_V2 = Family(
-    (
-        _bert_stack(
+
+_FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), _BERT),
+    "distilbert": _family(
+        _stack(
             "encoder",
-            "attention.self",
-            q="attention.self.query_proj",
-            k="attention.self.key_proj",
-            v="attention.self.value_proj",
-        ),
+            "transformer.layer.*",
+            "attention",
+            "q_lin k_lin v_lin out_lin",
+            "ffn.lin1 ffn.lin2",
+            layers="n_layers",
+        )
     ),
-    meets=_deberta_meets,
-)
-_MPNET = Family(
-    (
-        _bert_stack(
+    "albert": _family(
+        _stack(
             "encoder",
-            "attention.attn",
-            q="attention.attn.q",
-            k="attention.attn.k",
-            v="attention.attn.v",
-            o="attention.attn.o",
+            "encoder.albert_layer_groups.*.albert_layers.*",
+            "attention",
+            "query key value dense",
+            "ffn ffn_output",
+            layers=lambda config: config.num_hidden_groups * config.inner_group_num,
         ),
-    )
-)
-_MODERNBERT = _one_stack(
-    "encoder",
-    "layers.*",
-    fused=Fused("attn.Wqkv"),
-    o="attn.Wo",
-    ffn_in=("mlp.Wi",),
-    ffn_out="mlp.Wo",
-    meets=_rotary,
-)
-_VIT = _one_stack("encoder", "layers.*", **_projections("attention"), ffn_in=("mlp.fc1",), ffn_out="mlp.fc2")
-_GPT2 = Family(
-    (
-        Stack(
-            "decoder",
-            "h.*",
-            fused=Fused("attn.c_attn"),
-            o="attn.c_proj",
-            ffn_in=("mlp.c_fc",),
-            ffn_out="mlp.c_proj",
-        ),
+        shared=True,
+    ),
+    "deberta-v2": _family(
+        _stack("encoder", _BERT_BLOCK, "attention", _DEBERTA_NAMES, _BERT_FFN),
+        meets=lambda config: "relative positions" if getattr(config, "relative_attention", False) else None,
+    ),
+    "mpnet": _family(_stack("encoder", _BERT_BLOCK, "attention.attn", "q k v o", _BERT_FFN)),
+    "modernbert": _family(_stack("encoder", "layers.*", "attn", "Wqkv Wo", "mlp.Wi mlp.Wo"), meets=_rotary),
+    "vit": _family(_stack("encoder", "layers.*", "attention", _O_PROJ, "mlp.fc1 mlp.fc2")),
+    "gpt2": _family(
+        _stack("decoder", "h.*", "attn", "c_attn c_proj", "mlp.c_fc mlp.c_proj"),
         Stack(
             "cross",
             "h.*",
             q="crossattention.q_attn",
             fused=Fused("crossattention.c_attn", roles=("k", "v")),
             o="crossattention.c_proj",
-            present=lambda config: config.add_cross_attention,
+            present=_has_cross_attention,
         ),
+        scales=lambda config: config.scale_attn_weights,
     ),
-    scales=lambda config: config.scale_attn_weights,
-)
-_OPT = _one_stack(
-    "decoder", "decoder.layers.*", **_projections("self_attn", o="out_proj"), ffn_in=("fc1",), ffn_out="fc2"
-)
-_GPT_NEOX = _one_stack(
-    "decoder",
-    "layers.*",
-    fused=Fused("attention.query_key_value", layout="groups"),
-    o="attention.dense",
-    ffn_in=("mlp.dense_h_to_4h",),
-    ffn_out="mlp.dense_4h_to_h",
-    meets=_rotary,
-)
-_GPTJ = _one_stack(
-    "decoder",
-    "h.*",
-    **_projections("attn", o="out_proj"),
-    ffn_in=("mlp.fc_in",),
-    ffn_out="mlp.fc_out",
-    meets=_rotary,
-)
-_LLAMA = _one_stack(
-    "decoder",
-    "layers.*",
-    **_projections("self_attn"),
-    ffn_in=("mlp.gate_proj", "mlp.up_proj"),
-    ffn_out="mlp.down_proj",
-    kv_heads="num_key_value_heads",
-    meets=_rotary,
-)
-_PHI3 = _one_stack(
-    "decoder",
-    "layers.*",
-    fused=Fused("self_attn.qkv_proj"),
-    o="self_attn.o_proj",
-    ffn_in=("mlp.gate_up_proj",),
-    ffn_out="mlp.down_proj",
-    kv_heads="num_key_value_heads",
-    meets=_rotary,
-)
-_FALCON = _one_stack(
-    "decoder",
-    "h.*",
-    fused=Fused("self_attention.query_key_value", layout=_falcon_layout),
-    o="self_attention.dense",
-    ffn_in=("mlp.dense_h_to_4h",),
-    ffn_out="mlp.dense_4h_to_h",
-    kv_heads=_falcon_kv_heads,
-    meets=lambda config: None if config.alibi else "rotary positions",
-)
-_OELM_GPT = _one_stack(
-    "decoder",
-    "h.*",
-    **_projections("attn"),
-    ffn_in=("mlp.fc_in",),
-    ffn_out="mlp.fc_out",
-    meets=lambda config: "rotary positions" if config.positions == "rotary" else None,
-)
-
-
-def _t5_stack(kind: Kind, side: str, attention: str, ffn: str = "") -> Stack:
-    def ffn_in(config: Config) -> tuple[str, ...]:
-        if not ffn:
-            return ()
-        return (f"{ffn}.wi_0", f"{ffn}.wi_1") if config.is_gated_act else (f"{ffn}.wi",)
-
-    return Stack(
-        kind,
-        f"{side}.block.*",
-        layers="num_layers" if side == "encoder" else "num_decoder_layers",
-        q=f"{attention}.q",
-        k=f"{attention}.k",
-        v=f"{attention}.v",
-        o=f"{attention}.o",
-        ffn_in=ffn_in,
-        ffn_out=f"{ffn}.wo" if ffn else "",
-        heads="num_heads",
-    )
-
-
-_T5 = Family(
-    (
+    "opt": _family(_stack("decoder", "decoder.layers.*", "self_attn", _OUT_PROJ, "fc1 fc2")),
+    "gpt_neox": _family(
+        _stack("decoder", "layers.*", "attention", _NEOX_NAMES, _NEOX_FFN, layout="groups"), meets=_rotary
+    ),
+    "gptj": _family(_stack("decoder", "h.*", "attn", _OUT_PROJ, "mlp.fc_in mlp.fc_out"), meets=_rotary),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "gemma"), _LLAMA),
+    "qwen3": replace(_LLAMA, meets=lambda config: "a norm and rotary positions", qk_norm=True),
+    "phi3": _family(
+        _stack(
+            "decoder",
+            "layers.*",
+            "self_attn",
+            "qkv_proj o_proj",
+            "mlp.gate_up_proj mlp.down_proj",
+            kv_heads=_LLAMA_KV_HEADS,
+        ),
+        meets=_rotary,
+    ),
+    "falcon": _family(
+        _stack(
+            "decoder",
+            "h.*",
+            "self_attention",
+            _NEOX_NAMES,
+            _NEOX_FFN,
+            layout=lambda config: "blocks" if _falcon_multi_query(config) else "groups",
+            kv_heads=lambda config: 1 if _falcon_multi_query(config) else int(config.num_kv_heads),
+        ),
+        meets=lambda config: None if config.alibi else "rotary positions",
+    ),
+    "t5": _family(
         _t5_stack("encoder", "encoder", "layer.0.SelfAttention", "layer.1.DenseReluDense"),
         _t5_stack("decoder", "decoder", "layer.0.SelfAttention", "layer.2.DenseReluDense"),
         _t5_stack("cross", "decoder", "layer.1.EncDecAttention"),
+        scales=lambda config: False,
     ),
-    scales=lambda config: False,
-)
-
-
-def _bart_stack(kind: Kind, side: str, attention: str) -> Stack:
-    return Stack(
-        kind,
-        f"{side}.layers.*",
-        layers=f"{side}_layers",
-        **_projections(attention, o="out_proj"),
-        ffn_in=("fc1",) if kind == side else (),
-        ffn_out="fc2" if kind == side else "",
-        heads=f"{side}_attention_heads",
-    )
-
-
-_BART = Family(
-    (
-        _bart_stack("encoder", "encoder", "self_attn"),
-        _bart_stack("decoder", "decoder", "self_attn"),
+    "bart": _family(
+        _bart_stack("encoder", "encoder", "self_attn", "fc1 fc2"),
+        _bart_stack("decoder", "decoder", "self_attn", "fc1 fc2"),
         _bart_stack("cross", "decoder", "encoder_attn"),
-    )
-)
-
-_FAMILIES: dict[str, Family] = {
-    "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
-    "camembert": _BERT,
-    "electra": _BERT,
-    "distilbert": _DISTILBERT,
-    "albert": _ALBERT,
-    "deberta-v2": _DEBERTA_V2,
-    "mpnet": _MPNET,
-    "modernbert": _MODERNBERT,
-    "vit": _VIT,
-    "gpt2": _GPT2,
-    "opt": _OPT,
-    "gpt_neox": _GPT_NEOX,
-    "gptj": _GPTJ,
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": replace(_LLAMA, meets=lambda config: "a norm and rotary positions", qk_norm=True),
-    "gemma": _LLAMA,
-    "phi3": _PHI3,
-    "falcon": _FALCON,
-    "t5": _T5,
-    "bart": _BART,
-    "oelm_gpt": _OELM_GPT,
+    ),
+    "oelm_gpt": _family(
+        _stack("decoder", "h.*", "attn", _O_PROJ, "mlp.fc_in mlp.fc_out"),
+        meets=lambda config: "rotary positions" if config.positions == "rotary" else None,
+    ),
 }

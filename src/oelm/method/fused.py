@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from .layout import Fused
+from .families import Fused
 from .projections import Replaced, SplitProjection
 from .sites import is_projection, weight_matrix
 

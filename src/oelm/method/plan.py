@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import MethodError
 from .adapters import AdapterTarget, adapter_targets
-from .layout import Family
+from .families import Family
 from .matrices import hadamard_seed
 from .sites import Site, find_sites
 from .spec import FACTORED, KEEPING, ORTHONORMAL, FeedForward, Method, Projection

@@ -11,8 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import FamilyError, ModelError
-from .families import family_of
-from .layout import Family, Fused, Stack, read
+from .families import Family, Fused, Stack, family_of, read
 from .projections import CoreProjection, IdentityProjection, SplitProjection
 from .spec import Kind
 
