@@ -32,9 +32,14 @@ def run(*arguments: object, largest_file: int = resource.RLIM_INFINITY) -> subpr
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, preexec_fn=limit)
 
 
-def assert_refused(done: subprocess.CompletedProcess[str], *texts: str) -> None:
+def invoke(*arguments: object):
+    """Run `oelm ARGUMENTS` in this process, which has imported torch already."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def assert_refused(done, *texts: str) -> None:
     """Assert exit code 2, one line on stderr that contains the texts, and nothing on stdout."""
-    assert done.returncode == 2
+    assert (done.returncode if isinstance(done, subprocess.CompletedProcess) else done.exit_code) == 2
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
@@ -74,7 +79,7 @@ def test_methods_are_listed():
     done = run("methods")
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(PRESETS)
-    listed = json.loads(run("methods", "--json").stdout)
+    listed = json.loads(invoke("methods", "--json").stdout)
     assert {name: oelm.Method.load(fields) for name, fields in listed.items()} == dict(PRESETS)
 
 
@@ -95,8 +100,8 @@ def test_diagnose_prints_the_report_and_what_changed():
 def test_diagnose_takes_a_plain_folder_and_a_method_file(folders, tmp_path):
     file = tmp_path / "method.yaml"
     file.write_text("preset: oelm-freeze\nk: {scale: 4}\nlayers: last:1\n")
-    done = run("diagnose", folders / "plain", "--method", file, "--seed", 7, "--steps", 2)
-    assert done.returncode == 0, done.stderr
+    done = invoke("diagnose", folders / "plain", "--method", file, "--seed", 7, "--steps", 2)
+    assert done.exit_code == 0, done.stderr
     assert "custom, seed 7" in done.stdout
     assert "2 AdamW steps" in done.stdout
     assert "4 of 4 frozen tensors" in done.stdout
@@ -104,8 +109,8 @@ def test_diagnose_takes_a_plain_folder_and_a_method_file(folders, tmp_path):
 
 @pytest.mark.full
 def test_diagnose_takes_a_folder_with_a_method_as_it_is(folders):
-    done = run("diagnose", folders / "operated", "--json")
-    assert done.returncode == 0, done.stderr
+    done = invoke("diagnose", folders / "operated", "--json")
+    assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["healthy"] is True
     assert result["report"]["method"] == "oelm-exact"
@@ -120,12 +125,12 @@ def test_an_unknown_preset_is_refused_in_one_line():
 
 @pytest.mark.full
 def test_an_unknown_model_is_refused_in_one_line():
-    assert_refused(run("diagnose", "random:brt"), "'brt'", "Did you mean 'bert'?")
+    assert_refused(invoke("diagnose", "random:brt"), "'brt'", "Did you mean 'bert'?")
 
 
 @pytest.mark.full
 def test_a_missing_folder_is_refused_in_one_line(tmp_path):
-    assert_refused(run("diagnose", tmp_path / "nowhere"), "nowhere: no such folder")
+    assert_refused(invoke("diagnose", tmp_path / "nowhere"), "nowhere: no such folder")
 
 
 @pytest.mark.full
@@ -145,7 +150,7 @@ def test_export_writes_a_plain_checkpoint(folders, tmp_path):
 
 def test_export_refuses_a_folder_with_anything_in_it(folders, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    assert_refused(run("export", folders / "operated", tmp_path), str(tmp_path), "not empty", "nothing was written")
+    assert_refused(invoke("export", folders / "operated", tmp_path), str(tmp_path), "not empty", "nothing was written")
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -158,13 +163,6 @@ def test_an_export_without_disk_space_is_refused_and_leaves_nothing(folders, tmp
         done = run("export", folders / "operated", out, largest_file=4000)
         assert_refused(done, f"{out}: cannot be written", "File too large")
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
-
-
-# In this process, where training can be sabotaged and torch is imported already
-
-
-def invoke(*arguments: object):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
