@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from ..errors import DataError, first_line, nearest
@@ -56,16 +57,17 @@ def suggest(name: str) -> str:
 
 
 def read_units(dataset: HubDataset, split: str, reading: Reading, meter: Meter) -> Iterator[Unit]:
-    """Yield the text units of one split of a Hub dataset, in order."""
-    where = f"{dataset}, split {split!r}"
-    texts = _texts(dataset, split, reading, meter, where)
+    """Return an iterator over the text units of one split of a Hub dataset, in order."""
+    texts = _texts(dataset, split, reading, meter)
     if dataset.lines:
-        yield from text_units(_TextReader(texts).read, "")
-    else:
-        yield from (Unit(text) for text in texts if text.strip())
+        # Many lines at a time, since every portion is copied together with the text that is not used yet.
+        portions = iter(lambda: list(islice(texts, 1000)), [])
+        return text_units(map("".join, portions), "")
+    return (Unit(text) for text in texts if text.strip())
 
 
-def _texts(dataset: HubDataset, split: str, reading: Reading, meter: Meter, where: str) -> Iterator[str]:
+def _texts(dataset: HubDataset, split: str, reading: Reading, meter: Meter) -> Iterator[str]:
+    where = f"{dataset}, split {split!r}"
     datasets = import_optional("datasets", f"the Hub dataset {dataset}")
     column: str | None = None
     number = 0
@@ -160,24 +162,3 @@ def _hub_errors_explained(where: str, progress: Callable[[], str] = lambda: "fro
             f"{where}: cannot be read {progress()} ({type(error).__name__}: {error}). Check the name and the network "
             "and run the same command again, or download the files and give their folder instead"
         ) from error
-
-
-class _TextReader:
-    """Rows of text as a stream with a `read` method."""
-
-    def __init__(self, rows: Iterator[str]) -> None:
-        self._rows = rows
-        self._rest: list[str] = []
-
-    def read(self, size: int) -> str:
-        """Return the next `size` characters, or fewer at the end."""
-        available = sum(map(len, self._rest))
-        while available < size:
-            row = next(self._rows, None)
-            if row is None:
-                break
-            self._rest.append(row)
-            available += len(row)
-        text = "".join(self._rest)
-        self._rest = [text[size:]] if len(text) > size else []
-        return text[:size]

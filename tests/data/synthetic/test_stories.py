@@ -148,7 +148,7 @@ def cache_folder(tmp_path, monkeypatch):
     return tmp_path / "oelm"
 
 
-def fail_to_generate(size):
+def fail_to_generate(*size):
     raise AssertionError("generated again")
 
 

@@ -77,7 +77,7 @@ class Feeder:
         state: FeederState | None = None,
     ) -> None:
         self._train, self._val = train, val
-        self._fraction = 0.0 if val is not None else val_fraction
+        self._fraction = val_fraction
         self._key = seed.to_bytes(8, "little")
         self._limit = limit_bytes
         # Digests of the validation documents that have not been seen in the training text.
@@ -93,8 +93,7 @@ class Feeder:
         deque(islice(units, self.state.units), maxlen=0)
         for unit, required_split in units:
             yield self._take(unit, required_split)
-        last_pieces = self._close()
-        if last_pieces:
+        if last_pieces := self._close():
             yield last_pieces
 
     def _units(self) -> Iterator[tuple[Unit, SplitName | None]]:
@@ -116,7 +115,7 @@ class Feeder:
         state = self.state
         split = required_split or self._choose(unit)
         pieces = self._close() if state.run_split not in (None, split) else []
-        size = self._size(unit)
+        size = len(unit.text) if unit.text.isascii() else len(unit.text.encode())
         state.units += 1
         state.bytes[split] += size
         if required_split != "val":
@@ -144,7 +143,8 @@ class Feeder:
         """Choose a unit's split: its hash as a number from 0 to 1 is compared with the validation fraction."""
         if unit.joined and self.state.run_split is not None:
             return self.state.run_split
-        position = int.from_bytes(self._digest(unit), "little") / 2**64
+        digest = hashlib.blake2b(unit.text.strip().encode(), digest_size=8, key=self._key).digest()
+        position = int.from_bytes(digest, "little") / 2**64
         self.state.lowest = min(self.state.lowest, position)
         return "val" if position < self._fraction else "train"
 
@@ -157,13 +157,6 @@ class Feeder:
             return b""
         digest, self._document = self._document.digest(), None
         return digest
-
-    def _digest(self, unit: Unit) -> bytes:
-        return hashlib.blake2b(unit.text.strip().encode(), digest_size=8, key=self._key).digest()
-
-    @staticmethod
-    def _size(unit: Unit) -> int:
-        return len(unit.text) if unit.text.isascii() else len(unit.text.encode())
 
 
 def cut(text: str) -> list[str]:

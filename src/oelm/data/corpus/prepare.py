@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypedDict, Unpack
 
 import tokenizers
 from tokenizers import Tokenizer
@@ -18,10 +18,9 @@ from ...base.files import write_text
 from ...base.machine import cores
 from ...errors import DataError
 from ..text_files import Meter
-from ..tokenizer import TextTokenizer, load_tokenizer, train_bpe
+from ..tokenizer import TextTokenizer, check_bpe_size, load_tokenizer, train_bpe
 from .encode import Arrays, Feeder, FeederState, encode_all
 from .header import DTYPES, HEADER, VERSION, Header, SourceHeader, SplitHeader, TokenizerHeader, dtype_for, read_header
-from .options import PrepareKeywords, PrepareOptions
 from .progress import Callback, Progress, reporter
 from .readers import SEPARATOR, Reading
 from .sources import Source, SplitName, resolve
@@ -30,6 +29,57 @@ from .workspace import TOKENIZER_FILE, Workspace, check_free, discard, workspace
 
 # A BPE is trained on at most this much text: more changes few merges, and every new word costs memory.
 BPE_BYTES = 256 << 20
+CHECKPOINT_BYTES = 32 << 20
+
+
+class PrepareKeywords(TypedDict, total=False):
+    """The keyword arguments of `prepare`."""
+
+    val: str | Path | None
+    val_fraction: float
+    train_bpe: int | None
+    eos: str | None
+    text_field: str | None
+    separator: str
+    seed: int
+    limit_bytes: int | None
+    dtype: str
+    workers: int | None
+    description: str | None
+    synthetic: bool
+    progress: bool | Callback
+    checkpoint_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """The keyword arguments of `prepare` with their defaults, validated."""
+
+    val: str | Path | None = None
+    val_fraction: float = 0.01
+    train_bpe: int | None = None
+    eos: str | None = None
+    text_field: str | None = None
+    separator: str = SEPARATOR
+    seed: int = 0
+    limit_bytes: int | None = None
+    dtype: str = "auto"
+    workers: int | None = None
+    description: str | None = None
+    synthetic: bool = False
+    progress: bool | Callback = False
+    checkpoint_bytes: int = CHECKPOINT_BYTES
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.val_fraction < 1.0:
+            raise DataError(f"val_fraction {self.val_fraction} (--val-fraction): must be at least 0 and below 1")
+        if not 0 <= self.seed < 2**64:
+            raise DataError(f"seed {self.seed}: must be at least 0 and below 2**64")
+        for name, value in (("limit_bytes", self.limit_bytes), ("workers", self.workers)):
+            if value is not None and value < 1:
+                raise DataError(f"{name} {value}: must be at least 1")
+        if self.train_bpe is not None:
+            check_bpe_size(self.train_bpe)
 
 
 def prepare(
@@ -58,7 +108,12 @@ def prepare(
     """
     out = Path(out)
     options = PrepareOptions(**keywords)
-    options.require_one_tokenizer(tokenizer)
+    if (tokenizer is None) == (options.train_bpe is None):
+        given, only = ("no tokenizer", "") if tokenizer is None else ("two tokenizers", ", not both")
+        raise DataError(
+            f"{given}: give either tokenizer (--tokenizer, a folder or a name) or train_bpe (--train-bpe, a "
+            f"vocabulary size){only}"
+        )
     train, val = resolve(source, options.val, Reading(options.text_field, options.separator))
     if not (out / HEADER).is_file():
         check_free(out)
@@ -223,8 +278,7 @@ class _Preparation:
             )
             for split, part in work.parts.items()
         }
-        fields = header.model_dump() | {"splits": splits, "shared_documents": feeder.state.shared}
-        work.publish(Header(**fields))
+        work.publish(header.model_copy(update={"splits": splits, "shared_documents": feeder.state.shared}))
 
     def _check_split(self, state: FeederState, partial: bool = False) -> None:
         """Raise DataError when a split is empty or validation is all training text.

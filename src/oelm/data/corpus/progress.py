@@ -31,7 +31,7 @@ def reporter(progress: bool | Callback) -> Iterator[Callback]:
         yield progress
         return
     if not progress:
-        yield _ignore
+        yield lambda _: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -55,7 +55,3 @@ def reporter(progress: bool | Callback) -> Iterator[Callback]:
             bars.update(tasks[now.stage], completed=now.bytes, note=note)
 
         yield show
-
-
-def _ignore(_: Progress) -> None:
-    pass

@@ -6,8 +6,9 @@ No file is read whole: text comes in blocks and rows one by one, so that memory 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from ...errors import DataError
@@ -52,7 +53,7 @@ def read_units(path: Path, reading: Reading, meter: Meter) -> Iterator[Unit]:
     """Yield the text units of one file in order, without documents of whitespace alone."""
     if format_of(path)[0] == "text":
         with open_text(path, meter, newline=None) as stream:
-            yield from text_units(stream.read, reading.separator)
+            yield from text_units(iter(lambda: stream.read(_READ), ""), reading.separator)
     else:
         yield from (Unit(text) for text in _texts(path, reading, meter) if text.strip())
 
@@ -68,23 +69,25 @@ def _texts(path: Path, reading: Reading, meter: Meter) -> Iterator[str]:
     return (text_of(row, columns[0], location) for location, row in read_rows(path, meter, choose))
 
 
-def text_units(read: Callable[[int], str], separator: str) -> Iterator[Unit]:
+def text_units(read: Iterator[str], separator: str) -> Iterator[Unit]:
     """Yield the documents between separators, or the blocks of one long document when no separator is near the start.
 
-    `read` returns the next so many characters.
+    `read` yields the text in portions of any length.
     """
-    head = read(_LOOK)
-    if not separator or separator not in head:
-        yield from _blocks(head, read, separator)
-        return
-    yield from _documents(head, read, separator)
+    head = ""
+    for portion in read:
+        head += portion
+        if len(head) >= _LOOK:
+            break
+    divide = _documents if separator and separator in head else _blocks
+    return divide(chain([head], read), separator)
 
 
-def _documents(head: str, read: Callable[[int], str], separator: str) -> Iterator[Unit]:
+def _documents(read: Iterator[str], separator: str) -> Iterator[Unit]:
     """Yield the texts between separators, without the line breaks around them; long ones in parts."""
-    rest, inside = head, False  # inside: earlier parts of this document have been yielded
-    while True:
-        *whole, rest = rest.split(separator)
+    rest, inside = "", False  # inside: earlier parts of this document have been yielded
+    for portion in read:
+        *whole, rest = (rest + portion).split(separator)
         for text in whole:
             text = text.rstrip("\n") if inside else text.strip("\n")
             if inside or text.strip():
@@ -96,27 +99,23 @@ def _documents(head: str, read: Callable[[int], str], separator: str) -> Iterato
             rest = rest[len(part) :]
             yield Unit(part if inside else part.lstrip("\n"), more=True, joined=inside)
             inside = True
-        block = read(_READ)
-        if not block:
-            break
-        rest += block
     rest = rest.rstrip("\n") if inside else rest.strip("\n")
     if inside or rest.strip():
         yield Unit(rest, joined=inside)
 
 
-def _blocks(head: str, read: Callable[[int], str], separator: str) -> Iterator[Unit]:
+def _blocks(read: Iterator[str], separator: str) -> Iterator[Unit]:
     """Yield text without separators in blocks that end at blank lines where possible; joined, they are the text.
 
     A separator that appears late in the file still ends a document.
     """
-    rest, start, ended = head, 0, not head
+    rest, start, ended = "", 0, False
     inside = False  # whether earlier blocks of this document have been yielded
     while True:
         if not ended and len(rest) - start <= _BLOCK_MAX + len(separator):
-            block = read(_READ)
-            ended = not block
-            rest, start = rest[start:] + block, 0
+            portion = next(read, None)
+            ended = portion is None
+            rest, start = rest[start:] + (portion or ""), 0
             continue
         if start == len(rest):
             return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from ...errors import DataError
 from .. import hub
@@ -23,30 +23,12 @@ _HELD_OUT = re.compile(r"(val|valid|validation|dev|test)([-_.].*)?", re.IGNORECA
 _TRAIN = re.compile(r"train([-_.].*)?", re.IGNORECASE)
 
 
-class Source(Protocol):
-    """A corpus that can be read several times, in the same order each time."""
-
-    @property
-    def description(self) -> str: ...
-
-    @property
-    def total_bytes(self) -> int | None:
-        """The number of bytes that the meter will count, or None when it is not known."""
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """The files of a folder that are not read."""
-
-    def identify(self, split: SplitName, count: Callable[[int], None]) -> tuple[SourceHeader, ...]:
-        """Return names, sizes and hashes of the inputs; `count` is called with the size of every block hashed."""
-
-    def units(self, meter: Meter) -> Iterator[Unit]:
-        """Yield the text units."""
-
-
 @dataclass(frozen=True)
 class FileSource:
-    """One file, or the files of a folder in the order of their names."""
+    """One file, or the files of a folder in the order of their names.
+
+    It can be read several times, in the same order each time. `ignored` are the files of the folder that are not read.
+    """
 
     root: Path
     paths: tuple[Path, ...]
@@ -55,6 +37,7 @@ class FileSource:
 
     @cached_property
     def total_bytes(self) -> int:
+        """The number of bytes that the meter of `units` will count."""
         return sum(path.stat().st_size for path in self.paths)
 
     @property
@@ -62,39 +45,43 @@ class FileSource:
         return self.root.name if len(self.paths) == 1 else f"{self.root.name} ({len(self.paths)} files)"
 
     def identify(self, split: SplitName, count: Callable[[int], None]) -> tuple[SourceHeader, ...]:
-        return tuple(
-            SourceHeader(name=self._name(path), split=split, bytes=path.stat().st_size, sha256=hash_file(path, count))
-            for path in self.paths
-        )
+        """Return names, sizes and hashes of the inputs; `count` is called with the size of every block hashed."""
+        inputs = []
+        for path in self.paths:
+            # A path relative to the folder that the user named is the same on every machine.
+            name = path.name if path == self.root else path.relative_to(self.root).as_posix()
+            size, sha256 = path.stat().st_size, hash_file(path, count)
+            inputs.append(SourceHeader(name=name, split=split, bytes=size, sha256=sha256))
+        return tuple(inputs)
 
     def units(self, meter: Meter) -> Iterator[Unit]:
+        """Yield the text units."""
         for path in self.paths:
             yield from readers.read_units(path, self.reading, meter)
-
-    def _name(self, path: Path) -> str:
-        """Return the path relative to the folder that the user named, which is the same on every machine."""
-        return path.name if path == self.root else path.relative_to(self.root).as_posix()
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """One split of a dataset on the Hub."""
+    """One split of a dataset on the Hub, with the interface of FileSource; its size is not known beforehand."""
 
     dataset: hub.HubDataset
     split: str
     reading: Reading
     ignored: tuple[str, ...] = ()
-    total_bytes: int | None = None
+    total_bytes: None = None
 
     @property
     def description(self) -> str:
         return f"{self.dataset} ({self.split})"
 
     def identify(self, split: SplitName, count: Callable[[int], None]) -> tuple[SourceHeader, ...]:
-        return (SourceHeader(name=f"{self.dataset} ({self.split})", split=split),)
+        return (SourceHeader(name=self.description, split=split),)
 
     def units(self, meter: Meter) -> Iterator[Unit]:
         return hub.read_units(self.dataset, self.split, self.reading, meter)
+
+
+Source = FileSource | HubSource
 
 
 def resolve(source: str | Path, val: str | Path | None, reading: Reading) -> tuple[Source, Source | None]:
@@ -105,10 +92,11 @@ def resolve(source: str | Path, val: str | Path | None, reading: Reading) -> tup
     name = str(source)
     if name not in hub.REGISTRY and Path(source).exists():
         return _files(Path(source), reading), None if val is None else _files(Path(val), reading)
-    dataset = None if isinstance(source, Path) or _looks_like_path(name) else hub.parse(name)
+    if isinstance(source, Path) or _looks_like_path(name):
+        raise DataError(f"{name}: no such file or folder.")
+    dataset = hub.parse(name)
     if dataset is None:
-        hint = "" if isinstance(source, Path) or _looks_like_path(name) else hub.suggest(name)
-        raise DataError(f"{name}: no such file or folder.{hint}")
+        raise DataError(f"{name}: no such file or folder.{hub.suggest(name)}")
     train = HubSource(dataset, "train", reading)
     if val is None:
         return train, HubSource(dataset, dataset.validation, reading) if dataset.validation else None

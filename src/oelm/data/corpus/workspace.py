@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.files import write_json, writing
+from ...base.locks import hold
 from ...errors import DataError, FileError
 from .header import HEADER, WORK, Header
 from .sources import SplitName, hash_file
@@ -89,8 +89,6 @@ class Workspace:
 
     def publish(self, header: Header) -> None:
         """Write the header and move the finished files to the output folder, the header last."""
-        for part in self.parts.values():
-            part.sync()
         self.close_parts()
         write_json(self.folder / HEADER, header.model_dump(mode="json"), sort_keys=False, ensure_ascii=False)
         self.move()
@@ -112,10 +110,8 @@ class Workspace:
 
     def clear(self) -> None:
         """Remove an abandoned preparation, including files that were moved: without a header they are useless."""
-        for path in [
-            *(self.folder / name for name in (*_PUBLISHED, _CHECKPOINT, TOKENIZER_FILE, _JOB)),
-            *(self.out / name for name in _PUBLISHED if name != HEADER),
-        ]:
+        working = [self.folder / name for name in (*_PUBLISHED, _CHECKPOINT, TOKENIZER_FILE, _JOB)]
+        for path in [*working, *(self.out / name for name in _PUBLISHED if name != HEADER)]:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -131,8 +127,13 @@ def workspace(out: Path, recipe: dict[str, Any]) -> Iterator[Workspace]:
     """
     work = Workspace(out)
     with writing(out):
-        created = _create(work)
-        with _locked(work):
+        created = [folder for folder in (out, *out.parents) if not folder.exists()]  # innermost first
+        work.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = hold(work.folder, patience=0)
+        except FileError:
+            raise DataError(f"{out}: another process is preparing this folder; wait for it to finish") from None
+        with lock:
             try:
                 job = work.folder / _JOB
                 if not job.is_file() or json.loads(job.read_text(encoding="utf-8")) != recipe:
@@ -164,26 +165,3 @@ def discard(out: Path) -> None:
     if (out / WORK).exists():
         with writing(out):
             shutil.rmtree(out / WORK)
-
-
-def _create(work: Workspace) -> list[Path]:
-    """Create the folders; return those that did not exist before, innermost first, without the work folder."""
-    created = []
-    missing = work.out
-    while not missing.exists():
-        created.append(missing)
-        missing = missing.parent
-    work.folder.mkdir(parents=True, exist_ok=True)
-    return created
-
-
-def _locked(work: Workspace) -> AbstractContextManager[Any]:
-    """Return the work folder's lock; raise DataError when another process has it."""
-    if sys.platform == "win32":  # which has no such locks
-        return nullcontext()
-    from ...base.locks import hold
-
-    try:
-        return hold(work.folder, patience=0)
-    except FileError:
-        raise DataError(f"{work.out}: another process is preparing this folder; wait for it to finish") from None

@@ -8,9 +8,10 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -34,24 +35,6 @@ _WORD = re.compile(r"[A-Za-z]+")
 _TOKEN = r" ?[A-Za-z]+| ?[^\sA-Za-z]"
 
 
-@dataclass(frozen=True)
-class _Size:
-    """What determines the generated corpus, besides the code."""
-
-    seed: int
-    documents: int
-    val_documents: int
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """The generated ids of both splits, and the sizes of their texts in bytes."""
-
-    train: npt.NDArray[np.uint16]
-    val: npt.NDArray[np.uint16]
-    text_bytes: npt.NDArray[np.int64]
-
-
 def builtin(
     name: str = "stories", *, seed: int = 0, documents: int = DOCUMENTS, val_documents: int = VAL_DOCUMENTS
 ) -> TokenDataset:
@@ -60,15 +43,15 @@ def builtin(
         raise DataError(f"no built-in data called {name!r}: there is 'stories'")
     if seed < 0 or documents < 1 or val_documents < 1:
         raise DataError(f"seed {seed}, documents {documents}, val_documents {val_documents}: 0, 1 and 1 at least")
-    size = _Size(seed, documents, val_documents)
-    tokens = _generate(size) if documents + val_documents < _CACHED_FROM else _load_or_generate(size)
+    make = _generate if documents + val_documents < _CACHED_FROM else _load_or_generate
+    train, val, (train_bytes, val_bytes) = make(seed, documents, val_documents)
     backend = story_tokenizer()
     return in_memory(
-        tokens.train,
-        tokens.val,
+        train,
+        val,
         vocab_size=backend.get_vocab_size(),
         documents=(documents, val_documents),
-        text_bytes=(int(tokens.text_bytes[0]), int(tokens.text_bytes[1])),
+        text_bytes=(int(train_bytes), int(val_bytes)),
         eos_id=token_id(backend, SEPARATOR),
         tokenizer_json=backend.to_str(),
         tokenizer_hash=vocabulary_sha256(backend),
@@ -94,15 +77,14 @@ def story_tokenizer() -> Tokenizer:
     return backend
 
 
-def _generate(size: _Size) -> _Tokens:
-    """Tell the stories and encode them. The two splits use different random streams."""
-    train = list(stories.stories(2 * size.seed, size.documents))
+def _generate(seed: int, documents: int, val_documents: int) -> list[npt.NDArray[Any]]:
+    """Return the ids of both splits, which use different random streams, and the sizes of their texts in bytes."""
+    train = list(stories.stories(2 * seed, documents))
     trained_on = set(train)
     # A story can repeat by chance, however rarely: then the next one is taken.
-    candidates = stories.stories(2 * size.seed + 1, 2 * size.val_documents + 100)
-    unseen = (text for text in candidates if text not in trained_on)
-    val = [text for text, _ in zip(unseen, range(size.val_documents), strict=False)]
-    return _Tokens(_encode(train), _encode(val), np.array([sum(map(len, train)), sum(map(len, val))]))
+    candidates = stories.stories(2 * seed + 1, 2 * val_documents + 100)
+    val = list(islice((text for text in candidates if text not in trained_on), val_documents))
+    return [_encode(train), _encode(val), np.array([sum(map(len, train)), sum(map(len, val))])]
 
 
 def _encode(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
@@ -116,34 +98,27 @@ def _encode(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
     return np.array(ids, dtype=np.uint16)
 
 
-def _load_or_generate(size: _Size) -> _Tokens:
-    """Return the tokens from the user's cache folder, or generate and store them.
+def _load_or_generate(*size: int) -> list[npt.NDArray[Any]]:
+    """Return what `_generate` returns from the user's cache folder, or generate and store it.
 
     The file's name has a hash of everything that determines the tokens, so one that other code wrote is never read.
     Files are renamed into place when they are complete, so several processes may store the same one at once.
     """
-    path = _cache_path(size)
-    if path is None:
-        return _generate(size)
-    # A missing or damaged file (numpy's format has checksums) is not an error: the tokens are generated again.
-    with suppress(OSError, ValueError, EOFError, BadZipFile), np.load(path, allow_pickle=False) as arrays:
-        return _Tokens(**arrays)
-    tokens = _generate(size)
-    content = io.BytesIO()
-    np.savez(content, **vars(tokens))
-    with suppress(OSError, FileError):  # a folder that cannot be written only costs time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, content.getvalue())
-    return tokens
-
-
-def _cache_path(size: _Size) -> Path | None:
-    """Return the cache file for a corpus of this size, or None without a home folder or the source code."""
     key = hashlib.sha256(repr(size).encode())
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oelm"
         for source in (stories.__file__, words.__file__, random_choices.__file__, __file__):
             key.update(Path(source).read_bytes())
-    except (OSError, RuntimeError):
-        return None
-    return folder / "oelm" / f"stories-{key.hexdigest()[:16]}.npz"
+    except (OSError, RuntimeError):  # there is no home folder, or no source code
+        return _generate(*size)
+    path = folder / f"stories-{key.hexdigest()[:16]}.npz"
+    # A missing or damaged file (numpy's format has checksums) is not an error: the tokens are generated again.
+    with suppress(OSError, ValueError, EOFError, BadZipFile), np.load(path, allow_pickle=False) as arrays:
+        return list(arrays.values())
+    tokens = _generate(*size)
+    content = io.BytesIO()
+    np.savez(content, *tokens)
+    with suppress(OSError, FileError):  # a folder that cannot be written only costs time
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, content.getvalue())
+    return tokens

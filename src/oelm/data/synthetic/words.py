@@ -29,17 +29,14 @@ THINGS = _words(
     "hammer shovel bucket ladder wheel flag balloon puppet mask crown sword shield whistle marble button shell feather "
     "blanket pillow lantern telescope wagon"
 )
-SPOTS = tuple(
-    f"{where} the {what}"
-    for where, what in (
-        ("under", "bed"), ("under", "table"), ("under", "stairs"), ("under", "sofa"), ("under", "bench"),
-        ("behind", "door"), ("behind", "curtain"), ("behind", "stove"), ("behind", "shed"), ("behind", "piano"),
-        ("in", "cupboard"), ("in", "drawer"), ("in", "attic"), ("in", "cellar"), ("in", "garage"), ("in", "chest"),
-        ("in", "oven"), ("in", "bath"), ("on", "shelf"), ("on", "roof"), ("on", "desk"), ("on", "windowsill"),
-        ("on", "chair"), ("on", "porch"), ("near", "fountain"), ("near", "gate"), ("near", "well"), ("near", "oak"),
-        ("near", "fireplace"), ("near", "pond"),
-    )
-)  # fmt: skip
+SPOTS = _words(
+    "under the bed;under the table;under the stairs;under the sofa;under the bench;behind the door;behind the curtain;"
+    "behind the stove;behind the shed;behind the piano;in the cupboard;in the drawer;in the attic;in the cellar;"
+    "in the garage;in the chest;in the oven;in the bath;on the shelf;on the roof;on the desk;on the windowsill;"
+    "on the chair;on the porch;near the fountain;near the gate;near the well;near the oak;near the fireplace;"
+    "near the pond",
+    ";",
+)
 FOODS = _words(
     "soup bread cheese rice pasta cake honey porridge pancakes carrots apples pears plums cherries peas beans nuts "
     "grapes potatoes salad jam pudding dumplings noodles"
