@@ -69,8 +69,8 @@ def read_state(path: Path, name: str | None = None) -> RunState:
     label = str(path) if name is None else name
     try:
         status = read_optional(path / "status.json", Status)
-        result = read_optional(path / "result.json", Result)
         recorded = read_optional(path / "config.json", RecordedConfig)
+        result = read_optional(path / "result.json", Result)
     except (FileError, OSError) as error:
         return RunState(name=label, path=path, state="unreadable", message=str(error))
     figures: dict[str, Any] = {}
