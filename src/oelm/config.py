@@ -292,8 +292,13 @@ class RunConfig(Strict, refusal=ConfigError):
 
     @classmethod
     def load(cls, source: str | PathLike[str] | dict[str, Any], overrides: list[str] | None = None) -> RunConfig:
-        """Load a config from a YAML or JSON file or a dict, with overrides such as `train.max_steps=100`."""
+        """Load a config from a YAML or JSON file or a dict, with overrides such as `train.max_steps=100`.
+
+        The config.json in a run's folder is such a file: its id and format are not settings.
+        """
         fields = dict(source) if isinstance(source, dict) else read_mapping(source)
+        if not isinstance(source, dict) and {"id", "format"} <= fields.keys():
+            fields = {key: value for key, value in fields.items() if key not in ("id", "format")}
         for override in overrides or []:
             fields = set_field(fields, *parse_override(override))
         origin = "config" if isinstance(source, dict) else str(source)

@@ -10,6 +10,8 @@ import pytest
 from oelm.analysis.arms import differences, group_runs
 from oelm.analysis.load import load_runs
 from oelm.analysis.run import Run
+from oelm.base.files import read_json
+from oelm.config import RunConfig
 from oelm.data.corpus.prepare import prepare
 from oelm.lab.experiment import find_experiment, runnable_experiments
 from oelm.lab.plan import Request, plan_runs
@@ -155,3 +157,13 @@ def test_a_dry_run_uses_the_vocabulary_of_the_data(tmp_path):
     data = prepare(text, tmp_path / "data", train_bpe=300, val_fraction=0.1)
     fewer = 23_359_488 - (8192 - data.vocab_size) * 512
     assert f"{fewer:,} parameters" in lab("matrix", "decide", "--data", tmp_path / "data", "--dry-run").output
+
+
+def test_every_recorded_config_trains_again_as_it_is():
+    """`oelm train RECORD/config.json` is the command that results/README.md names."""
+    for path in sorted((ROOT / "results").rglob("config.json")):
+        recorded = read_json(path)
+        assert RunConfig.load(path, ["seed=99"]).to_dict() == {
+            **{key: value for key, value in recorded.items() if key not in ("id", "format")},
+            "seed": 99,
+        }, path
