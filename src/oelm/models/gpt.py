@@ -6,7 +6,6 @@ A transformers model like any other: `generate`, `save_pretrained`, pipelines an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -24,8 +23,10 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention.multi_head import OelmGPTAttention, ends_branch
-from .attention.rotary import OelmGPTRotary
+from ..method.apply import install
+from ..method.seal import read_record
+from ..method.spec import Method
+from .attention.multi_head import OelmGPTAttention, OelmGPTRotary, ends_branch
 from .gpt_config import D_HEAD, SIZES, OelmGPTConfig, gpt_config
 
 __all__ = [
@@ -41,16 +42,7 @@ __all__ = [
     "OelmGPTPreTrainedModel",
     "OelmGPTRotary",
     "gpt_config",
-    "on_build",
 ]
-
-# Functions that change the structure of every new OelmGPTModel, before its weights are initialised or loaded.
-_build_hooks: list[Callable[[nn.Module], None]] = []
-
-
-def on_build(hook: Callable[[nn.Module], None]) -> None:
-    """Call `hook` with every OelmGPTModel that is built from now on, before its weights are initialised or loaded."""
-    _build_hooks.append(hook)
 
 
 class OelmGPTFeedForward(nn.Module):
@@ -131,8 +123,11 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
         self.h = nn.ModuleList([OelmGPTBlock(config, layer) for layer in range(config.num_hidden_layers)])
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
-        for hook in _build_hooks:
-            hook(self)
+        # The structure of a recorded method is there before the weights are loaded, so pipelines and evaluation
+        # harnesses, which do not know oelm, load a saved model completely. Only `oelm.load` also freezes and verifies.
+        record = read_record(config)
+        if record is not None:
+            install(self, Method.load(record["method"]))
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

@@ -36,7 +36,7 @@ def load(
     config = read_hf_config(path, AutoConfig if model_class is None else model_class.config_class, **options)
     method = _recorded_method(config, path)
     target_class = model_class or model_class_of(config, path)
-    # The project's GPT installs its recorded structure by itself (see models/__init__.py).
+    # The project's GPT installs its recorded structure by itself.
     installs_itself = issubclass(target_class, gpt.OelmGPTPreTrainedModel)
     loading_class = target_class if installs_itself else _class_with_method(target_class, method)
     try:

@@ -66,22 +66,10 @@ SMALL: MappingProxyType[str, tuple[str, dict[str, Any]]] = MappingProxyType(
         "qwen3": ("Qwen3ForCausalLM", {**_LLAMA, "head_dim": 16}),
         "gemma": ("GemmaForCausalLM", {**_LLAMA, "head_dim": 16}),
         "phi3": ("Phi3ForCausalLM", _LLAMA),
-        "falcon-rw": (
-            "FalconForCausalLM",
-            {**_FALCON, "alibi": True, "multi_query": False, "new_decoder_architecture": False},
-        ),
-        "falcon-7b": (
-            "FalconForCausalLM",
-            {**_FALCON, "alibi": False, "multi_query": True, "new_decoder_architecture": False},
-        ),
-        "falcon-40b": (
-            "FalconForCausalLM",
-            {**_FALCON, "alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2},
-        ),
-        "t5": (
-            "T5ForConditionalGeneration",
-            {**_T5, "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
-        ),
+        "falcon-rw": ("FalconForCausalLM", {**_FALCON, "alibi": True, "multi_query": False}),
+        "falcon-7b": ("FalconForCausalLM", _FALCON),
+        "falcon-40b": ("FalconForCausalLM", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+        "t5": ("T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0}),
         "bart": ("BartForConditionalGeneration", {"d_model": 48, **_BART_ENCODER, **_BART_DECODER, **_TEXT}),
         "vit": ("ViTForImageClassification", _VIT),
     }
@@ -107,9 +95,7 @@ def require_fields(config: Any, fields: Iterable[str]) -> None:
 def small_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """Return a small random model by name; `changes` override fields of its config."""
     config = small_config(name, **changes)
-    model = seeded(seed, lambda: _class_named(SMALL[name][0])(config))
-    assert isinstance(model, PreTrainedModel)
-    return model
+    return seeded(seed, lambda: _class_named(SMALL[name][0])(config))
 
 
 def _class_named(name: str) -> Any:
