@@ -148,7 +148,7 @@ def test_the_command_prints_a_table_or_json_that_a_report_reads(tmp_path):
     ],
 )
 def test_arms_that_cannot_decode_are_refused_before_a_model_is_built(arms, model, says, monkeypatch):
-    monkeypatch.setattr(decoding, "build_for_run", None)
+    monkeypatch.setattr(decoding, "build_language_model", None)
     with pytest.raises(ConfigError, match=says):
         decoding.benchmark_decoding(planned(*arms, model=model, length=24, vocab_size=None), 12)
     failed = command(*arms, "--model", model)

@@ -12,7 +12,7 @@ import oelm
 from oelm.config import RunConfig
 from oelm.models import flops as model_flops
 from oelm.models.flops import find_reach, train_flops_per_token
-from oelm.models.language import build_for_run
+from oelm.models.run_model import build_language_model
 from oelm.models.small import small_model
 from oelm.training.build import count_flops
 from oelm.training.parallel import World
@@ -129,7 +129,7 @@ def test_training_counts_passes_of_a_process_share_or_of_its_micro_batch(tmp_pat
 
 def test_freezing_saves_two_percent_of_medium_512():
     """Freezing Q and K removes two weight gradients from the step: 2.3 % of its FLOPs at 512 tokens."""
-    model = build_for_run(RunConfig.load({"model": {"name": "gpt:medium-512"}}).model, 50257, 512, 0)
+    model = build_language_model(RunConfig.load({"model": {"name": "gpt:medium-512"}}).model, 50257, 512, 0)
     before = train_flops_per_token(model, 512, 1)
     oelm.apply(model, "oelm-freeze")
     after = train_flops_per_token(model, 512, 1)

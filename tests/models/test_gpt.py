@@ -22,7 +22,7 @@ from oelm.models.gpt import (
     OelmGPTModel,
     gpt_config,
 )
-from oelm.models.language import build_for_run
+from oelm.models.run_model import build_language_model
 from tests.support.models import distance, lively
 from tests.support.training import config, run_here
 
@@ -97,9 +97,9 @@ def test_initial_values():
 
 def test_weights_are_a_function_of_the_seed(tmp_path):
     run = config(tmp_path)
-    one, other = (build_for_run(run.model, 400, 32, seed) for seed in (0, 0))
+    one, other = (build_language_model(run.model, 400, 32, seed) for seed in (0, 0))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    third = build_for_run(run.model, 400, 32, 1)
+    third = build_language_model(run.model, 400, 32, 1)
     assert not torch.equal(one.transformer.wte.weight, third.transformer.wte.weight)
 
 
@@ -428,10 +428,10 @@ def test_a_run_can_train_another_causal_model(tmp_path):
     fields = {"name": str(tmp_path / "model"), "fields": {"num_hidden_layers": 1}, "from_scratch": True}
     run = config(tmp_path)
     scratch = run.model_copy(update={"model": type(run.model)(**fields)})
-    built = build_for_run(scratch.model, 400, 32, 0)
+    built = build_language_model(scratch.model, 400, 32, 0)
     assert built.config.num_hidden_layers == 1
     with pytest.raises(ConfigError, match="llama has no field 'n_layer'"):
-        build_for_run(type(run.model)(**{**fields, "fields": {"n_layer": 1}}), 400, 32, 0)
+        build_language_model(type(run.model)(**{**fields, "fields": {"n_layer": 1}}), 400, 32, 0)
     from oelm.training.engine import train
 
     pretrained = type(run.model)(name=str(tmp_path / "model"))

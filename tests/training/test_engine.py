@@ -18,7 +18,7 @@ from oelm.config import OptimizerConfig
 from oelm.errors import ConfigError, TrainingError
 from oelm.evaluation.load import load_run
 from oelm.method import schedule
-from oelm.models.language import build_for_run
+from oelm.models.run_model import build_language_model
 from oelm.models.small import small_model
 from oelm.runs.folder import read_metrics
 from oelm.training.checkpoint import TrainState, list_checkpoints, read_checkpoint
@@ -54,7 +54,7 @@ FREEZE = {"preset": "oelm-qk-ffn", "schedule": {"kind": "freeze", "steps": [5]}}
 
 def tiny_model(output: Path, method: object = "baseline", **changes: object):
     run = config(output, method=method, **changes)
-    model = build_for_run(run.model, 400, run.data.sequence_length, run.seed)
+    model = build_language_model(run.model, 400, run.data.sequence_length, run.seed)
     oelm.apply(model, run.method, run.seed)
     return model
 

@@ -15,7 +15,7 @@ import torch
 import oelm
 from oelm.config import RunConfig
 from oelm.evaluation.evaluate import evaluate_run
-from oelm.models.language import build_for_run
+from oelm.models.run_model import build_language_model
 from oelm.runs.folder import read_metrics
 from oelm.training.checkpoint import list_checkpoints
 from oelm.training.engine import train
@@ -127,7 +127,7 @@ def test_two_processes_give_the_numbers_of_one(one: Path, two: Path) -> None:
 
 def test_frozen_weights_do_not_change(one: Path, two: Path, runs: Path, parallel: str) -> None:
     config = RunConfig.load(fields(runs / "start"))
-    model = build_for_run(config.model, open_dataset(config.data.path).vocab_size, 32, config.seed)
+    model = build_language_model(config.model, open_dataset(config.data.path).vocab_size, 32, config.seed)
     oelm.apply(model, config.method, config.seed)
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
     assert len(frozen) == 4

@@ -14,7 +14,7 @@ from ..config import RunConfig
 from ..errors import ConfigError
 from ..method.apply import apply
 from ..models.hf_config import build_hf_config
-from ..models.language import build_for_run
+from ..models.run_model import build_language_model
 from ..runs.schema import DecodeBench
 from ..training.parallel import device_for
 from ..training.step import uses_bfloat16
@@ -101,7 +101,7 @@ class _Decoder:
         device = device_for(config.train.device)
         length = config.data.sequence_length
         vocab_size = int(build_hf_config(config.model, None, length).vocab_size)
-        self.model: Any = build_for_run(config.model, vocab_size, length, config.seed)
+        self.model: Any = build_language_model(config.model, vocab_size, length, config.seed)
         apply(self.model, config.method, config.seed)
         dtype = torch.bfloat16 if uses_bfloat16(config, device) else torch.float32
         self.model.to(device, dtype).eval()

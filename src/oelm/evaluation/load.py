@@ -13,8 +13,7 @@ from ..config import RunConfig
 from ..errors import CheckpointError, ConfigError
 from ..method.apply import apply
 from ..method.spec import Method
-from ..models.build import build_model
-from ..models.load import load
+from ..models.load import build_model, load
 from ..runs.schema import RecordedConfig, Result, read
 from ..training.best import model_step, stale_best_model
 from ..training.checkpoint import list_checkpoints, read_checkpoint

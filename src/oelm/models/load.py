@@ -1,24 +1,27 @@
-"""Load a model that was saved after `oelm.apply`: its structure rebuilt, frozen again and verified."""
+"""Load a model: one that was saved after `oelm.apply`, rebuilt, frozen again and verified, or any other by name."""
 
 from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import transformers
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedModel
 
-from ..errors import CheckpointError, FreezeError, OelmError
+from ..config import RANDOM
+from ..errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
 from ..method.apply import install
 from ..method.seal import read_record, refreeze, verify
 from ..method.spec import Method
 from . import gpt
 from .hf_config import read_hf_config
+from .small import small_model
 
 # Options of from_pretrained that load() always sets itself, with the only values that they may have.
 _FIXED_OPTIONS = {"trust_remote_code": False, "use_safetensors": True, "ignore_mismatched_sizes": False}
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def load(
@@ -35,7 +38,7 @@ def load(
             raise CheckpointError(f"oelm.load always has {name}={value}")
     config = read_hf_config(path, AutoConfig if model_class is None else model_class.config_class, **options)
     method = _recorded_method(config, path)
-    target_class = model_class or model_class_of(config, path)
+    target_class = model_class or _class_of(config, path)
     # The project's GPT installs its recorded structure by itself.
     installs_itself = issubclass(target_class, gpt.OelmGPTPreTrainedModel)
     loading_class = target_class if installs_itself else _class_with_method(target_class, method)
@@ -58,10 +61,36 @@ def load(
         verify(model)
     except FreezeError as error:
         raise FreezeError(f"{path}: {error}") from None
-    return cast(PreTrainedModel, model)
+    return model
 
 
-def model_class_of(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:
+def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
+    """Return the model that `name` names, of the class that its config names.
+
+    A folder that was saved after `oelm.apply` is loaded with its method and verified. The seed is for `random:NAME`;
+    `options` go to transformers' `from_pretrained`.
+    """
+    if name.startswith(RANDOM):
+        return small_model(name.removeprefix(RANDOM), seed)
+    folder = Path(name)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise ModelError(f"{name}: no config.json there; name a model's folder, a Hub name, or {RANDOM}bert")
+    config = read_hf_config(name, **options)
+    if getattr(config, "oelm", None) is not None:
+        return load(name, **options)
+    model_class = _class_of(config, name)
+    if folder.is_dir() and not any((folder / weights).is_file() for weights in _WEIGHTS):
+        raise ModelError(
+            f"{name}: holds a config but no weights ({_WEIGHTS[0]}); was it written completely? A run that needs only "
+            "the config sets model.from_scratch=true"
+        )
+    try:
+        return model_class.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **options)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"{name}: its weights cannot be loaded ({first_line(error)})") from None
+
+
+def _class_of(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:
     """Return the class that a config's `architectures` names, in transformers or in this project's GPT."""
     names = config.architectures or []
     module = gpt if config.model_type == gpt.OelmGPTConfig.model_type else transformers

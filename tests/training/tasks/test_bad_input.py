@@ -10,7 +10,7 @@ from oelm.cli.app import app
 from oelm.config import ModelConfig
 from oelm.data.synthetic.judgements import judgement_tokenizer
 from oelm.errors import ConfigError
-from oelm.models.language import build_for_run
+from oelm.models.run_model import build_language_model
 from oelm.models.small import small_model
 from oelm.training.tasks.open import open_task
 from tests.support.finetuning import config, fields, run_here
@@ -111,7 +111,7 @@ def test_the_sizes_of_a_pretrained_model_cannot_be_changed(tmp_path):
     with pytest.raises(ConfigError, match=message):
         opened(tmp_path, model=model)
     with pytest.raises(ConfigError, match=message):
-        build_for_run(ModelConfig(**model), vocab_size=64, length=16, seed=0)
+        build_language_model(ModelConfig(**model), vocab_size=64, length=16, seed=0)
     assert opened(tmp_path, model={**model, "from_scratch": True}).config.num_hidden_layers == 1
 
 

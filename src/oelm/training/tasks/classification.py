@@ -19,7 +19,7 @@ from ...data.labelled.encoded import Encoded, LengthGrouped
 from ...data.labelled.examples import Examples, LabelledData, by_content
 from ...data.labelled.load import open_labelled
 from ...errors import ConfigError, DataError
-from ...models.finetune import build_classifier, relabelled_head_note
+from ...models.run_model import build_classifier, relabelled_head_note
 from .base import IGNORED, Batch, MetricDict, Task, example_count
 from .metrics import classification_metrics
 from .model_tokenizer import ModelTokenizer

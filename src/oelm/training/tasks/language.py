@@ -18,7 +18,7 @@ from ...data.corpus.tokens import TokenDataset
 from ...data.labelled.tasks import BUILTIN
 from ...data.synthetic.story_corpus import builtin
 from ...errors import ConfigError
-from ...models.language import build_for_run
+from ...models.run_model import build_language_model
 from .base import IGNORED, Batch, MetricDict, Task
 from .metrics import perplexity
 
@@ -64,7 +64,7 @@ class LanguageModelling(Task):
         return self.data.sha256
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
-        model: Any = build_for_run(config.model, self.data.vocab_size, self.length, config.seed)
+        model: Any = build_language_model(config.model, self.data.vocab_size, self.length, config.seed)
         if "eos_token_id" not in config.model.fields:  # generation stops where a text ends
             model.config.eos_token_id = self.data.eos_id
             if model.generation_config is not None:

@@ -21,7 +21,7 @@ from ...data.labelled.examples import Examples, LabelledData, by_content
 from ...data.labelled.prompts import PROMPTS
 from ...data.packages import import_optional
 from ...errors import ConfigError
-from ...models.finetune import build_text_to_text
+from ...models.run_model import build_text_to_text
 from .base import IGNORED, Batch, MetricDict, Task, example_count
 from .classification import cut_warnings, open_data, sha256_of
 from .model_tokenizer import ModelTokenizer

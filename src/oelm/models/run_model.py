@@ -1,7 +1,4 @@
-"""The model of a fine-tuning run: a classifier or an encoder-decoder, pretrained or with random weights.
-
-Of a pretrained model, only the head may be missing from the checkpoint; anything else that is missing is an error.
-"""
+"""The model of a run: a language model, a classifier or an encoder-decoder, pretrained or with random weights."""
 
 from __future__ import annotations
 
@@ -11,18 +8,40 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     GenerationConfig,
     PreTrainedModel,
 )
 
-from ..config import ModelConfig
+from ..config import RANDOM, ModelConfig
 from ..errors import ConfigError, ModelError, first_line
-from .hf_config import is_fresh
-from .small import seeded
+from .hf_config import build_hf_config, is_fresh, require_changeable
+from .load import build_model
+from .small import require_fields, seeded, small_config, small_model
 
 _SPECIAL_TOKENS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
+
+
+def build_language_model(config: ModelConfig, vocab_size: int, length: int, seed: int) -> PreTrainedModel:
+    """Return the model of a run, on the CPU in float32, checked against the data's vocabulary and length.
+
+    Random weights are a function of the seed, so the arms of an experiment share every weight they have in common.
+    """
+    if config.name.startswith(RANDOM):
+        family = config.name.removeprefix(RANDOM)
+        require_fields(small_config(family), config.fields)
+        model: Any = small_model(family, seed, **config.fields)
+    elif is_fresh(config):
+        model = _from_scratch(config, vocab_size, length, seed)
+    else:
+        require_changeable(config)
+        model = build_model(config.name, revision=config.revision or "main")
+    if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
+        raise ConfigError(f"model.name {config.name}: {type(model).__name__} has no language-model head")
+    _require_fit(model, config.name, vocab_size, length)
+    return model.float()
 
 
 def build_classifier(config: ModelConfig, hf_config: Any, labels: Sequence[str], seed: int) -> PreTrainedModel:
@@ -71,8 +90,7 @@ def build_text_to_text(config: ModelConfig, hf_config: Any, seed: int) -> PreTra
     # transformers' cache assumes that a T5 decoder has as many layers as its encoder.
     uneven = hf_config.model_type == "t5" and hf_config.num_decoder_layers != hf_config.num_layers
     model.generation_config = GenerationConfig(**special_tokens, do_sample=False, num_beams=1, use_cache=not uneven)
-    built: PreTrainedModel = model
-    return built
+    return model
 
 
 def _build(config: ModelConfig, hf_config: Any, auto_class: Any, seed: int) -> PreTrainedModel:
@@ -87,21 +105,19 @@ def _build(config: ModelConfig, hf_config: Any, auto_class: Any, seed: int) -> P
             f"model.name {config.name}: a {hf_config.model_type} cannot be given a {head} head, or its weights cannot "
             f"be loaded ({first_line(error)})"
         ) from None
-    built: PreTrainedModel = model.float()
-    return built
+    return model.float()
 
 
 def _load(config: ModelConfig, hf_config: Any, auto_class: Any) -> PreTrainedModel:
-    options = {} if config.revision is None else {"revision": config.revision}
     model, info = auto_class.from_pretrained(
         config.name,
         config=hf_config,
+        revision=config.revision or "main",
         use_safetensors=True,
         trust_remote_code=False,
         dtype=torch.float32,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
-        **options,
     )
     # Only weights below the base model's prefix must be in the checkpoint. A model that is its own base, as T5 is,
     # has an empty prefix: all of its weights must be there.
@@ -113,5 +129,25 @@ def _load(config: ModelConfig, hf_config: Any, auto_class: Any) -> PreTrainedMod
             f"model.name {config.name}: {len(missing)} of the model's weights are not in the checkpoint, such as "
             f"{sorted(missing)[0]}: it is not the model that its config describes"
         )
-    loaded: PreTrainedModel = model
-    return loaded
+    return model
+
+
+def _from_scratch(config: ModelConfig, vocab_size: int, length: int, seed: int) -> Any:
+    hf_config = build_hf_config(config, vocab_size, length)
+    try:
+        return seeded(seed, lambda: AutoModelForCausalLM.from_config(hf_config))
+    except ValueError as error:
+        raise ConfigError(f"model.name {config.name}: {first_line(error)}") from None
+
+
+def _require_fit(model: Any, name: str, vocab_size: int, length: int) -> None:
+    """Raise when the data has more token ids than the model's vocabulary, or longer sequences than its positions."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if vocab_size > rows:
+        raise ConfigError(
+            f"model.name {name}: its vocabulary has {rows} entries, the token file's has {vocab_size}. "
+            "Was the file made with another tokenizer?"
+        )
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and length > positions:
+        raise ConfigError(f"data.sequence_length {length} is more than the model's {positions} positions")
