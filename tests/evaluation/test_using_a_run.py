@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 import oelm
 from oelm.cli.app import app
 from oelm.errors import CheckpointError, ConfigError, ModelError
-from oelm.evaluation.evaluate import evaluate_run
-from oelm.evaluation.generate import generate_text
 from oelm.evaluation.load import config_of, find_model, is_run, load_run
+from oelm.evaluation.use import evaluate_run, generate_text
 from oelm.runs.schema import RecordedConfig
 from tests.support.training import config, finished, run_here, start, tiny, token_folder, weights, written
 

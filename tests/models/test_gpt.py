@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 import oelm
 from oelm.errors import ConfigError, ModelError, OelmError
-from oelm.evaluation.generate import generate_text
+from oelm.evaluation.use import generate_text
 from oelm.models.convert import to_transformers
 from oelm.models.gpt import (
     SIZES,

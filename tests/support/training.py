@@ -36,7 +36,7 @@ from oelm.training.checkpoint import list_checkpoints
 from oelm.training.engine import train
 
 SERVERS = multiprocessing.get_context("forkserver")
-PRELOADED = ["oelm.cli.app", "oelm.evaluation.evaluate", "oelm.training.engine", "oelm.data", "yaml"]
+PRELOADED = ["oelm.cli.app", "oelm.evaluation.use", "oelm.training.engine", "oelm.data", "yaml"]
 SERVERS.set_forkserver_preload(PRELOADED)
 _made: list[tempfile.TemporaryDirectory[str]] = []
 # Seconds after which a process hangs. Far more than any takes on a busy machine, and below the time limit of a test.

@@ -46,7 +46,7 @@ def test_exact_leaves_the_logits_as_they_were(run):
 
 
 def test_it_trains_and_its_export_runs_in_a_plain_pipeline(run, tmp_path):
-    from oelm.evaluation.predict import predict_one
+    from oelm.evaluation.use import predict_one
 
     oelm.train(run, quiet=True)
     finished("export", run.folder, tmp_path / "plain")

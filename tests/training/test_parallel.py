@@ -14,7 +14,7 @@ import torch
 
 import oelm
 from oelm.config import RunConfig
-from oelm.evaluation.evaluate import evaluate_run
+from oelm.evaluation.use import evaluate_run
 from oelm.models.run_model import build_language_model
 from oelm.runs.folder import read_metrics
 from oelm.training.checkpoint import list_checkpoints

@@ -18,7 +18,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run's model again, on all of its validation data and any other labelled split; prints JSON."""
     with errors():
-        from ..evaluation.evaluate import evaluate_run
+        from ..evaluation.use import evaluate_run
 
         quiet_libraries()
         typer.echo(json.dumps(evaluate_run(run, batch_size, last), indent=2))
@@ -31,7 +31,7 @@ def predict(
 ) -> None:
     """Run a fine-tuned model on one text, or one pair of texts; prints the answer as JSON."""
     with errors():
-        from ..evaluation.predict import predict_one
+        from ..evaluation.use import predict_one
 
         quiet_libraries()
         typer.echo(json.dumps(predict_one(run, text, pair), indent=2, ensure_ascii=False))
@@ -49,7 +49,7 @@ def generate(
 ) -> None:
     """Generate text from a prompt with a trained model."""
     with errors():
-        from ..evaluation.generate import generate_text
+        from ..evaluation.use import generate_text
 
         quiet_libraries()
         typer.echo(generate_text(run, prompt, tokens, temperature, top_k, seed))

@@ -34,7 +34,11 @@ def build_language_model(config: ModelConfig, vocab_size: int, length: int, seed
         require_fields(small_config(family), config.fields)
         model: Any = small_model(family, seed, **config.fields)
     elif is_fresh(config):
-        model = _from_scratch(config, vocab_size, length, seed)
+        hf_config = build_hf_config(config, vocab_size, length)
+        try:
+            model = seeded(seed, lambda: AutoModelForCausalLM.from_config(hf_config))
+        except ValueError as error:
+            raise ConfigError(f"model.name {config.name}: {first_line(error)}") from None
     else:
         require_changeable(config)
         model = build_model(config.name, revision=config.revision or "main")
@@ -130,14 +134,6 @@ def _load(config: ModelConfig, hf_config: Any, auto_class: Any) -> PreTrainedMod
             f"{sorted(missing)[0]}: it is not the model that its config describes"
         )
     return model
-
-
-def _from_scratch(config: ModelConfig, vocab_size: int, length: int, seed: int) -> Any:
-    hf_config = build_hf_config(config, vocab_size, length)
-    try:
-        return seeded(seed, lambda: AutoModelForCausalLM.from_config(hf_config))
-    except ValueError as error:
-        raise ConfigError(f"model.name {config.name}: {first_line(error)}") from None
 
 
 def _require_fit(model: Any, name: str, vocab_size: int, length: int) -> None:

@@ -16,9 +16,8 @@ from oelm.cli import train as commands
 from oelm.cli.app import app
 from oelm.data import judgement_tokenizer
 from oelm.errors import CheckpointError
-from oelm.evaluation.evaluate import evaluate_run
 from oelm.evaluation.load import load_run
-from oelm.evaluation.predict import predict_one
+from oelm.evaluation.use import evaluate_run, predict_one
 from oelm.models.small import small_model
 from oelm.runs.folder import read_metrics
 from oelm.runs.schema import RecordedConfig

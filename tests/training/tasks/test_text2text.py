@@ -6,9 +6,8 @@ import pytest
 
 import oelm
 from oelm.errors import DataError
-from oelm.evaluation.evaluate import evaluate_run
 from oelm.evaluation.load import load_run
-from oelm.evaluation.predict import predict_one
+from oelm.evaluation.use import evaluate_run, predict_one
 from oelm.runs.folder import read_metrics
 from oelm.training.engine import train
 from oelm.training.tasks.open import open_task

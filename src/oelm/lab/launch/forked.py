@@ -18,7 +18,7 @@ from ...base.machine import threads_each
 from .interface import CONSOLE, LaunchInfo
 
 # What the process that runs are forked from imports, once, beside the module of the training function.
-_PRELOADED = ["oelm.evaluation.evaluate", "oelm.training.engine", "oelm.training.tasks.open", "oelm.data"]
+_PRELOADED = ["oelm.evaluation.use", "oelm.training.engine", "oelm.training.tasks.open", "oelm.data"]
 
 
 @dataclass
