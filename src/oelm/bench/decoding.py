@@ -45,7 +45,10 @@ def benchmark_decoding(
     Returns one row per arm, each compared with the first arm.
     """
     for name, config in arms.items():
-        _require_decodable(name, config)
+        if config.task.kind != "language":
+            raise ConfigError(f"model.name {config.model.name}: only a decoder generates token by token")
+        if "@" in name:
+            raise ConfigError(f"arm {name!r}: --decode needs batches of one size in all arms; leave out the @")
     torch._dynamo.config.recompile_limit = 64  # each arm compiles the same code once more
     decoders: list[_Decoder] = []
     for name, config in arms.items():
@@ -63,12 +66,12 @@ def benchmark_decoding(
 
 
 def _row(arm: _Decoder, reference: _Decoder, context: int) -> DecodeBench:
+    seconds = median_seconds(arm.rounds)
     ratio, half_interval = ratio_of_rounds(arm.rounds, reference.rounds)
-    token_seconds = median_seconds(arm.rounds)
     return DecodeBench(
         arm=arm.name,
-        token_ms=token_seconds * 1000,
-        tokens_per_second=arm.batch_size / token_seconds,
+        token_ms=seconds * 1000,
+        tokens_per_second=arm.batch_size / seconds,
         ratio=ratio,
         ratio_95=half_interval,
         cache_bytes_per_token=arm.cache_bytes,
@@ -78,14 +81,6 @@ def _row(arm: _Decoder, reference: _Decoder, context: int) -> DecodeBench:
         compiled=arm.compiled,
         rounds=len(arm.rounds),
     )
-
-
-def _require_decodable(name: str, config: RunConfig) -> None:
-    """Raise for a model that is not a decoder, and for an arm with a batch size of its own."""
-    if config.task.kind != "language":
-        raise ConfigError(f"model.name {config.model.name}: only a decoder generates token by token")
-    if "@" in name:
-        raise ConfigError(f"arm {name!r}: --decode needs batches of one size in all arms; leave out the @")
 
 
 class _Decoder:

@@ -26,11 +26,8 @@ _BATCHES = 64
 
 def random_task(config: RunConfig, hf_config: Any, seed: int) -> Task:
     """Return the run's task with random tokens in place of its data, all sequences of the full length."""
-    build = _classification if config.task.kind == "classification" else _language_modelling
-    return build(config, hf_config, seed)
-
-
-def _language_modelling(config: RunConfig, hf_config: Any, seed: int) -> Task:
+    if config.task.kind == "classification":
+        return _classification(config, hf_config, seed)
     length, vocab_size = config.data.sequence_length, int(hf_config.vocab_size)
     count = _BATCHES * config.train.batch_size * length + 1
     ids = np.random.default_rng(seed).integers(0, vocab_size, count)

@@ -40,7 +40,8 @@ def benchmark(
     device = device_for(next(iter(arms.values())).train.device)
     world = World(0, 1, device)
     torch._dynamo.config.recompile_limit = 64  # each arm compiles the same code once more
-    if device.type == "cuda":
+    on_gpu = device.type == "cuda"
+    if on_gpu:
         torch.set_float32_matmul_precision("high")
         _allocate_workspaces(device)
     trainers: list[_ArmTrainer] = []
@@ -48,7 +49,8 @@ def benchmark(
         show(f"building {name} and warming it up", len(trainers), len(arms))
         memory_before = _allocated(device)
         trainer = _ArmTrainer(name, config, world, seed)
-        _reset_peak(device)
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         for _ in range(warmup):
             trainer.step()
         peak = _peak(device)
@@ -59,7 +61,9 @@ def benchmark(
         for trainer in trainers:
             trainer.step()  # not timed: the processor's caches still hold the previous arm's data
             trainer.rounds.append(trainer.time_steps(steps))
-    peak_flops = _peak_flops() if device.type == "cuda" else None
+    # None without a GPU, and for one that is not in the table.
+    gpu = torch.cuda.get_device_name(0) if on_gpu else ""
+    peak_flops = next((flops for part, flops in PEAK_FLOPS.items() if part in gpu), None)
     return [_row(trainer, trainers[0], peak_flops) for trainer in trainers]
 
 
@@ -147,11 +151,6 @@ def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated() if device.type == "cuda" else 0
 
 
-def _reset_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-
-
 def _peak(device: torch.device) -> int | None:
     """Return the most bytes that tensors took on the device since the last reset; None without CUDA."""
     return torch.cuda.max_memory_allocated() if device.type == "cuda" else None
@@ -162,9 +161,3 @@ def _allocate_workspaces(device: torch.device) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         layer = nn.Linear(64, 64, device=device, dtype=dtype)
         layer(torch.ones(64, 64, device=device, dtype=dtype)).sum().backward()
-
-
-def _peak_flops() -> float | None:
-    """Return the GPU's peak FLOP/s, or None for a GPU that is not in the table."""
-    name = torch.cuda.get_device_name(0)
-    return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)

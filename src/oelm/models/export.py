@@ -36,9 +36,7 @@ def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
         )
     check_operable(model)
     if not isinstance(model, PreTrainedModel):
-        raise ModelError(
-            f"{type(model).__name__} is not a transformers model: it has no checkpoint format to export to"
-        )
+        raise ModelError(f"{type(model).__name__} is not a transformers model: no checkpoint format to export to")
     out = Path(path)
     if out.is_file():
         raise CheckpointError(f"{out} is a file; name a folder")

@@ -15,14 +15,8 @@ SIZES: MappingProxyType[str, tuple[int, int]] = MappingProxyType(
     {"tiny": (256, 4), "small": (384, 6), "medium-512": (512, 6), "medium": (768, 12), "large": (1024, 24)}
 )
 
-_COUNTS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-)
+_LAYER_COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_COUNTS = ("vocab_size", *_LAYER_COUNTS, "max_position_embeddings")
 
 
 class OelmGPTConfig(PreTrainedConfig):  # type: ignore[misc]

@@ -125,9 +125,8 @@ def _class_with_method(cls: type[PreTrainedModel], method: Method) -> type[PreTr
         cls.__init__(self, config, *args, **kwargs)
         install(self, method)
 
-    return type(
-        cls.__name__, (cls,), {"__init__": build, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    )
+    body = {"__init__": build, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls.__name__, (cls,), body)
 
 
 def _unreadable_file(path: str | PathLike[str], options: dict[str, Any]) -> Path | None:
