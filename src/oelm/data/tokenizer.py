@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ..base.files import looks_local
-from ..errors import DataError
+from ..errors import DataError, first_line
 from .corpus.readers import SEPARATOR
 from .text_files import read_errors_explained
 
@@ -92,18 +92,15 @@ def wrap(backend: Tokenizer, special: dict[str, Any]) -> Any:
 def load_tokenizer(name: str | Path, eos: str | None = None) -> TextTokenizer:
     """Load the tokenizer of a corpus by its folder or Hub name; `eos` is the token that ends a document."""
     folder = _folder_of(name)
-    if folder is None:
-        label = str(name)
-        backend, special = _from_transformers(label)
+    label = str(name) if folder is None else folder.resolve().name
+    if folder is None or (folder / "tokenizer.json").is_file():
+        loaded = _load_fast(str(name))
+        special = {key: str(getattr(loaded, key)) for key in _SPECIAL_TOKENS if getattr(loaded, key, None)}
+        backend = Tokenizer.from_str(loaded.backend_tokenizer.to_str())
+    elif _holds_gpt2(folder):
+        backend, special = _byte_level(folder), {}
     else:
-        label = folder.resolve().name
-        gpt2 = (folder / "vocab.json", folder / "merges.txt")
-        if (folder / "tokenizer.json").is_file():
-            backend, special = _from_transformers(str(folder))
-        elif all(path.is_file() for path in gpt2):
-            backend, special = _byte_level(*gpt2), {}
-        else:
-            raise DataError(f"{folder}: no tokenizer here; it needs tokenizer.json, or vocab.json and merges.txt")
+        raise DataError(f"{folder}: no tokenizer here; it needs tokenizer.json, or vocab.json and merges.txt")
     # Some published tokenizers truncate every text to the length of their model, which would lose text here.
     backend.no_truncation()
     backend.no_padding()
@@ -120,9 +117,8 @@ def load_model_tokenizer(name: str | Path, revision: str | None = None) -> PreTr
         return _load_fast(str(name), revision)
     if (folder / "vocab.txt").is_file():
         return _word_piece(folder / "vocab.txt")
-    gpt2 = (folder / "vocab.json", folder / "merges.txt")
-    if all(path.is_file() for path in gpt2):
-        backend = _byte_level(*gpt2)
+    if _holds_gpt2(folder):
+        backend = _byte_level(folder)
         return wrap(backend, {"eos_token": _end_of_text(backend, {}, None, folder.name)})
     raise DataError(f"{folder}: no tokenizer here; it needs tokenizer.json, vocab.txt, or vocab.json and merges.txt")
 
@@ -192,18 +188,15 @@ def _load_fast(name: str, revision: str | None = None) -> PreTrainedTokenizerFas
     """Load a folder with tokenizer.json or a Hub name with transformers; raise DataError unless it is fast."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    file = Path(name) / "tokenizer.json"
-    if file.is_file() and not any(
-        (Path(name) / config).is_file() for config in ("tokenizer_config.json", "config.json")
-    ):
+    file, *configs = (Path(name) / file for file in ("tokenizer.json", "tokenizer_config.json", "config.json"))
+    if file.is_file() and not any(config.is_file() for config in configs):
         loaded = PreTrainedTokenizerFast(tokenizer_file=str(file))
     else:
         try:
             loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, revision=revision or "main")
         except (OSError, ValueError, ImportError, KeyError) as error:
-            reason = str(error).partition("\n")[0]
             raise DataError(
-                f"tokenizer {name!r}: cannot be loaded ({reason}). Check the name and the network, "
+                f"tokenizer {name!r}: cannot be loaded ({first_line(error)}). Check the name and the network, "
                 "or give a folder with tokenizer.json, or with vocab.json and merges.txt"
             ) from error
     if not isinstance(getattr(loaded, "backend_tokenizer", None), Tokenizer):
@@ -211,18 +204,16 @@ def _load_fast(name: str, revision: str | None = None) -> PreTrainedTokenizerFas
     return loaded
 
 
-def _from_transformers(name: str) -> tuple[Tokenizer, dict[str, str]]:
-    loaded = _load_fast(name)
-    special = {key: str(getattr(loaded, key)) for key in _SPECIAL_TOKENS if getattr(loaded, key, None)}
-    return Tokenizer.from_str(loaded.backend_tokenizer.to_str()), special
+def _holds_gpt2(folder: Path) -> bool:
+    return (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
 
 
-def _byte_level(vocab: Path, merges: Path) -> Tokenizer:
+def _byte_level(folder: Path) -> Tokenizer:
     try:
-        backend = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+        backend = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     # The Rust library raises plain Exception for files that it cannot parse.
     except Exception as error:
-        raise DataError(f"{vocab.parent}: vocab.json and merges.txt are not a BPE ({error})") from error
+        raise DataError(f"{folder}: vocab.json and merges.txt are not a BPE ({error})") from error
     _make_byte_level(backend)
     if backend.token_to_id(SEPARATOR) is not None:
         backend.add_special_tokens([AddedToken(SEPARATOR, special=True, normalized=False)])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.labelled.prompts import to_prompt
+from ..data.labelled.tasks import to_prompt
 from ..errors import CheckpointError, ConfigError
 from ..runs.schema import Environment, read
 from ..training.best import model_step

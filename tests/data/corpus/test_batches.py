@@ -57,7 +57,9 @@ def test_a_batch_may_straddle_epochs():
 def test_only_two_orders_are_kept():
     data = windows()
     data.batch(0, 95)
-    assert [epoch for epoch, _ in data._orders] == [8, 9]
+    kept = data._order.cache_info()
+    data.batch(85, 10)  # of the last two epochs
+    assert (kept.currsize, kept.misses) == (2, 10) == (2, data._order.cache_info().misses)
 
 
 def test_orders_differ_between_seeds_and_never_change():

@@ -14,7 +14,7 @@ import pytest
 
 from oelm.config import RunConfig
 from oelm.data import DataError, open_labelled
-from oelm.data.labelled.content_splits import digest
+from oelm.data.labelled.examples import digest
 from oelm.data.labelled.tasks import NAMES, TASKS
 from oelm.errors import ConfigError
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+
 import numpy as np
 import numpy.typing as npt
 
@@ -54,7 +56,8 @@ class Windows:
         self.length = length
         self.seed = seed
         self.count = (kept - 1) // length
-        self._orders: tuple[tuple[int, Order], ...] = ()
+        # Two orders are kept, since a batch may straddle two epochs; the next batch needs no others.
+        self._order = lru_cache(maxsize=2)(partial(permutation, seed, size=self.count))
 
     def __len__(self) -> int:
         return self.count
@@ -82,15 +85,6 @@ class Windows:
             start = window * self.length
             row[:] = self.tokens[start : start + self.length + 1]
         return rows
-
-    def _order(self, epoch: int) -> Order:
-        # Two orders are kept, since a batch may straddle two epochs; the next batch needs no others.
-        for known, order in self._orders:
-            if known == epoch:
-                return order
-        order = permutation(self.seed, epoch, self.count)
-        self._orders = (*self._orders[-1:], (epoch, order))
-        return order
 
     @staticmethod
     def _check(first: int, count: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError
-from .content_splits import digest, first_share, split_off
-from .examples import Examples, LabelledData
-from .prompts import to_prompt
+from .examples import Examples, LabelledData, digest, first_share, split_off
+from .tasks import to_prompt
 
 
 @dataclass(kw_only=True)
@@ -37,25 +35,26 @@ class Draft:
         held_out = split_off([digest(text) for text in train.texts], train.classes(), share)
         if not held_out.any():
             raise DataError(f"{self.name}: {len(train):,} training rows are too few to cut a validation split from")
-        source = dict(self.sources["train"])
+        del self.splits["train"]
+        source = self.sources.pop("train")
+        cut = {name: value for name, value in source.items() if name != "no_consensus"}
+        cut |= {"cut_from": "train", "share": share}
         # Validation comes second, since the order of the splits is part of the data's hash.
-        self.splits = {
-            "train": train.subset(~held_out),
-            "validation": train.subset(held_out),
-            **_without(self.splits, "train"),
-        }
-        self.sources = {
-            "train": source,
-            "validation": _without(source, "no_consensus") | {"cut_from": "train", "share": share},
-            **_without(self.sources, "train"),
-        }
+        self.splits = {"train": train.subset(~held_out), "validation": train.subset(held_out)} | self.splits
+        self.sources = {"train": source, "validation": cut} | self.sources
 
     def check(self) -> dict[str, list[bytes]]:
         """Check that train and validation have every class and that held-out rows were not trained on.
 
         Return the digests of every split's rows.
         """
-        self._require_every_class()
+        for split in ("train", "validation"):
+            absent = [name for index, name in enumerate(self.labels) if index not in self.splits[split].labels]
+            if absent:
+                raise DataError(
+                    f"{self.name}: no row of {split} has the label {', '.join(absent)}; train and validation need "
+                    f"every one of {', '.join(self.labels)}"
+                )
         digests = {split: examples.digests() for split, examples in self.splits.items()}
         for split, rows in digests.items():
             for earlier in ("train", "validation"):
@@ -69,16 +68,6 @@ class Draft:
                 if shared:
                     self.sources[split][f"also_in_{earlier}"] = shared
         return digests
-
-    def _require_every_class(self) -> None:
-        for split in ("train", "validation"):
-            counts = Counter(self.splits[split].labels.tolist())
-            absent = [name for index, name in enumerate(self.labels) if not counts[index]]
-            if absent:
-                raise DataError(
-                    f"{self.name}: no row of {split} has the label {', '.join(absent)}; train and validation need "
-                    f"every one of {', '.join(self.labels)}"
-                )
 
     def keep_fraction(self, fraction: float, digests: list[bytes]) -> None:
         """Keep a fraction of the training rows, whose digests are given."""
@@ -126,7 +115,3 @@ class Draft:
             if "fraction" in source:
                 notes.append(f"trained on {source['fraction']:g} of {source['of']:,} rows")
         return "; ".join(notes)
-
-
-def _without(mapping: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in mapping.items() if name != key}

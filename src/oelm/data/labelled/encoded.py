@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class LengthGrouped:
     def __init__(self, lengths: npt.NDArray[np.int64], batch: int, seed: int) -> None:
         self.lengths, self.batch, self.seed = lengths, batch, seed
         self.slots = -(-len(lengths) // batch) * batch
-        self._last_order: tuple[int, Order] | None = None
+        self._order = lru_cache(maxsize=1)(self._make_order)
 
     def chosen(self, first: int, count: int) -> Order:
         """Return the examples in slots first to first + count - 1, counted from the start of the run."""
@@ -95,20 +96,11 @@ class LengthGrouped:
             examples[in_epoch] = self._order(int(epoch))[slots[in_epoch] % self.slots]
         return examples
 
-    def _order(self, epoch: int) -> Order:
-        if self._last_order is None or self._last_order[0] != epoch:
-            self._last_order = (epoch, self._make_order(epoch))
-        return self._last_order[1]
-
     def _make_order(self, epoch: int) -> Order:
         shuffled = permutation(self.seed, epoch, len(self.lengths))
         together = self.batch * _BATCHES_SORTED_TOGETHER
-        by_length = np.concatenate(
-            [
-                part[np.argsort(-self.lengths[part], kind="stable")]
-                for part in np.split(shuffled, range(together, len(shuffled), together))
-            ]
-        )
+        parts = np.split(shuffled, range(together, len(shuffled), together))
+        by_length = np.concatenate([part[np.argsort(-self.lengths[part], kind="stable")] for part in parts])
         whole = len(by_length) // self.batch
         batches = by_length[: whole * self.batch].reshape(whole, self.batch)
         # The batches are shuffled with another random stream than the examples, or the two orders would be related.

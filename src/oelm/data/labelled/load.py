@@ -16,7 +16,7 @@ from .columns import ColumnNames, guess_labelled, guess_text_to_text
 from .draft import Draft
 from .examples import Examples, LabelledData
 from .labels import class_names, read_table, to_classes
-from .table_sources import TaskTables, find_local, find_on_hub
+from .table_sources import TableSource, find_local, find_on_hub
 from .tasks import BUILTIN, FOLDER, OWN, TASKS, NamedTask, check_name
 
 
@@ -103,7 +103,7 @@ def builtin_labelled(
     return draft.finish()
 
 
-def _read_tables(name: str, task: NamedTask, tables: TaskTables, options: LabelledOptions) -> Draft:
+def _read_tables(name: str, task: NamedTask, tables: dict[str, TableSource], options: LabelledOptions) -> Draft:
     """Read all tables of a task. In users' own data, the training rows decide what the columns and classes are."""
     columns: ColumnNames | None = None if name == FOLDER else _columns_of(task, options.columns)
     labels = task.labels
@@ -116,9 +116,7 @@ def _read_tables(name: str, task: NamedTask, tables: TaskTables, options: Labell
     def advice() -> str:
         return _unanswered_advice(name, task, list(draft.splits))
 
-    for split, table in {"train": tables.train, "validation": tables.validation, **tables.extra}.items():
-        if table is None:
-            continue
+    for split, table in tables.items():
         read, columns = read_table(table, columns_for, advice)
         if columns.text_answers:
             examples = Examples(read.texts, None, np.empty(0, dtype=np.int64), read.answers)

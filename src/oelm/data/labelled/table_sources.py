@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...errors import DataError
 from .. import hub
@@ -16,23 +16,6 @@ from .tasks import FOLDER, NamedTask, SplitLocation
 
 # The Hub stores a split in numbered parts: train-00000-of-00002.parquet.
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
-
-
-class TableSource(Protocol):
-    """The rows of one split, wherever they are."""
-
-    @property
-    def name(self) -> str:
-        """What error messages call the table."""
-
-    def rows(self, choose: ChooseColumns) -> Iterator[tuple[str, Row]]:
-        """Yield every row with its location. `choose` gets the first row of each file and names the columns to read."""
-
-    def class_names(self, column: str) -> tuple[str, ...] | None:
-        """Return the names of the numbers in a label column, or None when the table does not have them."""
-
-    def source(self) -> dict[str, Any]:
-        """Return where the table is from, for the run's record; without absolute paths."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +28,13 @@ class LocalTable:
 
     @property
     def name(self) -> str:
+        """What error messages call the table."""
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         return f"{self.paths[0]}{more}" + (f" (language {self.language})" if self.language else "")
 
     def rows(self, choose: ChooseColumns) -> Iterator[tuple[str, Row]]:
+        """Yield every row with its location. `choose` gets the first row of each file and names the columns to read."""
+
         def with_language(row: Row) -> list[str]:
             return [*choose(row), *(["language"] if self.language and "language" in row else [])]
 
@@ -57,25 +43,21 @@ class LocalTable:
                 if self.language is None or row.get("language", self.language) == self.language:
                     yield location, row
 
-    def class_names(self, column: str) -> tuple[str, ...] | None:
-        return None
+    def class_names(self, column: str) -> None:
+        """Return None: files do not name the numbers in a label column."""
 
     def source(self) -> dict[str, Any]:
+        """Return where the table is from, for the run's record; without absolute paths."""
         files = [path.relative_to(self.root).as_posix() for path in self.paths]
         return {"file": files[0] if len(files) == 1 else files} | ({"language": self.language} if self.language else {})
 
 
-@dataclass(frozen=True)
-class TaskTables:
-    """The tables of a task. When `validation` is None, a share of the training rows is held out instead."""
-
-    train: TableSource
-    validation: TableSource | None
-    extra: dict[str, TableSource]
+# The rows of one split, wherever they are.
+TableSource = LocalTable | hub.HubTable
 
 
-def find_local(name: str, task: NamedTask, path: Path, languages: tuple[str, ...]) -> TaskTables:
-    """Find the tables of a task below a local folder."""
+def find_local(name: str, task: NamedTask, path: Path, languages: tuple[str, ...]) -> dict[str, TableSource]:
+    """Return the table of every split that a local folder has, training first."""
     if not path.is_dir():
         problem = "a file; name the folder that holds it" if path.exists() else "no such folder"
         raise DataError(f"{path}: {problem}. It should hold the files of the task {name!r}")
@@ -86,41 +68,30 @@ def find_local(name: str, task: NamedTask, path: Path, languages: tuple[str, ...
         raise DataError(f"{path}: no training file for the task {name!r}.{_advice(name, task, task.train)}")
     if not task.scattered:
         folders = [train.paths[0].parent]
+    tables: dict[str, TableSource] = {"train": train}
     validation = _first_local(task.validation, path, folders)
-    extra: dict[str, TableSource] = {}
+    if validation is not None:
+        tables["validation"] = validation
     for split, locations in _extra_splits(task, languages):
         table = _first_local(locations, path, folders)
         if table is not None and table != validation:
-            extra[split] = table
+            tables[split] = table
         elif table is None and locations[0].language is not None:
             raise DataError(f"{path}: no file for {split}.{_advice(name, task, locations)}")
-    return TaskTables(train, validation, extra)
+    return tables
 
 
-def find_on_hub(task: NamedTask, languages: tuple[str, ...], revision: str | None) -> TaskTables:
+def find_on_hub(task: NamedTask, languages: tuple[str, ...], revision: str | None) -> dict[str, TableSource]:
     """Return the tables of a task on the Hub, all of one commit when the Hub says which one the revision is."""
     commit = hub.resolve_commit(task.repo, revision)
-
-    def table(locations: tuple[SplitLocation, ...]) -> hub.HubTable | None:
-        for location in locations:
-            if location.split is not None:
-                return hub.HubTable(
-                    repo=task.repo,
-                    config=location.language or task.config,
-                    split=location.split,
-                    revision=revision or hub.REVISION,
-                    commit=commit,
-                )
-        return None
-
-    train = table(task.train)
-    assert train is not None
-    extra: dict[str, TableSource] = {}
-    for split, locations in _extra_splits(task, languages):
-        extra_table = table(locations)
-        if extra_table is not None:
-            extra[split] = extra_table
-    return TaskTables(train, table(task.validation), extra)
+    revision = revision or hub.REVISION
+    tables: dict[str, TableSource] = {}
+    for name, locations in (("train", task.train), ("validation", task.validation), *_extra_splits(task, languages)):
+        location = next((location for location in locations if location.split), None)
+        if location and location.split:
+            config, split = location.language or task.config, location.split
+            tables[name] = hub.HubTable(repo=task.repo, config=config, split=split, revision=revision, commit=commit)
+    return tables
 
 
 def _extra_splits(task: NamedTask, languages: tuple[str, ...]) -> Iterator[tuple[str, tuple[SplitLocation, ...]]]:
@@ -130,17 +101,11 @@ def _extra_splits(task: NamedTask, languages: tuple[str, ...]) -> Iterator[tuple
             yield split, locations
             continue
         for language in languages:
-            yield (
-                split.format(language=language),
-                tuple(
-                    replace(
-                        location,
-                        files=tuple(file.format(language=language) for file in location.files),
-                        language=language,
-                    )
-                    for location in locations
-                ),
-            )
+            in_language = []
+            for location in locations:
+                files = tuple(file.format(language=language) for file in location.files)
+                in_language.append(replace(location, files=files, language=language))
+            yield split.format(language=language), tuple(in_language)
 
 
 def _first_local(locations: tuple[SplitLocation, ...], root: Path, folders: Sequence[Path]) -> LocalTable | None:
@@ -165,7 +130,9 @@ def _files(folder: Path, stem: str) -> tuple[Path, ...]:
     for path in sorted(parent.iterdir()) if parent.is_dir() else ():
         if format_of(path)[0] in ("", "text") or not path.is_file():
             continue
-        bare = path.name[: -len("".join(_format_suffixes(path)))]
+        # The suffixes that give the format and compression; other dots are part of the name.
+        suffixes = path.suffixes[-2:] if format_of(path)[1] else path.suffixes[-1:]
+        bare = path.name.removesuffix("".join(suffixes))
         part = _PART.fullmatch(bare)
         if Path(stem).name in (bare, path.name):
             whole.append(path)
@@ -178,11 +145,6 @@ def _files(folder: Path, stem: str) -> tuple[Path, ...]:
     if missing:
         raise DataError(f"{parent}: {Path(stem).name} has {count} parts, and number {missing[0]} is missing")
     return (whole[0],) if whole else tuple(parts[number] for number in sorted(parts))
-
-
-def _format_suffixes(path: Path) -> list[str]:
-    """Return the suffixes that give a file's format and compression, without dots that are part of its name."""
-    return path.suffixes[-2:] if format_of(path)[1] else path.suffixes[-1:]
 
 
 def _advice(name: str, task: NamedTask, locations: tuple[SplitLocation, ...]) -> str:

@@ -36,13 +36,13 @@ class NamedTask:
     `other_spellings` maps other spellings of labels to the labels.
     """
 
-    about: str
-    repo: str
-    config: str | None
-    folders: tuple[str, ...]
-    labels: tuple[str, ...]
-    text: tuple[str, ...]
-    prompt: str
+    about: str = ""
+    repo: str = ""
+    config: str | None = None
+    folders: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    prompt: str = ""
     train: tuple[SplitLocation, ...]
     validation: tuple[SplitLocation, ...] = ()
     extra: Mapping[str, tuple[SplitLocation, ...]] = field(default_factory=dict)
@@ -137,19 +137,20 @@ TASKS = {
 
 # A user's own folder, with the usual names of its files.
 OWN = NamedTask(
-    about="",
-    repo="",
-    config=None,
-    folders=(),
-    labels=(),
-    text=(),
-    prompt="",
     train=(SplitLocation(None, ("train",)),),
     validation=(SplitLocation(None, ("validation", "valid", "val", "dev")),),
     extra={"test": (SplitLocation(None, ("test",)),)},
 )
 
+PROMPTS = {name: task.prompt for name, task in TASKS.items()}
+PROMPTS |= {f"{BUILTIN}{name}": kind.prompt for name, kind in KINDS.items()}
 NAMES = (*TASKS, FOLDER, *(f"{BUILTIN}{name}" for name in KINDS))
+
+
+def to_prompt(task: str, text: str, pair: str | None) -> str:
+    """Return a row of a classification task as the prompt for a text-to-text model; users' own texts stay as is."""
+    prompt = PROMPTS.get(task)
+    return text if prompt is None else prompt.format(text=text, pair=pair or "")
 
 
 def check_name(name: str) -> None:

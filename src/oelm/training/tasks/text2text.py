@@ -18,7 +18,7 @@ from ...config import RunConfig
 from ...data.corpus.batches import Order
 from ...data.labelled.encoded import Encoded, LengthGrouped
 from ...data.labelled.examples import Examples, LabelledData, by_content
-from ...data.labelled.prompts import PROMPTS
+from ...data.labelled.tasks import PROMPTS
 from ...data.packages import import_optional
 from ...errors import ConfigError
 from ...models.run_model import build_text_to_text

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oelm.data.labelled.content_splits import digest, first_share, split_off
-from oelm.data.labelled.examples import Examples, by_content
+from oelm.data.labelled.examples import Examples, by_content, digest, first_share, split_off
 
 
 @settings(max_examples=60, deadline=None)
