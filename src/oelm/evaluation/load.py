@@ -108,7 +108,7 @@ def load_model_folder(folder: Path, config: RunConfig) -> PreTrainedModel:
     apply(model, config.method, config.seed)
     checkpoint = read_checkpoint(folder)
     checkpoint.restore_frozen(model)
-    checkpoint.load_model(model)
+    checkpoint.load(model)
     return model.eval()
 
 

@@ -23,7 +23,6 @@ from .length import RunLength
 from .optim import build_optimizer, unused_multipliers
 from .parallel import World, is_sharded, wrap
 from .progress import Display
-from .result import audit_record
 from .resume import find_checkpoint, require_agreement, run_identity
 from .signals import StopRequest
 from .step import Stepper, batch_share, uses_compile
@@ -107,7 +106,7 @@ def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequ
         flops_per_token=flops_per_token,
     )
     if world.main:
-        _write_first_records(run, audit_record(report))
+        _write_first_records(run, Audit.model_validate(report.to_dict()))
     display.start(length.steps)
     run.trackers = Trackers(config.log.trackers if world.main else (), config, folder.path, display.say, state.step)
     return run

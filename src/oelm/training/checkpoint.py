@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -56,7 +56,7 @@ class TrainState:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Snapshot:
     """What a checkpoint saves of a run in progress. `identity` is what must be the same for an exact resume."""
 
@@ -94,31 +94,30 @@ class Checkpoint:
             parameter.requires_grad_(True)
         refreeze(model)
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Load the weights and the optimiser state and verify the model. Every process calls this."""
-        skipped = {id(p) for name, p in model.named_parameters() if name in self.without_gradient}
-        _create_optimizer_state(optimizer, skipped)
-        _load_tensors(self, named_tensors(model, optimizer), exactly=True)
-        _verify_frozen(model)
-
-    def load_model(self, model: nn.Module) -> None:
-        """Load the weights alone and verify the model."""
-        _load_tensors(self, named_tensors(model, None), exactly=False)
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Load the weights, and the optimiser state where there is one, and verify the model. Every process does."""
+        if optimizer is not None:
+            skipped = {id(p) for name, p in model.named_parameters() if name in self.without_gradient}
+            _create_optimizer_state(optimizer, skipped)
+        _load_tensors(self, named_tensors(model, optimizer), exactly=optimizer is not None)
         _verify_frozen(model)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints in a folder, oldest first."""
     complete = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and (path / _STATE).is_file()]
-    return sorted(complete, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(complete, key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def require_complete(folder: Path) -> None:
     """Raise when a checkpoint has no state.json: checkpoints are put in place whole, so someone removed it."""
     for path in sorted(folder.glob("step-*")):
         if _NAME.fullmatch(path.name) and path.is_dir() and not (path / _STATE).is_file():
-            earlier = [one for one in list_checkpoints(folder) if one.name < path.name]
-            raise _damaged(path, f"{path / _STATE}: missing", earlier)
+            raise _damaged(path, f"{path / _STATE}: missing")
 
 
 def checkpoint_bytes(model: nn.Module) -> int:
@@ -176,7 +175,10 @@ def save_checkpoint(folder: Path, keep: int, snapshot: Snapshot, world: World) -
             "identity": snapshot.identity,
             "state": asdict(state),
             "oelm": record_of(model),
-            "without_gradient": _without_gradient(model, optimizer),
+            # GPT-2's unused cross-attention, for one, never has a gradient.
+            "without_gradient": [
+                name for name, p in model.named_parameters() if p.requires_grad and not optimizer.state.get(p)
+            ],
             "step_seconds": [round(value, 7) for value in times.steps],
             "warmup_seconds": [round(value, 7) for value in times.warmup],
             "seconds_apart": times.apart,
@@ -219,11 +221,6 @@ def _verify_frozen(model: nn.Module) -> None:
         verify(model)
 
 
-def _without_gradient(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return the trainable parameters that never had a gradient, such as GPT-2's unused cross-attention."""
-    return [name for name, p in model.named_parameters() if p.requires_grad and not optimizer.state.get(p)]
-
-
 def _create_optimizer_state(optimizer: torch.optim.Optimizer, skipped: set[int]) -> None:
     """Give every parameter an empty AdamW state to load values into, except those whose ids are in `skipped`."""
     for group in optimizer.param_groups:
@@ -255,18 +252,16 @@ def _load_tensors(checkpoint: Checkpoint, tensors: dict[str, Tensor], exactly: b
     _require_names(path, set(stored), set(tensors), exactly)
     with torch.no_grad():
         for name, tensor in tensors.items():
-            _assign(tensor, stored[name], f"{path}: {name}")
+            value = stored[name]
+            if tensor.shape != value.shape:
+                shapes = f"{tuple(value.shape)}, but this run's has {tuple(tensor.shape)}"
+                raise CheckpointError(f"{path}: {name} has shape {shapes}")
+            if hasattr(tensor, "device_mesh"):
+                from torch.distributed.tensor import distribute_tensor
 
-
-def _assign(tensor: Tensor, value: Tensor, where: str) -> None:
-    if tensor.shape != value.shape:
-        raise CheckpointError(f"{where} has shape {tuple(value.shape)}, but this run's has {tuple(tensor.shape)}")
-    mesh = getattr(tensor, "device_mesh", None)
-    if mesh is not None:
-        from torch.distributed.tensor import distribute_tensor
-
-        value = distribute_tensor(value.to(tensor.device), mesh, tensor.placements)  # type: ignore[attr-defined]
-    tensor.copy_(value)
+                sharding = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+                value = distribute_tensor(value.to(tensor.device), *sharding)
+            tensor.copy_(value)
 
 
 def _require_names(path: Path, stored: set[str], expected: set[str], exactly: bool) -> None:
@@ -342,11 +337,9 @@ def _not_written(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"{path}: cannot be written ({why}); {kept}")
 
 
-def _damaged(path: Path, why: str, earlier: Sequence[Path] | None = None) -> CheckpointError:
+def _damaged(path: Path, why: str) -> CheckpointError:
     """Return the error for a checkpoint with an unusable file; it says how to go on without it."""
-    if earlier is None:
-        checkpoints = list_checkpoints(path.parent)
-        earlier = checkpoints[: checkpoints.index(path)] if path in checkpoints else []
+    earlier = [one for one in list_checkpoints(path.parent) if _step(one) < _step(path)]
     then = f"resumes from {earlier[-1].name}" if earlier else "starts from the beginning"
     return CheckpointError(f"{why}. Delete the folder {path}, and the run {then}")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from ..method.schedule import advance, due
 from ..method.seal import verify
 from ..models.load import load
 from ..runs.folder import RunFolder, ending
-from ..runs.schema import AttentionLine, Clock, EventLine, LayerAttention, TrainLine, ValLine
+from ..runs.schema import AttentionLine, Audit, Clock, EventLine, LayerAttention, TrainLine, ValLine
 from .attention_stats import attention_statistics
 from .best import save_best_model, stale_best_model
 from .build import ActiveRun, build_run, build_stepper, count_flops
@@ -35,7 +35,7 @@ from .checkpoint import Snapshot, save_checkpoint
 from .optim import learning_rate, set_learning_rate
 from .parallel import World, is_sharded, joined, reshard
 from .progress import Display
-from .result import Measured, audit_record, final_numbers, read_result, result_of, with_nan
+from .result import final_numbers, read_result, result_of, with_nan
 from .resume import torch_settings
 from .signals import EXIT_REQUEUE, StopRequest, listening
 from .tasks.base import MetricDict, Task
@@ -167,12 +167,8 @@ def _follow_schedule(run: ActiveRun) -> None:
         for event in happened:
             run.display.say(f"{event}; {trainable:,} parameters train now")
             if run.world.main:
-                line = EventLine(
-                    step=run.state.step,
-                    event="freeze" if event.freeze else "unfreeze",
-                    matrices=list(event.paths),
-                    trainable=trainable,
-                )
+                what: Literal["freeze", "unfreeze"] = "freeze" if event.freeze else "unfreeze"
+                line = EventLine(step=run.state.step, event=what, matrices=list(event.paths), trainable=trainable)
                 run.folder.metric(line)
 
 
@@ -257,20 +253,14 @@ def _save(run: ActiveRun) -> None:
     loss_sum, targets, _ = run.stepper.settle(state)
     state.window_losses, state.window_targets = run.world.gather(loss_sum), targets
     run.trackers.flush()
-    snapshot = Snapshot(
-        model=run.model,
-        optimizer=run.stepper.optimizer,
-        state=state,
-        times=run.timer.times,
-        identity=run.identity,
-    )
+    snapshot = Snapshot(run.model, run.stepper.optimizer, state, run.timer.times, run.identity)
     save_checkpoint(run.folder.checkpoints, run.config.checkpoint.keep, snapshot, run.world)
 
 
 def _finish(run: ActiveRun) -> dict[str, Any]:
     """Write the records of a run that took all its steps, result.json last: a run that has one is done."""
-    state, config = run.state, run.config
-    if config.method.schedule.kind == "static":
+    state = run.state
+    if run.config.method.schedule.kind == "static":
         verify(run.model)
     # The tensors of a sharded model are gathered, so every process takes part in its audit.
     report = audit(run.model) if run.world.main or is_sharded(run.model) else None
@@ -278,26 +268,19 @@ def _finish(run: ActiveRun) -> dict[str, Any]:
     evaluations = _evaluate_other_splits(run)
     if not run.world.main or report is None:
         return {}
-    measured = Measured(
-        audit=audit_record(report),
-        timing=run.timer.summary(state.tokens / max(1, state.step), state.notes),
-        evaluations=evaluations,
-        flops_per_token=run.flops_per_token,
-        peak_memory=memory,
-        processes=run.world.size,
-    )
-    result = result_of(config, run.task, run.length, state, measured)
+    audited = Audit.model_validate(report.to_dict())
+    timing = run.timer.summary(state.tokens / max(1, state.step), state.notes)
+    result = result_of(run, audited, timing, evaluations, memory)
     run.trackers.send(final_numbers(result), state.step)
-    measured.timing.write(run.folder / "timing.json")
-    measured.audit.write(run.folder / "audit.json")
+    timing.write(run.folder / "timing.json")
+    audited.write(run.folder / "audit.json")
     result.write(run.folder / "result.json")
     run.folder.status("finished", step=state.step)
     for warning in result.warnings:
         run.display.say(f"warning: {warning}")
+    last = run.task.headline(with_nan(state.last))
     best = f"; best at step {state.best['step']}: {run.task.headline(state.best)}" if state.best else ""
-    run.display.say(
-        f"{ending(result.val_loss)}: {run.task.headline(with_nan(state.last))}{best}; records in {run.folder.path}"
-    )
+    run.display.say(f"{ending(result.val_loss)}: {last}{best}; records in {run.folder.path}")
     return read_result(run.folder)
 
 

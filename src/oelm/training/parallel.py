@@ -87,11 +87,17 @@ class World:
         except Exception as error:
             if self.board is None:
                 raise
-            if not _lost_contact(error):
+            peer_gone = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+            if not peer_gone:
                 reason = str(error) if isinstance(error, OelmError) else repr(error)
-                _post(self.board, f"process {self.rank} failed: {reason}")
+                with suppress(RuntimeError):  # the store lives in another process, which may be gone
+                    self.board.compare_set(_REASON, "", f"process {self.rank} failed: {reason}")  # the first one stays
                 raise
-            raise TrainingError(_read(self.board) or _NO_REASON.format(first_line(error))) from None
+            reason = _NO_REASON.format(first_line(error))
+            with suppress(RuntimeError):
+                if self.board.check([_REASON]):
+                    reason = str(self.board.get(_REASON), "utf-8")
+            raise TrainingError(reason) from None
 
 
 @contextmanager
@@ -119,7 +125,12 @@ def joined(device: Literal["auto", "cpu", "cuda"]) -> Iterator[World]:
 
 def _join(rank: int, size: int, device: torch.device) -> Any:
     """Create the process group and return the store that its processes share."""
-    _import_before_joining()
+    # Functions of these modules have the current group as a default argument, so they are imported while there is none.
+    # Imported later, by DDP or FSDP, they would keep the group's threads alive until the interpreter ends: it aborts.
+    import torch.distributed.fsdp
+    import torch.distributed.nn
+    import torch.distributed.optim  # noqa: F401
+
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         # A process may join several times, and torchrun may restart it. The store outlives all of them, so each attempt
@@ -134,17 +145,6 @@ def _join(rank: int, size: int, device: torch.device) -> Any:
             "and MASTER_PORT, and that all processes were started"
         ) from None
     return store
-
-
-def _import_before_joining() -> None:
-    """Import the torch modules whose functions have the current group as a default argument, while there is none.
-
-    DDP and FSDP import them later. They would then keep the group's threads alive until the interpreter ends, which
-    aborts it.
-    """
-    import torch.distributed.fsdp
-    import torch.distributed.nn
-    import torch.distributed.optim  # noqa: F401
 
 
 def _leave(at_once: bool = False) -> None:
@@ -183,25 +183,6 @@ def _launcher_store() -> Any:
 
     store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
     return store
-
-
-def _lost_contact(error: Exception) -> bool:
-    """Return whether an error only says that another process has gone."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-
-
-def _post(board: Any, reason: str) -> None:
-    """Leave the reason of a failure for the other processes, unless one was left already."""
-    with suppress(RuntimeError):  # the store lives in another process, which may be gone
-        board.compare_set(_REASON, "", reason)
-
-
-def _read(board: Any) -> str | None:
-    """Return the reason that another process left, or None."""
-    with suppress(RuntimeError):
-        if board.check([_REASON]):
-            return str(board.get(_REASON), "utf-8")
-    return None
 
 
 def wrap(module: nn.Module, blocks: list[nn.Module], world: World, how: Literal["ddp", "fsdp"]) -> nn.Module:

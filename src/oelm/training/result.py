@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from ..base.files import read_record
-from ..config import RunConfig
 from ..errors import FileError
-from ..method.freeze_report import FreezeReport
 from ..runs.folder import RunFolder, ending
 from ..runs.schema import Audit, DataSummary, Parameters, Reached, Result, TaskRecord, Timing, Validation, read
+from .build import ActiveRun
 from .checkpoint import TrainState, list_checkpoints
-from .length import RunLength
-from .tasks.base import MetricDict, Task
+from .tasks.base import MetricDict
 from .trackers import flat
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What was measured of a run besides its state, for its result."""
-
-    audit: Audit
-    timing: Timing
-    evaluations: dict[str, MetricDict]
-    flops_per_token: float
-    peak_memory: int | None
-    processes: int
-
-
-def audit_record(report: FreezeReport) -> Audit:
-    """Return a model's audit as audit.json holds it."""
-    return Audit.model_validate(report.to_dict())
-
-
-def result_of(config: RunConfig, task: Task, length: RunLength, state: TrainState, measured: Measured) -> Result:
-    """Return the content of result.json."""
-    data, audit, timing = task.describe(), measured.audit, measured.timing
-    fields = task.result_fields(state.last, state.best)
+def result_of(
+    run: ActiveRun, audit: Audit, timing: Timing, evaluations: dict[str, MetricDict], peak_memory: int | None
+) -> Result:
+    """Return the content of result.json. `evaluations` are the metrics on other splits than the validation split."""
+    config, task, state = run.config, run.task, run.state
+    data, fields = task.describe(), task.result_fields(state.last, state.best)
     warnings = fields.pop("warnings", [])
-    memory = measured.peak_memory
     return Result(
         status="finished",
         id=config.id,
@@ -48,26 +29,20 @@ def result_of(config: RunConfig, task: Task, length: RunLength, state: TrainStat
         **fields,
         last=Validation.model_validate(state.last),
         best=Validation.model_validate(state.best) if state.best else None,
-        evaluations={name: Validation.model_validate(one) for name, one in measured.evaluations.items()},
+        evaluations={name: Validation.model_validate(one) for name, one in evaluations.items()},
         steps=state.step,
         tokens=state.tokens,
-        epochs=length.epoch(state.step),
-        parameters=Parameters(
-            total=audit.total,
-            trainable=audit.trainable,
-            frozen=audit.frozen,
-            frozen_share=audit.frozen_share,
-            buffers=audit.buffers,
-        ),
-        flops_per_token=measured.flops_per_token,
+        epochs=run.length.epoch(state.step),
+        parameters=Parameters(**{name: getattr(audit, name) for name in Parameters.model_fields}),
+        flops_per_token=run.flops_per_token,
         step_seconds=timing.step_seconds,
         tokens_per_second=timing.tokens_per_second,
-        peak_memory=memory,
+        peak_memory=peak_memory,
         seconds=state.seconds,
-        gpu_hours=state.seconds / 3600 * measured.processes if memory is not None else None,
+        gpu_hours=state.seconds / 3600 * run.world.size if peak_memory is not None else None,
         reached={float(target): Reached.model_validate(when) for target, when in state.reached.items()},
         skipped_steps=state.skipped,
-        warnings=task.warnings() + length.warnings() + warnings + _step_warnings(state),
+        warnings=task.warnings() + run.length.warnings() + warnings + _step_warnings(state),
         notes=state.notes + ([config.log.note] if config.log.note else []),
         data=DataSummary(description=data["description"], synthetic=data["synthetic"]),
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
 
 from ..config import RunConfig
 from ..errors import ConfigError, TrainingError
+from ..method.seal import whole
 from ..runs.folder import UNCOMPARABLE_TIMES
 from .checkpoint import TrainState, list_checkpoints
 from .parallel import World, without_sync
@@ -47,13 +48,7 @@ class Stepper:
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        world: World,
-        task: Task,
-        model: nn.Module,
-        module: nn.Module,
-        optimizer: torch.optim.AdamW,
+        self, config: RunConfig, world: World, task: Task, model: nn.Module, module: nn.Module, optimizer: AdamW
     ) -> None:
         self.config, self.world, self.task, self.model = config, world, task, model
         self.module, self.optimizer = module, optimizer
@@ -84,18 +79,16 @@ class Stepper:
                 self._fit_memory(state)
             self._rehearse(state)
         losses = state.window_losses
-        if len(losses) == self.world.size:
-            loss = losses[self.world.rank]
-        else:  # another number of processes saved it
-            loss = sum(losses) if self.world.main else 0.0
+        if len(losses) != self.world.size:  # another number of processes saved it
+            losses = [sum(losses)] + [0.0] * (self.world.size - 1)
+        loss = losses[self.world.rank]
         self.window = (self.window[0] + loss, state.window_targets)
 
     def step(self, state: TrainState) -> None:
         """Take the step with index `state.step`; when memory runs out, halve the micro-batch and take it again."""
         while True:
             try:
-                self._step(state)
-                return
+                return self._step(state)
             except torch.OutOfMemoryError as error:
                 if state.micro_batch_size == 1:
                     raise TrainingError(f"step {state.step}: {_TOO_LARGE}") from error
@@ -134,7 +127,7 @@ class Stepper:
                 # targets of the global batch, however they are spread over processes and micro-batches.
                 torch.autograd.backward(loss * (self.world.size / targets))
             summed += loss.detach()
-        self._norm = self._gradient_norm()
+        self._norm = whole(torch.nn.utils.get_total_norm(self._gradients()))
         self._update(state, summed)
 
     def _update(self, state: TrainState, summed: Tensor) -> None:
@@ -176,11 +169,9 @@ class Stepper:
         """Count a step whose gradient was not finite and that left the weights alone; raise when there are too many."""
         state.skipped += 1
         self.window = (self.window[0], self.window[1] - self._target_count(step))  # it counts in no mean
-        names = [
-            name
-            for name, parameter in self.model.named_parameters()
-            if parameter.grad is not None and not bool(torch.isfinite(_local(parameter.grad)).all())
-        ]
+        # Of a sharded gradient, each process looks at its own part.
+        parts = {n: getattr(p.grad, "_local_tensor", p.grad) for n, p in self.model.named_parameters()}
+        names = [name for name, part in parts.items() if part is not None and not bool(torch.isfinite(part).all())]
         first = step * self.config.train.batch_size
         where = f"step {step} (samples {first} to {first + self.config.train.batch_size - 1} of the run)"
         what = f"non-finite gradient in {', '.join(names[:3]) or 'the loss'}{' and more' if len(names) > 3 else ''}"
@@ -195,11 +186,6 @@ class Stepper:
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-
-    def _gradient_norm(self) -> Tensor:
-        norm = torch.nn.utils.get_total_norm(self._gradients())
-        gather = getattr(norm, "full_tensor", None)
-        return cast(Tensor, gather()) if gather is not None else norm
 
     def _target_count(self, step: int) -> int:
         """Return the number of targets in a step's global batch, which every process knows without asking."""
@@ -236,12 +222,12 @@ class Stepper:
         while True:
             failed = False
             try:
-                with self._discarded_gradients():
-                    batch = self._to_device(self.task.largest(state.micro_batch_size))
-                    with without_sync(self.module, last=False), self.autocast:
-                        torch.autograd.backward(self.module(**batch))
+                batch = self._to_device(self.task.largest(state.micro_batch_size))
+                with without_sync(self.module, last=False), self.autocast:
+                    torch.autograd.backward(self.module(**batch))
             except torch.OutOfMemoryError:
                 failed = True
+            self.optimizer.zero_grad(set_to_none=True)
             if not self.world.any(failed):
                 return
             if state.micro_batch_size == 1:
@@ -254,15 +240,9 @@ class Stepper:
         DDP lays out its buckets anew after its first pass, and with three processes or more the order of a sum depends
         on that layout. After this pass a resumed run and an uninterrupted one have the same layout.
         """
-        with self._discarded_gradients(), self.autocast:
+        with self.autocast:
             torch.autograd.backward(self.module(**self._batch(0, state.micro_batch_size)))
-
-    @contextmanager
-    def _discarded_gradients(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 def batch_share(config: RunConfig, world: World) -> int:
@@ -279,8 +259,3 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     """Return the seed of everything random in one step of one process, so that no random state needs saving."""
     digest = hashlib.sha256(f"{seed}\0{step}\0{rank}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return this process's part of a sharded tensor, or the tensor itself."""
-    return cast(Tensor, getattr(tensor, "_local_tensor", tensor))

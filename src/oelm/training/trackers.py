@@ -25,8 +25,6 @@ from ..base.files import read_record, write_json
 from ..config import RunConfig
 from ..errors import FileError
 
-# The package of each tracker. It is imported before the first step, because an import in a thread slows the steps.
-_PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
 # How many seconds the first step, a checkpoint and the end of a run wait for a tracker.
 _START, _FLUSH, _CLOSE = 15.0, 2.0, 30.0
 # Environment variables of the trackers, used where the user has not set them: MLflow would contact its maker's server
@@ -37,7 +35,6 @@ _TRACKIO_WRITES = 0.75
 # Characters that MLflow refuses in a parameter's name, and its limits on values, names and batches.
 _NOT_IN_A_NAME = re.compile(r"[^\w. :/-]")
 _MLFLOW_VALUE, _MLFLOW_NAME, _MLFLOW_BATCH = 6000, 250, 100
-_MLFLOW_STATUS = {"finished": "FINISHED", "stopped": "KILLED"}
 
 
 @dataclass(frozen=True)
@@ -81,11 +78,14 @@ class Trackers:
                 warn(f"tracker {worker.name} has not answered for {_START:.0f} s: training does not wait for it")
 
     def _import(self, name: str) -> bool:
-        """Import a tracker's package, after setting its environment variables. Return False when that fails."""
+        """Import a tracker's package, after setting its environment variables. Return False when that fails.
+
+        It is imported before the first step, because an import in a thread slows the steps.
+        """
         for variable, value in _SETTINGS.items():
             os.environ.setdefault(variable, value)
         try:
-            importlib.import_module(_PACKAGES[name])
+            importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
         except ImportError as error:
             self._warn(f"tracker {name} is off: it cannot be imported ({error}): pip install 'oelm[trackers]'")
             return False
@@ -248,10 +248,10 @@ def _mlflow(run: Tracked) -> Tracker:
         tags = resolve_tags({"oelm.run": run.name, "oelm.folder": str(run.folder.resolve())})  # with user and source
         name = f"{config.method.name}-seed-{config.seed}"
         run_id, stored = client.create_run(experiment, run_name=name, tags=tags).info.run_id, set()
-        parameters = [_mlflow_parameter(*item) for item in _mlflow_config(config).items()]
+        fields = flat(config.to_dict()) | {"method": config.method.name, "id": config.id}
+        parameters = [Param(*_mlflow_parameter(*item)) for item in fields.items()]
         for first in range(0, len(parameters), _MLFLOW_BATCH):
-            part = parameters[first : first + _MLFLOW_BATCH]
-            client.log_batch(run_id, params=[Param(key, value) for key, value in part])
+            client.log_batch(run_id, params=parameters[first : first + _MLFLOW_BATCH])
 
     def send(values: dict[str, float], step: int) -> None:
         now = int(time.time() * 1000)
@@ -262,15 +262,8 @@ def _mlflow(run: Tracked) -> Tracker:
             return -1
         return max((metric.step for metric in client.get_metric_history(run_id, key)), default=-1)
 
-    def close(ended: str) -> None:
-        client.set_terminated(run_id, _MLFLOW_STATUS.get(ended, "FAILED"))
-
-    return Tracker(send, close, known=known)
-
-
-def _mlflow_config(config: RunConfig) -> dict[str, Any]:
-    """Return a run's config by dotted names, with its method's name and its id."""
-    return {**flat(config.to_dict()), "method": config.method.name, "id": config.id}
+    status = {"finished": "FINISHED", "stopped": "KILLED"}
+    return Tracker(send, lambda ended: client.set_terminated(run_id, status.get(ended, "FAILED")), known=known)
 
 
 def _mlflow_parameter(key: str, value: Any) -> tuple[str, str]:
@@ -295,9 +288,4 @@ def _trackio(run: Tracked) -> Tracker:
     )
 
 
-_STARTERS: dict[str, Callable[[Tracked], Tracker]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-    "trackio": _trackio,
-}
+_STARTERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}

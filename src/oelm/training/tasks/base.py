@@ -9,7 +9,9 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ...config import RunConfig
@@ -119,6 +121,16 @@ class Task(ABC):
     def warnings(self) -> list[str]:
         """Return what a reader of the result must know about the data, such as how many texts were cut."""
         return []
+
+
+def summed_loss(logits: Tensor, labels: Tensor, training: bool) -> Tensor:
+    """Return the cross-entropy summed over the labels that are not ignored, in float32.
+
+    In evaluation, return the vector of that loss and the number of those labels instead.
+    """
+    logits, flat_labels = logits.flatten(0, -2).float(), labels.flatten()
+    loss = F.cross_entropy(logits, flat_labels, ignore_index=IGNORED, reduction="sum")
+    return loss if training else torch.stack([loss.double(), (labels != IGNORED).sum().double()])
 
 
 def example_count(scored: int, held_out: int) -> str:

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ...config import RunConfig
 from ...data.corpus.batches import Order
-from ...data.labelled.encoded import Encoded, LengthGrouped
-from ...data.labelled.examples import Examples, LabelledData, by_content
-from ...data.labelled.load import open_labelled
+from ...data.labelled.encoded import Encoded, LengthGrouped, Rows
+from ...data.labelled.examples import LabelledData, by_content
 from ...errors import ConfigError, DataError
 from ...models.run_model import build_classifier, relabelled_head_note
-from .base import IGNORED, Batch, MetricDict, Task, example_count
+from .base import IGNORED, Batch, MetricDict, example_count, summed_loss
+from .labelled import LabelledTask, count_tokens, open_data, token_total
 from .metrics import classification_metrics
 from .model_tokenizer import ModelTokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(Task):
-    """A labelled task. Batches hold examples of about the same length, padded to the longest of them.
+class Classification(LabelledTask):
+    """Texts, or pairs of texts, with a class each. `choose` is the metric of the best model."""
 
-    `validation_order` are the rows of `held_out` that are validated on. `choose` is the metric of the best model.
-    """
-
-    data: LabelledData
-    model_tokenizer: ModelTokenizer
     train: Encoded
-    order: LengthGrouped
-    split: str
     held_out: Encoded
-    validation_order: Order
     choose: str
     head_note: str | None = None
 
@@ -55,24 +45,11 @@ class Classification(Task):
             model_tokenizer=model_tokenizer,
             train=train,
             order=LengthGrouped(train.lengths, config.train.batch_size, config.data_seed),
-            split="validation",
             held_out=held_out,
             validation_order=_longest_first(held_out, rows),
             choose=config.eval.choose or "accuracy",
             head_note=relabelled_head_note(config.model, model_tokenizer.hf_config, data.labels),
         )
-
-    @property
-    def samples_per_epoch(self) -> int:
-        return self.order.slots
-
-    @property
-    def held_out_count(self) -> int:
-        return len(self.validation_order)
-
-    @property
-    def sha256(self) -> str:
-        return sha256_of(self.data, self.model_tokenizer)
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
         return build_classifier(config.model, self.model_tokenizer.hf_config, self.data.labels, config.seed)
@@ -80,23 +57,19 @@ class Classification(Task):
     def loss(self, model: nn.Module) -> nn.Module:
         return ClassifierLoss(model, len(self.data.labels))
 
-    def batch(self, first: int, count: int) -> Batch:
-        return self._rows(self.train, "train", self.order.chosen(first, count))
-
     def largest(self, count: int) -> Batch:
-        return self._rows(self.train, "train", np.resize(_longest_first(self.train), count))
+        return self.rows("train", np.resize(_longest_first(self.train), count))
 
     def target_count(self, first: int, count: int) -> int:
         return int((self.order.chosen(first, count) >= 0).sum())
 
     def token_count(self, first: int, count: int) -> int:
-        chosen = self.order.chosen(first, count)
-        return int(self.train.lengths[chosen[chosen >= 0]].sum())
+        return token_total(self.train, self.order.chosen(first, count))
 
-    def validation(self, first: int, count: int, fill_to: int) -> Batch:
-        chosen = np.full(fill_to, -1, dtype=np.int64)
-        chosen[: max(0, count)] = self.validation_order[first : first + count]
-        return self._rows(self.held_out, self.split, chosen)
+    def inputs(self, split: str, rows: Order, counted: npt.NDArray[np.bool_]) -> Rows:
+        encoded = self.train if split == "train" else self.held_out
+        padded = encoded.pad(rows, self.model_tokenizer.tokenizer.pad_token_id)
+        return padded | {"labels": np.where(counted, self.data.splits[split].labels[rows], IGNORED)}
 
     def metrics(self, sums: list[float]) -> MetricDict:
         classes = len(self.data.labels)
@@ -118,13 +91,9 @@ class Classification(Task):
             f"({example_count(metrics['n'], metrics['held_out'])} examples)"
         )
 
-    def other_splits(self) -> dict[str, Task]:
-        tasks: dict[str, Task] = {}
-        for name in self.data.splits:
-            if name not in ("train", "validation"):
-                encoded = _encode(self.data, name, self.model_tokenizer)
-                tasks[name] = replace(self, split=name, held_out=encoded, validation_order=_longest_first(encoded))
-        return tasks
+    def on_split(self, name: str) -> Classification:
+        encoded = _encode(self.data, name, self.model_tokenizer)
+        return replace(self, split=name, held_out=encoded, validation_order=_longest_first(encoded))
 
     def result_fields(self, last: MetricDict, best: MetricDict) -> dict[str, Any]:
         chosen = best or last
@@ -147,53 +116,14 @@ class Classification(Task):
 
     def warnings(self) -> list[str]:
         notes = [self.head_note] if self.head_note else []
-        return notes + cut_warnings({"training": self.train, self.split: self.held_out}, self.model_tokenizer)
+        return notes + self.cut_warnings({"training": self.train, self.split: self.held_out})
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "description": self.data.description,
-            "synthetic": self.data.synthetic,
-            "labels": list(self.data.labels),
-            **self.model_tokenizer.describe(),
-            "pairs": self.data.splits["train"].pairs is not None,
-            "splits": {
-                name: {
-                    **self.data.sources.get(name, {}),
-                    "examples": len(split),
-                    "per_class": np.bincount(split.labels, minlength=len(self.data.labels)).tolist(),
-                }
-                for name, split in self.data.splits.items()
-            },
-        }
-
-    def save_tokenizer(self, folder: Path) -> None:
-        self.model_tokenizer.save(folder)
-
-    def _rows(self, encoded: Encoded, split: str, chosen: Order) -> Batch:
-        """Return examples as a batch. Empty places (-1) repeat the first example with an ignored label."""
-        filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
-        rows = encoded.pad(filled, self.model_tokenizer.tokenizer.pad_token_id)
-        rows["labels"] = np.where(chosen < 0, IGNORED, self.data.splits[split].labels[filled])
-        return {name: torch.from_numpy(values) for name, values in rows.items()}
-
-
-def open_data(config: RunConfig) -> LabelledData:
-    """Open the examples that a run's task names."""
-    task = config.task
-    return open_labelled(
-        task.name,
-        config.data.path,
-        form=task.form,
-        text=task.text,
-        pair=task.pair,
-        label=task.label,
-        source=task.source,
-        target=task.target,
-        languages=task.languages,
-        validation_share=task.validation_share,
-        fraction=config.data.fraction,
-        revision=task.revision,
-    )
+        labels, pairs = self.data.labels, self.data.splits["train"].pairs is not None
+        described = super().describe() | {"labels": list(labels), "pairs": pairs}
+        for name, split in self.data.splits.items():
+            described["splits"][name]["per_class"] = np.bincount(split.labels, minlength=len(labels)).tolist()
+        return described
 
 
 class ClassifierLoss(nn.Module):
@@ -205,13 +135,11 @@ class ClassifierLoss(nn.Module):
 
     def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
         logits = self.model(**inputs).logits.float()
-        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        loss = summed_loss(logits, labels, self.training)
         if self.training:
             return loss
-        known = labels != IGNORED
-        cells = (labels * self.classes + logits.argmax(-1))[known]
-        confusion = torch.bincount(cells, minlength=self.classes**2)
-        return torch.cat([torch.stack([loss.double(), known.sum().double()]), confusion.double()])
+        cells = (labels * self.classes + logits.argmax(-1))[labels != IGNORED]
+        return torch.cat([loss, torch.bincount(cells, minlength=self.classes**2).double()])
 
 
 @torch.no_grad()
@@ -227,25 +155,8 @@ def classify(model: nn.Module, model_tokenizer: ModelTokenizer, text: str, pair:
     return {"label": most_likely, "probabilities": dict(zip(labels, probabilities, strict=True))}
 
 
-def sha256_of(data: LabelledData, model_tokenizer: ModelTokenizer) -> str:
-    """Return one hash of labelled data and of how it is encoded for the model."""
-    return hashlib.sha256(f"{data.sha256}\0{model_tokenizer.sha256}".encode()).hexdigest()
-
-
-def cut_warnings(encoded: dict[str, Encoded], model_tokenizer: ModelTokenizer) -> list[str]:
-    """Return a warning for each split with texts that were longer than the model reads."""
-    return [
-        f"{one.truncated:,} {name} texts ({100 * one.truncated / len(one):.1f} %) were longer than "
-        f"{model_tokenizer.max_length} tokens: cut"
-        for name, one in encoded.items()
-        if one.truncated
-    ]
-
-
 def _encode(data: LabelledData, split: str, model_tokenizer: ModelTokenizer) -> Encoded:
-    """Encode the texts of a split."""
-    examples: Examples = data.splits[split]
-    encoded = model_tokenizer.encode(examples.texts, examples.pairs)
+    encoded = model_tokenizer.encode(data.splits[split].texts, data.splits[split].pairs)
     if getattr(model_tokenizer.hf_config, "is_encoder_decoder", False):
         _require_one_end(encoded, model_tokenizer, f"{data.name}, {split}")
     return encoded
@@ -254,7 +165,7 @@ def _encode(data: LabelledData, split: str, model_tokenizer: ModelTokenizer) -> 
 def _require_one_end(encoded: Encoded, model_tokenizer: ModelTokenizer, where: str) -> None:
     """Raise unless all texts have the same number of end tokens: an encoder-decoder is pooled at the end token."""
     end = model_tokenizer.hf_config.eos_token_id
-    counts = np.add.reduceat((encoded.ids == end).astype(np.int64), encoded.offsets[:-1])
+    counts = count_tokens(encoded, encoded.ids == end)
     if counts[0] == 0:
         raise ConfigError(
             f"model: a {model_tokenizer.hf_config.model_type} classifies by the end-of-text token, and its tokenizer "

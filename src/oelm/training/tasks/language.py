@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ...config import RunConfig
@@ -19,7 +18,7 @@ from ...data.labelled.tasks import BUILTIN
 from ...data.synthetic.story_corpus import builtin
 from ...errors import ConfigError
 from ...models.run_model import build_language_model
-from .base import IGNORED, Batch, MetricDict, Task
+from .base import IGNORED, Batch, MetricDict, Task, summed_loss
 from .metrics import perplexity
 
 
@@ -154,10 +153,7 @@ class SummedLoss(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         logits = self.model(input_ids=inputs, use_cache=False).logits
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-        if self.training:
-            return loss
-        return torch.stack([loss.double(), (targets != IGNORED).sum().double()])
+        return summed_loss(logits, targets, self.training)
 
 
 def _split(windows: Tensor) -> Batch:

@@ -54,11 +54,7 @@ class ModelTokenizer:
 
     def describe(self) -> dict[str, Any]:
         """Return what the run's environment records: the length and the two hashes, each comparable by itself."""
-        return {
-            "longest": self.max_length,
-            "tokenizer": self._vocabulary_sha256,
-            "marks": self._special_tokens_sha256,
-        }
+        return {"longest": self.max_length, "tokenizer": self._vocabulary_sha256, "marks": self._special_tokens_sha256}
 
     @cached_property
     def _vocabulary_sha256(self) -> str:

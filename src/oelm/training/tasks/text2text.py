@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ...config import RunConfig
 from ...data.corpus.batches import Order
-from ...data.labelled.encoded import Encoded, LengthGrouped
-from ...data.labelled.examples import Examples, LabelledData, by_content
+from ...data.labelled.encoded import Encoded, LengthGrouped, Rows
+from ...data.labelled.examples import LabelledData, by_content
 from ...data.labelled.tasks import PROMPTS
 from ...data.packages import import_optional
 from ...errors import ConfigError
 from ...models.run_model import build_text_to_text
-from .base import IGNORED, Batch, MetricDict, Task, example_count
-from .classification import cut_warnings, open_data, sha256_of
+from .base import IGNORED, Batch, MetricDict, example_count, summed_loss
+from .labelled import LabelledTask, count_tokens, open_data, token_total
 from .model_tokenizer import ModelTokenizer
 
 
@@ -31,26 +28,19 @@ from .model_tokenizer import ModelTokenizer
 class SourcesAndTargets:
     """The encoded sources and targets of one split."""
 
-    examples: Examples
     sources: Encoded
     targets: Encoded
 
-    @cached_property
-    def validation_order(self) -> Order:
-        """The order of validation, by a hash of the content, so that the first examples represent all."""
-        return by_content(self.examples)
-
 
 @dataclass(frozen=True, kw_only=True)
-class TextToText(Task):
-    """Sources and targets. The loss is over the targets' tokens; answers are also generated, greedily, and scored."""
+class TextToText(LabelledTask):
+    """Sources and targets. The loss is over the targets' tokens; answers are also generated, greedily, and scored.
 
-    data: LabelledData
-    model_tokenizer: ModelTokenizer
+    The order of validation is by a hash of the content, so that the first examples represent all.
+    """
+
     train: SourcesAndTargets
     held_out: SourcesAndTargets
-    order: LengthGrouped
-    split: str = "validation"
 
     writes_answers = True
 
@@ -67,20 +57,14 @@ class TextToText(Task):
                 "model: its tokenizer puts no end-of-text token after an answer, so it would never learn to stop; name "
                 "the model's own tokenizer"
             )
-        order = LengthGrouped(train.sources.lengths, config.train.batch_size, config.data_seed)
-        return cls(data=data, model_tokenizer=model_tokenizer, train=train, held_out=held_out, order=order)
-
-    @property
-    def samples_per_epoch(self) -> int:
-        return self.order.slots
-
-    @property
-    def held_out_count(self) -> int:
-        return len(self.held_out.sources)
-
-    @property
-    def sha256(self) -> str:
-        return sha256_of(self.data, self.model_tokenizer)
+        return cls(
+            data=data,
+            model_tokenizer=model_tokenizer,
+            train=train,
+            order=LengthGrouped(train.sources.lengths, config.train.batch_size, config.data_seed),
+            held_out=held_out,
+            validation_order=by_content(data.splits["validation"]),
+        )
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
         return build_text_to_text(config.model, self.model_tokenizer.hf_config, config.seed)
@@ -88,37 +72,35 @@ class TextToText(Task):
     def loss(self, model: nn.Module) -> nn.Module:
         return AnswerLoss(model)
 
-    def batch(self, first: int, count: int) -> Batch:
-        return self._rows(self.train, self.order.chosen(first, count))
-
     def largest(self, count: int) -> Batch:
         lengths = self.train.sources.lengths + self.train.targets.lengths
-        return self._rows(self.train, np.resize(np.argsort(-lengths, kind="stable"), count))
+        return self.rows("train", np.resize(np.argsort(-lengths, kind="stable"), count))
 
     def target_count(self, first: int, count: int) -> int:
-        return self._token_count(self.train.targets, self.order.chosen(first, count))
+        return token_total(self.train.targets, self.order.chosen(first, count))
 
     def token_count(self, first: int, count: int) -> int:
         chosen = self.order.chosen(first, count)
-        return self._token_count(self.train.sources, chosen) + self._token_count(self.train.targets, chosen)
+        return token_total(self.train.sources, chosen) + token_total(self.train.targets, chosen)
 
-    def validation(self, first: int, count: int, fill_to: int) -> Batch:
-        chosen = np.full(fill_to, -1, dtype=np.int64)
-        chosen[: max(0, count)] = self.held_out.validation_order[first : first + max(0, count)]
-        return self._rows(self.held_out, chosen)
+    def inputs(self, split: str, rows: Order, counted: npt.NDArray[np.bool_]) -> Rows:
+        encoded, pad_id = self.train if split == "train" else self.held_out, self.model_tokenizer.tokenizer.pad_token_id
+        inputs, answers = encoded.sources.pad(rows, pad_id), encoded.targets.pad(rows, pad_id)
+        inputs.pop("token_type_ids", None)
+        scored = answers["attention_mask"].astype(bool) & counted[:, None]
+        return inputs | {"labels": np.where(scored, answers["input_ids"], IGNORED)}
 
     def metrics(self, sums: list[float]) -> MetricDict:
         return {"loss": sums[0] / sums[1]}
 
     def write_answers(self, model: nn.Module, first: int, count: int) -> list[str]:
         longest = max(int(split.targets.lengths.max()) for split in (self.train, self.held_out))
-        chosen = self.held_out.validation_order[first : first + count]
+        chosen = self.validation_order[first : first + count]
         return answer(model, self.model_tokenizer, self.held_out.sources, chosen, longest)
 
     def score_answers(self, answers: list[str]) -> MetricDict:
-        assert self.held_out.examples.answers is not None
         # Answers are compared with the targets as the tokenizer decodes them, which is all that a model can write.
-        targets, chosen = self.held_out.targets, self.held_out.validation_order[: len(answers)]
+        targets, chosen = self.held_out.targets, self.validation_order[: len(answers)]
         tokens = [targets.ids[targets.offsets[row] : targets.offsets[row + 1]] for row in chosen]
         expected = self.model_tokenizer.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return text_metrics(answers, [text.strip() for text in expected]) | {"held_out": self.held_out_count}
@@ -132,56 +114,22 @@ class TextToText(Task):
             )
         return text
 
-    def other_splits(self) -> dict[str, Task]:
-        return {
-            name: replace(self, held_out=_encode(self.data, name, self.model_tokenizer), split=name)
-            for name in self.data.splits
-            if name not in ("train", "validation")
-        }
+    def on_split(self, name: str) -> TextToText:
+        encoded = _encode(self.data, name, self.model_tokenizer)
+        return replace(self, split=name, held_out=encoded, validation_order=by_content(self.data.splits[name]))
 
     def result_fields(self, last: MetricDict, best: MetricDict) -> dict[str, Any]:
         metrics: MetricDict = {name: last[name] for name in ("exact_match", "chrf", "bleu") if name in last}
-        return {
-            "val_loss": last["loss"],
-            "best_val_loss": best.get("loss"),
-            "best_step": best.get("step"),
-            **metrics,
-        }
+        return {"val_loss": last["loss"], "best_val_loss": best.get("loss"), "best_step": best.get("step"), **metrics}
 
     def warnings(self) -> list[str]:
         splits = {"training": self.train, self.split: self.held_out}
         sources = {f"{name} source": split.sources for name, split in splits.items()}
         targets = {f"{name} target": split.targets for name, split in splits.items()}
-        return cut_warnings(sources | targets, self.model_tokenizer) + _unknown_warnings(targets, self.model_tokenizer)
+        return self.cut_warnings(sources | targets) + _unknown_warnings(targets, self.model_tokenizer)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "description": self.data.description,
-            "synthetic": self.data.synthetic,
-            **self.model_tokenizer.describe(),
-            "pairs": "{pair}" in PROMPTS.get(self.data.name, ""),
-            "splits": {
-                name: {**self.data.sources.get(name, {}), "examples": len(split)}
-                for name, split in self.data.splits.items()
-            },
-        }
-
-    def save_tokenizer(self, folder: Path) -> None:
-        self.model_tokenizer.save(folder)
-
-    @staticmethod
-    def _token_count(encoded: Encoded, chosen: Order) -> int:
-        return int(encoded.lengths[chosen[chosen >= 0]].sum())
-
-    def _rows(self, split: SourcesAndTargets, chosen: Order) -> Batch:
-        """Return examples as a batch. Empty places (-1) repeat the first example with ignored labels."""
-        filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
-        rows = split.sources.pad(filled, self.model_tokenizer.tokenizer.pad_token_id)
-        rows.pop("token_type_ids", None)
-        answers = split.targets.pad(filled, self.model_tokenizer.tokenizer.pad_token_id)
-        scored = answers["attention_mask"].astype(bool) & (chosen >= 0)[:, None]
-        rows["labels"] = np.where(scored, answers["input_ids"], IGNORED)
-        return {name: torch.from_numpy(values) for name, values in rows.items()}
+        return super().describe() | {"pairs": "{pair}" in PROMPTS.get(self.data.name, "")}
 
 
 class AnswerLoss(nn.Module):
@@ -197,10 +145,7 @@ class AnswerLoss(nn.Module):
         logits = model(
             input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_ids, use_cache=False
         ).logits
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        if self.training:
-            return loss
-        return torch.stack([loss.double(), (labels != IGNORED).sum().double()])
+        return summed_loss(logits, labels, self.training)
 
 
 def text_metrics(answers: list[str], expected: list[str]) -> MetricDict:
@@ -236,34 +181,27 @@ def _encode(data: LabelledData, name: str, model_tokenizer: ModelTokenizer) -> S
     """Encode a split. Raise when the tokenizer knows nothing of an answer."""
     split = data.splits[name]
     assert split.answers is not None, "text-to-text data has answers"
-    sources = model_tokenizer.encode(split.texts, split.pairs)
-    encoded = SourcesAndTargets(split, sources, model_tokenizer.encode(split.answers))
+    sources, targets = model_tokenizer.encode(split.texts, split.pairs), model_tokenizer.encode(split.answers)
     # Special tokens, unknown ones included, are not written out: a model that writes nothing would match an answer
     # that consists of them.
-    known = _count(encoded.targets, ~np.isin(encoded.targets.ids, model_tokenizer.tokenizer.all_special_ids))
+    known = count_tokens(targets, ~np.isin(targets.ids, model_tokenizer.tokenizer.all_special_ids))
     lost = np.flatnonzero(known == 0)
     if len(lost):
         raise ConfigError(
             f"{data.name}, {name}: the tokenizer knows nothing of {len(lost):,} of {len(known):,} answers, such as "
             f"{split.answers[lost[0]]!r}; use answers that it can write, or a model whose tokenizer can"
         )
-    return encoded
+    return SourcesAndTargets(sources, targets)
 
 
 def _unknown_warnings(targets: dict[str, Encoded], model_tokenizer: ModelTokenizer) -> list[str]:
     """Return a warning for each split with answers that have tokens unknown to the tokenizer."""
     warnings = []
     for name, encoded in targets.items():
-        unknown = int((_count(encoded, encoded.ids == model_tokenizer.tokenizer.unk_token_id) > 0).sum())
+        unknown = int((count_tokens(encoded, encoded.ids == model_tokenizer.tokenizer.unk_token_id) > 0).sum())
         if unknown and model_tokenizer.tokenizer.unk_token_id != model_tokenizer.hf_config.eos_token_id:
             warnings.append(
                 f"{unknown:,} {name} texts ({100 * unknown / len(encoded):.1f} %) have parts that the tokenizer does "
                 "not know: scored without those"
             )
     return warnings
-
-
-def _count(encoded: Encoded, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return how many tokens of each text are marked."""
-    counts: npt.NDArray[np.int64] = np.add.reduceat(marked.astype(np.int64), encoded.offsets[:-1])
-    return counts

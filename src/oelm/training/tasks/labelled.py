@@ -1,0 +1,110 @@
+"""What classification and text to text share: labelled examples, encoded for a model, in batches of similar length."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...config import RunConfig
+from ...data.corpus.batches import Order
+from ...data.labelled.encoded import Encoded, LengthGrouped, Rows
+from ...data.labelled.examples import LabelledData
+from ...data.labelled.load import open_labelled
+from .base import Batch, Task
+from .model_tokenizer import ModelTokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTask(Task):
+    """A task on labelled data. Batches hold examples of about the same length, padded to the longest of them.
+
+    `validation_order` are the rows of the split `split` that are validated on, in their order.
+    """
+
+    data: LabelledData
+    model_tokenizer: ModelTokenizer
+    order: LengthGrouped
+    split: str = "validation"
+    validation_order: Order
+
+    @abstractmethod
+    def inputs(self, split: str, rows: Order, counted: npt.NDArray[np.bool_]) -> Rows:
+        """Return rows of a split as model inputs and labels; the labels of rows that are not `counted` are ignored."""
+
+    @abstractmethod
+    def on_split(self, name: str) -> Task:
+        """Return this task as one that validates on another split."""
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.order.slots
+
+    @property
+    def held_out_count(self) -> int:
+        return len(self.validation_order)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(f"{self.data.sha256}\0{self.model_tokenizer.sha256}".encode()).hexdigest()
+
+    def batch(self, first: int, count: int) -> Batch:
+        return self.rows("train", self.order.chosen(first, count))
+
+    def validation(self, first: int, count: int, fill_to: int) -> Batch:
+        chosen = np.full(fill_to, -1, dtype=np.int64)
+        chosen[:count] = self.validation_order[first : first + count]
+        return self.rows(self.split, chosen)
+
+    def rows(self, split: str, chosen: Order) -> Batch:
+        """Return rows of a split as a batch. Empty places (-1) repeat the first example with ignored labels."""
+        filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
+        return {name: torch.from_numpy(values) for name, values in self.inputs(split, filled, chosen >= 0).items()}
+
+    def other_splits(self) -> dict[str, Task]:
+        return {name: self.on_split(name) for name in self.data.splits if name not in ("train", "validation")}
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "description": self.data.description,
+            "synthetic": self.data.synthetic,
+            **self.model_tokenizer.describe(),
+            "splits": {
+                name: {**self.data.sources.get(name, {}), "examples": len(split)}
+                for name, split in self.data.splits.items()
+            },
+        }
+
+    def save_tokenizer(self, folder: Path) -> None:
+        self.model_tokenizer.save(folder)
+
+    def cut_warnings(self, encoded: dict[str, Encoded]) -> list[str]:
+        """Return a warning for each of these texts' names whose texts were longer than the model reads."""
+        return [
+            f"{one.truncated:,} {name} texts ({100 * one.truncated / len(one):.1f} %) were longer than "
+            f"{self.model_tokenizer.max_length} tokens: cut"
+            for name, one in encoded.items()
+            if one.truncated
+        ]
+
+
+def open_data(config: RunConfig) -> LabelledData:
+    """Open the examples that a run's task names."""
+    return open_labelled(path=config.data.path, fraction=config.data.fraction, **config.task.model_dump())
+
+
+def token_total(encoded: Encoded, chosen: Order) -> int:
+    """Return the number of tokens in the chosen texts; empty places (-1) have none."""
+    return int(encoded.lengths[chosen[chosen >= 0]].sum())
+
+
+def count_tokens(encoded: Encoded, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return how many tokens of each text are marked."""
+    counts: npt.NDArray[np.int64] = np.add.reduceat(marked.astype(np.int64), encoded.offsets[:-1])
+    return counts
