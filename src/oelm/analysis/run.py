@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from ..base.strict import flat
 from ..config import GPT, RANDOM, WITHOUT_EFFECT, RunConfig
 from ..method.spec import PRESETS, Method
 from ..runs.folder import UNCOMPARABLE_TIMES
@@ -78,23 +78,23 @@ class Attempt:
     @cached_property
     def flat_config(self) -> dict[str, Any]:
         """The config's fields by dotted name."""
-        return dict(flatten(self.config.to_dict()))
+        return flat(self.config.to_dict())
 
     @cached_property
     def flat_environment(self) -> dict[str, Any]:
         """The environment's fields by dotted name."""
-        return {} if self.environment is None else dict(flatten(self.environment.model_dump()))
+        return {} if self.environment is None else flat(self.environment.model_dump())
 
     @cached_property
     def shared_settings(self) -> dict[str, Any]:
         """The settings that all arms of one setup have in common, by dotted name, with the hashes of the data."""
         apart = ("method", "optimizer.learning_rate")
-        settings = {name: value for name, value in flatten(_comparable(self.config)) if not name.startswith(apart)}
+        settings = {name: value for name, value in flat(_comparable(self.config)).items() if not name.startswith(apart)}
         if self.environment is None:
             return settings
         # The path of a file is not a setting, since its content's hash stands beside it; the description names the
         # group of runs.
-        data = flatten(self.environment.data.model_dump(exclude_none=True))
+        data = flat(self.environment.data.model_dump(exclude_none=True)).items()
         kept = {name: value for name, value in data if name != "description" and not name.endswith(".file")}
         return settings | {f"{DATA}{name}": value for name, value in kept.items()}
 
@@ -192,7 +192,7 @@ def method_label(method: Method) -> str:
 
 @cache
 def _nearest_preset(method: str) -> str:
-    own = dict(flatten(Method.model_validate_json(method).model_dump(mode="json")))
+    own = flat(Method.model_validate_json(method).model_dump(mode="json"))
     best: tuple[str, list[str]] | None = None
     for preset, fields in _flat_presets().items():
         differing = [f"{key}={_short(own[key])}" for key in sorted(own) if own[key] != fields.get(key)]
@@ -204,16 +204,7 @@ def _nearest_preset(method: str) -> str:
 
 @cache
 def _flat_presets() -> dict[str, dict[str, Any]]:
-    return {name: dict(flatten(preset.model_dump(mode="json"))) for name, preset in PRESETS.items()}
-
-
-def flatten(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested mappings with their dotted names."""
-    for key, value in content.items():
-        if isinstance(value, dict) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return {name: flat(preset.model_dump(mode="json")) for name, preset in PRESETS.items()}
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:

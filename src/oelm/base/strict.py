@@ -96,6 +96,15 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with dotted names. An empty mapping stays as it is."""
+    flattened: dict[str, Any] = {}
+    for key, value in values.items():
+        nested = isinstance(value, dict) and value
+        flattened |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return flattened
+
+
 def _members(annotation: Any) -> set[Any]:
     """Return the types and literals that a union or an annotated type consists of."""
     inner = get_args(annotation)

@@ -10,7 +10,7 @@ has ALBERT, whose one block serves several layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,7 +39,10 @@ def attention_statistics(model: nn.Module, module: nn.Module, batch: Batch) -> l
     device = next(model.parameters()).device
     training = module.training
     measured: list[Statistics] = []
-    measuring = _registered_attention if _uses_registered_attention(model) else _patched_attention
+    # A model is measured by registering where it looks its attention function up by name and that is torch's function.
+    attention: Any = model
+    registered = attention.config._attn_implementation == "sdpa" and attention._can_set_attn_implementation()
+    measuring = _registered_attention if registered else _patched_attention
     module.eval()
     try:
         with measuring(model, measured):
@@ -55,11 +58,6 @@ def attention_statistics(model: nn.Module, module: nn.Module, batch: Batch) -> l
     return [{"label": f"{site.kind} {site.label}", **one} for site, one in zip(in_order, measured, strict=True)]
 
 
-def _uses_registered_attention(model: Any) -> bool:
-    """Return True when the model looks its attention function up by name and that name is torch's function."""
-    return bool(model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation())
-
-
 @contextmanager
 def _registered_attention(model: Any, measured: list[Statistics]) -> Iterator[None]:
     """Let the model attend through a registered function that appends to `measured` and then attends as before."""
@@ -70,11 +68,9 @@ def _registered_attention(model: Any, measured: list[Statistics]) -> Iterator[No
         causal = options.get("is_causal")
         if causal is None:
             causal = getattr(layer, "is_causal", True)
-        scores = _scores(query, key, options.get("scaling"))
-        if causal and mask is None and query.shape[-2] > 1:  # a mask, where there is one, hides later keys itself
-            scores = _causal(scores)
-        scores = _masked(_masked(scores, options.get("position_bias")), mask)
-        measured.append(_statistics(scores))
+        causal = causal and mask is None and query.shape[-2] > 1  # a mask, where there is one, hides later keys itself
+        scores = _scores(query, key, options.get("scaling"), causal)
+        measured.append(_statistics(_masked(_masked(scores, options.get("position_bias")), mask)))
         attended: tuple[Tensor, None] = sdpa_attention_forward(layer, query, key, value, mask, **options)
         return attended
 
@@ -93,31 +89,27 @@ def _patched_attention(model: nn.Module, measured: list[Statistics]) -> Iterator
     original = F.scaled_dot_product_attention
 
     def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-        scores = _scores(query, key, options.get("scale"))
-        if options.get("is_causal"):
-            scores = _causal(scores)
+        scores = _scores(query, key, options.get("scale"), options.get("is_causal", False))
         measured.append(_statistics(_masked(scores, attn_mask)))
         return original(query, key, value, attn_mask=attn_mask, **options)
 
-    replacement: Callable[..., Tensor] = attend
-    F.scaled_dot_product_attention = replacement
+    F.scaled_dot_product_attention = attend  # type: ignore[assignment]
     try:
         yield
     finally:
         F.scaled_dot_product_attention = original
 
 
-def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
-    """Return the attention logits in float32, with the key heads repeated for the query heads that share them."""
+def _scores(query: Tensor, key: Tensor, scale: float | None, causal: bool) -> Tensor:
+    """Return the attention logits in float32, with the key heads repeated for the query heads that share them.
+
+    With `causal`, every key that comes after its query is hidden.
+    """
     if key.shape[-3] != query.shape[-3]:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    return query.float() @ key.float().transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
-
-
-def _causal(scores: Tensor) -> Tensor:
-    """Hide every key that comes after its query."""
+    scores = query.float() @ key.float().transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
     hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    return scores.masked_fill(hidden, -math.inf)
+    return scores.masked_fill(hidden, -math.inf) if causal else scores
 
 
 def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -52,8 +52,9 @@ class ActiveRun:
     trackers: Trackers = field(init=False)  # they start last, when nothing can be refused any more
 
 
-def build_run(folder: RunFolder, config: RunConfig, world: World, stop: StopRequest, quiet: bool) -> ActiveRun:
+def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -> ActiveRun:
     """Build what the loop needs. Whatever cannot work is refused here, before the first step."""
+    config = folder.config
     batch_share(config, world)
     display = Display(folder if world.main else None, quiet)
 

@@ -10,7 +10,8 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -148,7 +149,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def save_checkpoint(folder: Path, keep: int, snapshot: Snapshot, world: World) -> Path:
+def save_checkpoint(folder: Path, keep: int, snapshot: Snapshot, world: World) -> None:
     """Verify the model and write a checkpoint, then remove all but the last `keep`. Every process calls this."""
     model, optimizer, state = snapshot.model, snapshot.optimizer, snapshot.state
     _verify_frozen(model)
@@ -158,13 +159,15 @@ def save_checkpoint(folder: Path, keep: int, snapshot: Snapshot, world: World) -
     if world.main:
         _remove_temporary(folder)
         require_space(folder, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
-        _guard(lambda: temporary.mkdir(parents=True), path)
+        with _writing(path):
+            temporary.mkdir(parents=True)
     world.barrier()  # the folder is there before anyone writes into it
     if sharded:
         _write_shards(tensors, temporary)
     elif world.main:
-        data = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-        _guard(lambda: save_file(data, temporary / _TENSORS), path)
+        with _writing(path):
+            data = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+            save_file(data, temporary / _TENSORS)
     world.barrier()  # every shard is there before the checkpoint gets its name
     if world.main:
         times = snapshot.times
@@ -183,11 +186,11 @@ def save_checkpoint(folder: Path, keep: int, snapshot: Snapshot, world: World) -
             "warmup_seconds": [round(value, 7) for value in times.warmup],
             "seconds_apart": times.apart,
         }
-        _guard(lambda: write_json(temporary / _STATE, content), path)
-        _guard(lambda: put_in_place(temporary, path), path)
+        with _writing(path):
+            write_json(temporary / _STATE, content)
+            put_in_place(temporary, path)
         remove_old_checkpoints(folder, keep)
     world.barrier()
-    return path
 
 
 def remove_old_checkpoints(folder: Path, keep: int) -> None:
@@ -307,7 +310,6 @@ def _load_shards(path: Path, shards: dict[str, int], tensors: dict[str, Tensor],
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Return the size in bytes of each tensor file in a folder."""
     return {file.name: file.stat().st_size for file in sorted(folder.glob("*.safetensors"))}
 
 
@@ -321,10 +323,11 @@ def _reasons(error: Any) -> str:
     return "; ".join(f"process {rank}: {first_line(reason)}" for rank, (reason, _) in sorted(error.failures.items()))
 
 
-def _guard(action: Callable[[], object], path: Path) -> None:
-    """Write something; turn a failure into an error that names the checkpoint, and leave earlier ones alone."""
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn a failure to write into an error that names the checkpoint, and leave earlier ones alone."""
     try:
-        action()
+        yield
     except (OSError, SafetensorError, FileError) as error:
         shutil.rmtree(path.with_name(f".{path.name}.tmp"), ignore_errors=True)  # a full disk needs the room
         raise _not_written(path, str(error)) from None

@@ -35,7 +35,7 @@ from .checkpoint import Snapshot, save_checkpoint
 from .optim import learning_rate, set_learning_rate
 from .parallel import World, is_sharded, joined, reshard
 from .progress import Display
-from .result import final_numbers, read_result, result_of, with_nan
+from .result import final_numbers, read_result, result_of
 from .resume import torch_settings
 from .signals import EXIT_REQUEUE, StopRequest, listening
 from .tasks.base import MetricDict, Task
@@ -63,7 +63,7 @@ def train(config: RunConfig, quiet: bool = False) -> dict[str, Any]:
         folder = RunFolder(config)
         try:
             with world.failing_together():
-                result = _train_in(folder, config, world, stop, quiet)
+                result = _train_in(folder, world, stop, quiet)
         except BaseException as error:
             # A config that was refused before the first step leaves no folder behind. Any other failure is recorded.
             refused = isinstance(error, OelmError) and not isinstance(error, TrainingError | FileError)
@@ -77,9 +77,7 @@ def train(config: RunConfig, quiet: bool = False) -> dict[str, Any]:
     return result
 
 
-def _train_in(
-    folder: RunFolder, config: RunConfig, world: World, stop: StopRequest, quiet: bool
-) -> dict[str, Any] | None:
+def _train_in(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -> dict[str, Any] | None:
     """Return the run's result, or None when it was asked to stop.
 
     The model and all else that holds the process group live in this call alone, so that the group can be left after it.
@@ -92,7 +90,7 @@ def _train_in(
         result = read_result(folder)
         Display(folder, quiet).say(f"{folder.path}: {ending(result['val_loss'])} already; its records are there")
         return result
-    run = build_run(folder, config, world, stop, quiet)
+    run = build_run(folder, world, stop, quiet)
     ended = "failed"
     try:
         trained = _finish(run) if _loop(run) else None
@@ -278,7 +276,8 @@ def _finish(run: ActiveRun) -> dict[str, Any]:
     run.folder.status("finished", step=state.step)
     for warning in result.warnings:
         run.display.say(f"warning: {warning}")
-    last = run.task.headline(with_nan(state.last))
+    # What is not a number is null in a checkpoint.
+    last = run.task.headline({name: math.nan if value is None else value for name, value in state.last.items()})
     best = f"; best at step {state.best['step']}: {run.task.headline(state.best)}" if state.best else ""
     run.display.say(f"{ending(result.val_loss)}: {last}{best}; records in {run.folder.path}")
     return read_result(run.folder)

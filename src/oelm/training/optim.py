@@ -78,10 +78,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         groups.setdefault((decay, multiplier), []).append(parameter)
     if not groups:
         raise ConfigError("nothing in this model is trainable: the method froze everything; use one that trains a part")
-    return [
-        {"params": parameters, "weight_decay": decay, "multiplier": multiplier}
-        for (decay, multiplier), parameters in groups.items()
-    ]
+    return [{"params": of, "weight_decay": decay, "multiplier": rate} for (decay, rate), of in groups.items()]
 
 
 def _multiplier(name: str, role: str, multipliers: dict[str, float]) -> float:
@@ -106,13 +103,8 @@ def unused_multipliers(model: nn.Module, config: OptimizerConfig) -> list[str]:
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
     """Build AdamW over the trainable parameters alone: a frozen one has no gradient, no state and no decay."""
-    return torch.optim.AdamW(
-        parameter_groups(model, config),
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.epsilon,
-        fused=device.type == "cuda",
-    )
+    groups, betas = parameter_groups(model, config), (config.beta1, config.beta2)
+    return torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, fused=device.type == "cuda")
 
 
 def learning_rate(config: OptimizerConfig, length: RunLength, step: int) -> float:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ..base.files import read_record
+from ..base.strict import flat
 from ..errors import FileError
 from ..runs.folder import RunFolder, ending
 from ..runs.schema import Audit, DataSummary, Parameters, Reached, Result, TaskRecord, Timing, Validation, read
 from .build import ActiveRun
 from .checkpoint import TrainState, list_checkpoints
 from .tasks.base import MetricDict
-from .trackers import flat
 
 
 def result_of(
@@ -77,8 +76,3 @@ def final_numbers(result: Result) -> dict[str, float]:
     """Return the numbers of a result for trackers; `last` and `best` are left out, as their metrics are there too."""
     content = flat(result.model_dump(exclude={"last", "best"}, exclude_unset=True))
     return {f"final/{name}": value for name, value in content.items() if type(value) in (int, float)}
-
-
-def with_nan(metrics: MetricDict) -> MetricDict:
-    """Return metrics with NaN for missing numbers, which are null in a checkpoint."""
-    return {name: math.nan if value is None else value for name, value in metrics.items()}

@@ -106,7 +106,8 @@ class StepTimer:
                 std=float(measured.std()),
             ),
             tokens_per_second=tokens_per_step / median,
-            step_seconds_sample=_sample(steps),
+            # At most 200 of them, at even distances, show the shape of their distribution.
+            step_seconds_sample=[round(seconds, 7) for seconds in steps[:: max(1, -(-len(steps) // 200))]],
             train_seconds=float(measured.sum()) + (sum(warmup) if steps else 0.0),
             seconds_apart=dict(self.times.apart),
             notes=list(notes),
@@ -121,9 +122,3 @@ class StepTimer:
 
     def _between(self, start: Any, end: Any) -> float:
         return float(start.elapsed_time(end)) / 1000 if self._cuda else float(end - start)
-
-
-def _sample(steps: list[float], limit: int = 200) -> list[float]:
-    """Return at most `limit` step times at even distances, to show the shape of their distribution."""
-    stride = max(1, -(-len(steps) // limit))
-    return [round(seconds, 7) for seconds in steps[::stride]]

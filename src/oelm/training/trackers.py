@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..base.files import read_record, write_json
+from ..base.strict import flat
 from ..config import RunConfig
 from ..errors import FileError
 
@@ -144,28 +145,24 @@ class _Worker:
         return self.flushed
 
     def _work(self, run: Tracked) -> None:
-        tracker: Tracker | None = self._try(lambda: _STARTERS[self.name](run))
+        tracker: Tracker | None = self._try(_STARTERS[self.name], run)
         self.started.set()
-        ended = "failed"
         known: dict[str, int] = {}
-        while True:
-            item = self.queue.get()
-            if isinstance(item, str):
-                ended = item
-                break
+        while not isinstance(item := self.queue.get(), str):
+            working = None if self.failure else tracker
             if isinstance(item, threading.Event):
-                if tracker is not None and not self.failure:
-                    self._try(tracker.flush)
+                if working is not None:
+                    self._try(working.flush)
                 item.set()
-            elif tracker is not None and not self.failure:
-                self._try(lambda tracker=tracker, item=item: _send_new(tracker, known, *item))  # type: ignore[misc]
+            elif working is not None:
+                self._try(_send_new, working, known, *item)
         if tracker is not None:  # a failed tracker may still store what it had
-            self._try(lambda tracker=tracker: tracker.close(ended))  # type: ignore[misc]
+            self._try(tracker.close, item)
         self.closed.set()
 
-    def _try(self, action: Callable[[], Any]) -> Any:
+    def _try(self, action: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return action()
+            return action(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises is reported, and training goes on
             self.failure = self.failure or f"{type(error).__name__}: {error}"
             return None
@@ -191,15 +188,6 @@ def _name(config: RunConfig, folder: Path) -> str:
     name = f"{config.id}-{secrets.token_hex(4)}"
     write_json(path, {"name": name})
     return name
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into one, with dotted names."""
-    flattened: dict[str, Any] = {}
-    for key, value in values.items():
-        nested = isinstance(value, dict) and value
-        flattened |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return flattened
 
 
 def _tensorboard(run: Tracked) -> Tracker:

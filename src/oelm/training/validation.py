@@ -29,15 +29,13 @@ def validate(
     count = min(sequences or task.held_out_count, task.held_out_count)
     training = module.training
     module.eval()
-    sums: torch.Tensor | None = None
+    sums: Any = 0  # a tensor from the first batch on, and a validation split has examples
     for start in range(0, count, batch_size * world.size):
         first = start + world.rank * batch_size
         batch = task.validation(first, max(0, min(batch_size, count - first)), fill_to=batch_size)
         with autocast or nullcontext():
-            batch_sums = module(**{name: tensor.to(world.device) for name, tensor in batch.items()})
-        sums = batch_sums if sums is None else sums + batch_sums
+            sums = sums + module(**{name: tensor.to(world.device) for name, tensor in batch.items()})
     module.train(training)
-    assert sums is not None, "a validation split has examples"
     return task.metrics(world.totals(sums.tolist()))
 
 

@@ -63,13 +63,12 @@ class LanguageModelling(Task):
         return self.data.sha256
 
     def build_model(self, config: RunConfig) -> PreTrainedModel:
-        model: Any = build_language_model(config.model, self.data.vocab_size, self.length, config.seed)
+        model = build_language_model(config.model, self.data.vocab_size, self.length, config.seed)
         if "eos_token_id" not in config.model.fields:  # generation stops where a text ends
             model.config.eos_token_id = self.data.eos_id
             if model.generation_config is not None:
                 model.generation_config.eos_token_id = self.data.eos_id
-        built: PreTrainedModel = model
-        return built
+        return model
 
     def loss(self, model: nn.Module) -> nn.Module:
         return SummedLoss(model)
@@ -94,8 +93,10 @@ class LanguageModelling(Task):
         return filled
 
     def metrics(self, sums: list[float]) -> MetricDict:
-        loss = sums[0] / sums[1]
-        return {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": self.bits_per_byte(loss)}
+        assert self.data.val is not None
+        loss, bytes_per_token = sums[0] / sums[1], self.data.val.bytes / len(self.data.val.tokens)
+        # The loss is in nats per token.
+        return {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": loss / math.log(2) / bytes_per_token}
 
     def reached(self, metrics: MetricDict, target: float) -> bool:
         return bool(metrics["perplexity"] <= target)
@@ -112,11 +113,6 @@ class LanguageModelling(Task):
             "best_perplexity": best.get("perplexity", math.nan),
             "best_step": best.get("step"),
         }
-
-    def bits_per_byte(self, loss: float) -> float:
-        """Convert a loss in nats per token into bits per byte of the validation text."""
-        assert self.data.val is not None
-        return loss / math.log(2) / (self.data.val.bytes / len(self.data.val.tokens))
 
     def warnings(self) -> list[str]:
         return [self.data.overlap] if self.data.overlap else []
