@@ -86,25 +86,18 @@ class StepTimer:
             self.begin()
 
     def summary(self, tokens_per_step: float, notes: Sequence[str] = ()) -> Timing:
-        """Return the content of timing.json."""
+        """Return the content of timing.json, of a run that took at least one step."""
         self.collect()
         steps, warmup = self.times.steps, self.times.warmup
         measured = np.array(steps or warmup, dtype=np.float64)
-        if not len(measured):
-            return Timing(steps=0, notes=list(notes))
-        median = float(np.median(measured))
+        median, mean, std = float(np.median(measured)), float(measured.mean()), float(measured.std())
+        p10, p90 = np.percentile(measured, (10, 90)).tolist()
         return Timing(
             steps=len(measured),
             warmup_steps=len(warmup),
             warmup_seconds=sum(warmup),
             only_warmup=not steps,
-            step_seconds=StepSeconds(
-                median=median,
-                mean=float(measured.mean()),
-                p10=float(np.percentile(measured, 10)),
-                p90=float(np.percentile(measured, 90)),
-                std=float(measured.std()),
-            ),
+            step_seconds=StepSeconds(median=median, mean=mean, p10=p10, p90=p90, std=std),
             tokens_per_second=tokens_per_step / median,
             # At most 200 of them, at even distances, show the shape of their distribution.
             step_seconds_sample=[round(seconds, 7) for seconds in steps[:: max(1, -(-len(steps) // 200))]],

@@ -170,9 +170,7 @@ class _Worker:
 
 def _send_new(tracker: Tracker, known: dict[str, int], values: dict[str, float], step: int) -> None:
     """Send the metrics of a step, except those that the tracker has from before the run was resumed."""
-    for key in values:
-        if key not in known:
-            known[key] = tracker.known(key)
+    known |= {key: tracker.known(key) for key in values if key not in known}
     new = {key: value for key, value in values.items() if step > known[key]}
     if new:
         tracker.send(new, step)
@@ -246,9 +244,8 @@ def _mlflow(run: Tracked) -> Tracker:
         client.log_batch(run_id, metrics=[Metric(key, float(value), now, step) for key, value in values.items()])
 
     def known(key: str) -> int:
-        if key not in stored:
-            return -1
-        return max((metric.step for metric in client.get_metric_history(run_id, key)), default=-1)
+        history = client.get_metric_history(run_id, key) if key in stored else ()
+        return max((metric.step for metric in history), default=-1)
 
     status = {"finished": "FINISHED", "stopped": "KILLED"}
     return Tracker(send, lambda ended: client.set_terminated(run_id, status.get(ended, "FAILED")), known=known)
