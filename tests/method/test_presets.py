@@ -18,7 +18,8 @@ from oelm.method.projections import CoreProjection, IdentityProjection
 from oelm.method.schedule import advance
 from oelm.method.sites import find_sites
 from oelm.method.spec import KEEPING, ORTHONORMAL, PRESETS
-from oelm.models.gpt import OelmGPTForCausalLM, gpt_config
+from oelm.models.gpt import OelmGPTForCausalLM
+from oelm.models.gpt_config import gpt_config
 from oelm.models.small import small_model
 
 HEADS, D_HEAD, WIDTH = 4, 12, 48  # of every small model used here

@@ -14,14 +14,8 @@ import oelm
 from oelm.errors import ConfigError, ModelError, OelmError
 from oelm.evaluation.use import generate_text
 from oelm.models.convert import to_transformers
-from oelm.models.gpt import (
-    SIZES,
-    OelmGPTConfig,
-    OelmGPTForCausalLM,
-    OelmGPTForSequenceClassification,
-    OelmGPTModel,
-    gpt_config,
-)
+from oelm.models.gpt import OelmGPTForCausalLM, OelmGPTForSequenceClassification, OelmGPTModel
+from oelm.models.gpt_config import SIZES, OelmGPTConfig, gpt_config
 from oelm.models.run_model import build_language_model
 from tests.support.models import distance, lively
 from tests.support.training import config, run_here

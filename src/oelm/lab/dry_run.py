@@ -116,7 +116,7 @@ def _build(name: str, fields: str, sizes: tuple[int, int], classify: bool, stand
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    from ..models.gpt import gpt_config
+    from ..models.gpt_config import gpt_config
     from ..models.small import require_fields, small_config, small_model
 
     if name.startswith(RANDOM):

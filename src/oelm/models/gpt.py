@@ -27,22 +27,7 @@ from ..method.apply import install
 from ..method.seal import read_record
 from ..method.spec import Method
 from .attention.multi_head import OelmGPTAttention, OelmGPTRotary, ends_branch
-from .gpt_config import D_HEAD, SIZES, OelmGPTConfig, gpt_config
-
-__all__ = [
-    "D_HEAD",
-    "SIZES",
-    "OelmGPTAttention",
-    "OelmGPTBlock",
-    "OelmGPTConfig",
-    "OelmGPTFeedForward",
-    "OelmGPTForCausalLM",
-    "OelmGPTForSequenceClassification",
-    "OelmGPTModel",
-    "OelmGPTPreTrainedModel",
-    "OelmGPTRotary",
-    "gpt_config",
-]
+from .gpt_config import OelmGPTConfig
 
 
 class OelmGPTFeedForward(nn.Module):
@@ -97,6 +82,7 @@ class OelmGPTPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+    _input_embed_layer = "wte"
     _can_record_outputs = MappingProxyType({"hidden_states": OelmGPTBlock, "attentions": OelmGPTAttention})
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -130,12 +116,6 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
             install(self, Method.load(record["method"]))
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.wte
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.wte = value
-
     @can_return_tuple  # type: ignore[untyped-decorator]
     @capture_outputs  # type: ignore[untyped-decorator]
     def forward(
@@ -161,17 +141,15 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
             position_ids = torch.arange(length, device=hidden.device)[None] + cached
         rotation = None
         if self.wpe is not None:
-            if isinstance(cached, int) and cached + length > self.config.max_position_embeddings:
-                raise ValueError(
-                    f"{cached + length} tokens are more than the model's {self.config.max_position_embeddings} "
-                    "positions"
-                )
+            limit = self.config.max_position_embeddings
+            if isinstance(cached, int) and cached + length > limit:
+                raise ValueError(f"{cached + length} tokens are more than the model's {limit} positions")
             hidden = hidden + self.wpe(position_ids)
         elif self.rotary is not None:
             rotation = self.rotary(position_ids, hidden.dtype)
         # Without padding, cache or packing, attention is plainly causal: with no mask the fast kernels are used.
-        mask = None
-        if attention_mask is not None or past_key_values is not None or maybe_packed:
+        mask, eager = None, self.config._attn_implementation == "eager"
+        if attention_mask is not None or past_key_values is not None or maybe_packed or eager:
             mask = create_causal_mask(
                 config=self.config,
                 inputs_embeds=hidden,
@@ -179,8 +157,6 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
                 past_key_values=past_key_values,
                 position_ids=position_ids,
             )
-        elif self.config._attn_implementation == "eager":
-            mask = _causal_bias(length, hidden)
         hidden = self.dropout(hidden)
         for block in self.h:
             hidden = block(hidden, mask=mask, rotation=rotation, past_key_values=past_key_values, **kwargs)
@@ -240,11 +216,6 @@ class OelmGPTForSequenceClassification(GenericForSequenceClassification, OelmGPT
     """The GPT with a classification head on the last real token."""
 
     base_model_prefix = "transformer"
-
-
-def _causal_bias(length: int, like: Tensor) -> Tensor:
-    bias = torch.full((length, length), torch.finfo(like.dtype).min, dtype=like.dtype, device=like.device)
-    return bias.triu(1)[None, None]
 
 
 AutoConfig.register(OelmGPTConfig.model_type, OelmGPTConfig, exist_ok=True)

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from ..base.files import require_reachable
 from ..config import GPT, RANDOM, ModelConfig
 from ..errors import CheckpointError, ConfigError, OelmError, first_line
-from .gpt import gpt_config
+from .gpt_config import gpt_config
 from .small import require_fields, small_config
 
 # Families that count positions from after the padding token's id: that many of their positions are never used.

@@ -16,6 +16,7 @@ from ..method.apply import install
 from ..method.seal import read_record, refreeze, verify
 from ..method.spec import Method
 from . import gpt
+from .gpt_config import OelmGPTConfig
 from .hf_config import read_hf_config
 from .small import small_model
 
@@ -93,7 +94,7 @@ def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
 def _class_of(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:
     """Return the class that a config's `architectures` names, in transformers or in this project's GPT."""
     names = config.architectures or []
-    module = gpt if config.model_type == gpt.OelmGPTConfig.model_type else transformers
+    module = gpt if config.model_type == OelmGPTConfig.model_type else transformers
     model_class = getattr(module, names[0], None) if len(names) == 1 else None
     if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         raise CheckpointError(

@@ -36,7 +36,8 @@ def build_language_model(config: ModelConfig, vocab_size: int, length: int, seed
     elif is_fresh(config):
         hf_config = build_hf_config(config, vocab_size, length)
         try:
-            model = seeded(seed, lambda: AutoModelForCausalLM.from_config(hf_config))
+            with seeded(seed):
+                model = AutoModelForCausalLM.from_config(hf_config)
         except ValueError as error:
             raise ConfigError(f"model.name {config.name}: {first_line(error)}") from None
     else:
@@ -98,11 +99,9 @@ def build_text_to_text(config: ModelConfig, hf_config: Any, seed: int) -> PreTra
 
 
 def _build(config: ModelConfig, hf_config: Any, auto_class: Any, seed: int) -> PreTrainedModel:
-    def build() -> Any:
-        return auto_class.from_config(hf_config) if is_fresh(config) else _load(config, hf_config, auto_class)
-
     try:
-        model: Any = seeded(seed, build)
+        with seeded(seed):
+            model = auto_class.from_config(hf_config) if is_fresh(config) else _load(config, hf_config, auto_class)
     except (OSError, ValueError, SafetensorError) as error:
         head = "classification" if auto_class is AutoModelForSequenceClassification else "text-to-text"
         raise ConfigError(

@@ -6,7 +6,8 @@ Each is a transformers model of its real class with a small config. Features tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -95,7 +96,8 @@ def require_fields(config: Any, fields: Iterable[str]) -> None:
 def small_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """Return a small random model by name; `changes` override fields of its config."""
     config = small_config(name, **changes)
-    return seeded(seed, lambda: _class_named(SMALL[name][0])(config))
+    with seeded(seed):
+        return _class_named(SMALL[name][0])(config)
 
 
 def _class_named(name: str) -> Any:
@@ -103,8 +105,9 @@ def _class_named(name: str) -> Any:
     return getattr(gpt if hasattr(gpt, name) else transformers, name)
 
 
-def seeded(seed: int, build: Callable[[], Any]) -> Any:
-    """Return what `build` makes, with its random numbers a function of the seed."""
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Make the random numbers in a block a function of the seed, and leave torch's generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build()
+        yield
