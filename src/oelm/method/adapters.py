@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import MethodError
+from .fused import linear
 from .matrices import generator
 from .projections import Replaced
 from .sites import Site, is_adapter, weight_matrix, without_adapter
 from .spec import LORA_ALPHA, OFT_TERMS, Adapter
-
-_INSTALL = "pip install 'oelm[peft]'"
 
 
 class AdapterTarget(NamedTuple):
@@ -30,27 +29,13 @@ class AdapterTarget(NamedTuple):
     path: str
 
 
-def require_peft(adapter: Adapter) -> Any:
-    """Return the package peft, or raise an error that says how to install it."""
-    try:
-        import peft
-    except ImportError as error:
-        raise MethodError(f"adapter {adapter.kind!r} needs the package peft ({error}): {_INSTALL}") from None
-    return peft
-
-
-def adapter_alpha(adapter: Adapter) -> float:
-    """Return LoRA's alpha, or its default where the method names none."""
-    return LORA_ALPHA if adapter.alpha is None else adapter.alpha
-
-
 def describe(model: nn.Module, adapter: Adapter) -> str:
     """Return an adapter in words, with its sizes in this model: 'lora, rank 8, alpha 16, on q, v'."""
     if adapter.kind == "none":
         return ""
     widths = [weight_matrix(module).shape[1] for module in model.modules() if is_adapter(module)]
     sizes = ", ".join(str(size) for size in sorted({adapter.size(width) for width in widths}))
-    shape = f"rank {sizes}, alpha {adapter_alpha(adapter):g}" if adapter.kind == "lora" else f"blocks of {sizes}"
+    shape = f"rank {sizes}, alpha {adapter.alpha or LORA_ALPHA:g}" if adapter.kind == "lora" else f"blocks of {sizes}"
     dropout = f", dropout {adapter.dropout:g}" if adapter.dropout else ""
     return f"{adapter.kind}, {shape}{dropout}, on {', '.join(adapter.targets)}"
 
@@ -69,7 +54,7 @@ def adapter_targets(sites: list[Site], adapter: Adapter) -> list[AdapterTarget]:
     return targets
 
 
-def check_target(module: nn.Module, path: str, adapter: Adapter) -> None:
+def _require_fit(module: nn.Module, path: str, adapter: Adapter) -> None:
     """Raise where the adapter does not fit a matrix; the message names the numbers."""
     rows, width = weight_matrix(module).shape
     size = adapter.size(width)
@@ -89,7 +74,12 @@ def with_adapter(module: nn.Module, path: str, adapter: Adapter, seed: int | Non
 
     Initial values are a function of the seed and the path alone. Without a seed they are left to be loaded.
     """
-    peft = require_peft(adapter)
+    _require_fit(module, path, adapter)
+    try:
+        import peft
+    except ImportError as error:
+        install = "pip install 'oelm[peft]'"
+        raise MethodError(f"adapter {adapter.kind!r} needs the package peft ({error}): {install}") from None
     weight = cast(Tensor, module.weight)
     device = torch.device("meta" if weight.device.type == "meta" else "cpu")
     holder = nn.ModuleDict({"matrix": _stand_in(module, adapter, device)})
@@ -106,7 +96,9 @@ def with_adapter(module: nn.Module, path: str, adapter: Adapter, seed: int | Non
             # peft keeps OFT's indices out of the state dict, and transformers would load uninitialised memory for them.
             part.register_buffer(name, buffer, persistent=True)
     if adapter.kind == "oft" and isinstance(module, Conv1D):  # peft's OFT does not support Conv1D
-        layer.replaced, module = Replaced(module), _as_linear(module)
+        bias = cast("Tensor | None", module.bias)
+        layer.replaced = Replaced(module)
+        module = linear(weight_matrix(module).detach(), None if bias is None else bias.detach().clone(), like=module)
     layer.base_layer = module
     return cast(nn.Module, layer.train(module.training))
 
@@ -151,23 +143,13 @@ def _stand_in(module: nn.Module, adapter: Adapter, device: torch.device) -> nn.M
     return empty.to_empty(device=device)
 
 
-def _as_linear(module: nn.Module) -> nn.Linear:
-    """Return the Linear that computes the same as a Conv1D, trainable where the Conv1D was."""
-    matrix, bias = weight_matrix(module), cast("Tensor | None", module.bias)
-    linear = nn.Linear(matrix.shape[1], matrix.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(matrix.detach().contiguous(), matrix.requires_grad)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
-    return linear.train(module.training)
-
-
 def _peft_config(peft: Any, module: nn.Module, adapter: Adapter) -> Any:
     """Return peft's config of the adapter for one projection."""
     size = adapter.size(weight_matrix(module).shape[1])
     if adapter.kind == "lora":
         return peft.LoraConfig(
             r=size,
-            lora_alpha=adapter_alpha(adapter),
+            lora_alpha=adapter.alpha or LORA_ALPHA,
             lora_dropout=adapter.dropout,
             target_modules=["matrix"],
             fan_in_fan_out=isinstance(module, Conv1D),

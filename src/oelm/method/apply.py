@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import FreezeError, MethodError, ModelError
 from .audit import report_on
-from .changes import compute_changes, require_sealable
+from .changes import carry_out, require_sealable
 from .freeze_report import FreezeReport
 from .plan import plan
 from .seal import Measurements, check_sealed, record_of, seal
@@ -33,8 +33,7 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     operation = plan(model, method)
     for name in frozen_by_rest(model, operation):
         require_sealable(model.get_parameter(name), name)
-    for change in compute_changes(model, operation, seed):
-        change.commit()
+    carry_out(model, operation, seed)
     _give_own_config(model)
     # Nothing changes the model from here on, so what is measured for the seal also serves the check and the report.
     measurements = Measurements()
@@ -45,8 +44,7 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
 
 def install(model: nn.Module, method: Method) -> None:
     """Give a freshly built model a method's structure, with values still to be loaded: the first half of `load`."""
-    for change in compute_changes(model, plan(model, method), seed=None):
-        change.commit()
+    carry_out(model, plan(model, method), seed=None)
 
 
 def outline(model: nn.Module, method: Method) -> nn.Module:
@@ -56,8 +54,7 @@ def outline(model: nn.Module, method: Method) -> nn.Module:
     """
     copied = copy.deepcopy(model)
     operation = plan(copied, method)
-    for change in compute_changes(copied, operation, seed=None):
-        change.commit()
+    carry_out(copied, operation, seed=None)
     names = frozen_names(copied, operation)
     frozen = list(names.always)
     if method.schedule.kind != "freeze":  # that schedule freezes later, during training

@@ -5,7 +5,9 @@ All of it is computed before the first change is made, so an error leaves the mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -13,48 +15,28 @@ from torch import Tensor, nn
 
 from ..errors import MethodError, ModelError
 from . import matrices
-from .adapters import check_target, require_peft, with_adapter
+from .adapters import with_adapter
 from .fused import unfuse
 from .plan import Operation, Target
-from .projections import CoreProjection, IdentityProjection, Replaced, SplitProjection
+from .projections import CoreProjection, IdentityProjection, Replaced
 from .seal import DTYPES
 from .sites import Site, require_projection, weight_matrix, without_adapter
 from .spec import FRESH, KEEPING, Projection
 
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One change, fully computed: a module to put at `owner.name`, or new values for the module that is there."""
-
-    owner: nn.Module
-    name: str
-    module: nn.Module | None = None
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-
-    def commit(self) -> None:
-        """Make the change."""
-        if self.module is not None:
-            setattr(self.owner, self.name, self.module)
-            return
-        # An adapter may have been put around the module by now: the values go into its base layer.
-        module = without_adapter(self.owner.get_submodule(self.name))
-        with torch.no_grad():
-            if self.weight is not None:
-                weight_matrix(module).copy_(self.weight)
-            if self.bias is not None:
-                cast(Tensor, module.bias).copy_(self.bias)
+# One change, fully computed: call it to make it.
+Change = Callable[[], None]
 
 
-def compute_changes(model: nn.Module, operation: Operation, seed: int | None) -> list[Change]:
-    """Return every change of the operation, in the order to make them.
+def carry_out(model: nn.Module, operation: Operation, seed: int | None) -> None:
+    """Compute every change of the operation, and then make them all.
 
     Without a seed no values are computed: the modules are put in place, and their values are loaded later.
     """
-    return _Computation(model, operation, seed).changes()
+    for change in _Computation(model, operation, seed).changes():
+        change()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _NewProjection:
     """A site's Q or K as it is, and the matrix that it gets.
 
@@ -71,7 +53,6 @@ class _NewProjection:
 
     @property
     def bias(self) -> Tensor | None:
-        """Return the projection's bias as it is, or None."""
         return cast("Tensor | None", self.module.bias)
 
 
@@ -81,61 +62,39 @@ class _Computation:
     def __init__(self, model: nn.Module, operation: Operation, seed: int | None) -> None:
         self.model, self.operation, self.method, self.seed = model, operation, operation.method, seed
         # A fused projection is split where the method changes its Q or K or puts an adapter on one of its roles.
-        split_paths = {target.site.fused_path for target in operation.targets if target.role in ("q", "k")}
-        for site, role, _ in operation.adapted:
-            if site.fused is not None and role in site.fused.roles:
-                split_paths.add(site.fused_path)
-        fused = [site for site in operation.sites if site.fused is not None and site.fused_path in split_paths]
-        self.splits = {site.fused_path: _split(model, site) for site in fused}
+        paths = {target.site.fused_path for target in operation.targets if target.role in ("q", "k")}
+        paths |= {site.fused_path for site, role, _ in operation.adapted if site.fused and role in site.fused.roles}
+        self.splits = {
+            site.fused_path: unfuse(_plain_module(model, site.fused_path), site.fused, site.heads, site.kv_heads)
+            for site in operation.sites
+            if site.fused is not None and site.fused_path in paths
+        }
 
     def changes(self) -> list[Change]:
         """Return every change, in the order to make them."""
         # Adapters come first: OFT replaces a Conv1D by a Linear that is a copy, and the new values must go into that.
-        changes = self._adapters()
+        changes: list[Change] = []
+        for site, role, path in self.operation.adapted:
+            owner, name, module = self._find(site, role, path)
+            layer = with_adapter(module, path, self.method.adapter, self.seed)
+            changes.append(partial(setattr, owner, name, layer))
         for site in self.operation.sites:
             targets = {target.path: target for target in self.operation.targets if target.site == site}
             changes += [self._feed_forward(target) for target in targets.values() if target.role.startswith("ffn")]
             changes += self._attention(site, [targets[site.roles[r]] for r in ("q", "k") if site.roles[r] in targets])
-        for path, split in self.splits.items():
-            owner, name = _owner(self.model, path)
-            changes.append(Change(owner=owner, name=name, module=split))
-        return changes
-
-    def _adapters(self) -> list[Change]:
-        """Return the changes that put adapters in place."""
-        adapter = self.method.adapter
-        if adapter.kind == "none":
-            return []
-        require_peft(adapter)
-        changes = []
-        for site, role, path in self.operation.adapted:
-            owner, name = self._location(site, role, path)
-            module = owner.get_submodule(name)
-            _require_plain(module, path)
-            check_target(module, path, adapter)
-            changes.append(Change(owner=owner, name=name, module=with_adapter(module, path, adapter, self.seed)))
-        return changes
+        return changes + [partial(self.model.set_submodule, path, split) for path, split in self.splits.items()]
 
     def _feed_forward(self, target: Target) -> Change:
-        """Return the change that sets a feed-forward matrix in place."""
-        owner, name = _owner(self.model, target.path)
-        module = owner.get_submodule(name)
-        _require_plain(module, target.path)
-        return Change(owner=owner, name=name, weight=_new_matrix(module, target, self.seed)[1])
+        owner, name, module = self._find(target.site, target.role, target.path)
+        return partial(_set_values, owner, name, _new_matrix(module, target, self.seed)[1])
 
     def _attention(self, site: Site, targets: list[Target]) -> list[Change]:
         """Return the changes of a site's Q and K. Both are made first: a core on Q may need K's coefficient."""
         projections = []
         for target in targets:
-            owner, name = self._location(site, target.role, target.path)
-            module = owner.get_submodule(name)
-            _require_plain(module, target.path)
+            owner, name, module = self._find(site, target.role, target.path)
             coefficient, matrix = _new_matrix(module, target, self.seed)
-            projections.append(
-                _NewProjection(
-                    target=target, owner=owner, name=name, module=module, coefficient=coefficient, matrix=matrix
-                )
-            )
+            projections.append(_NewProjection(target, owner, name, module, coefficient, matrix))
         key_coefficient = next((p.coefficient for p in projections if p.target.role == "k"), None)
         return [self._projection(projection, key_coefficient) for projection in projections]
 
@@ -150,16 +109,19 @@ class _Computation:
         if target.role in self.operation.core_sides:
             # With the core on Q alone, what was split off K moves to Q's side.
             moved = key_coefficient if self.operation.core_sides == ("q",) else None
+            if moved is not None:  # one matrix per query head, from one per key head
+                moved = moved.repeat_interleave(target.site.heads // target.site.kv_heads, dim=0).mT
             core = self._initial_core(new, moved)
             if bias is not None and moved is not None:
-                bias = _through_key(bias, moved, target.site)
-            return Change(owner=new.owner, name=new.name, module=_core_projection(new, identity, core, bias))
+                by_head = bias.to("cpu", moved.dtype).view(target.site.heads, target.site.d_head, 1)
+                bias = (moved @ by_head).reshape(-1)
+            return partial(setattr, new.owner, new.name, _core_projection(new, identity, core, bias))
         if identity is not None:
-            return Change(owner=new.owner, name=new.name, module=identity)
+            return partial(setattr, new.owner, new.name, identity)
         if self.method.core == "matrix" and target.role == "k" and bias is not None:
             # It would add the same number to every score of a row, which the softmax cancels.
             bias = torch.zeros_like(bias)
-        return Change(owner=new.owner, name=new.name, weight=new.matrix, bias=bias)
+        return partial(_set_values, new.owner, new.name, new.matrix, bias)
 
     def _initial_core(self, new: _NewProjection, moved: Tensor | None) -> Tensor:
         """Return a core's first value: where the basis was split off the weights, the one that restores the function.
@@ -178,16 +140,37 @@ class _Computation:
             return matrices.orthogonal(heads * d_head, size, heads // target.reach, rng).view(-1, size, size)
         core = torch.eye(d_head).repeat(heads, 1, 1) if new.coefficient is None else new.coefficient
         if moved is not None:
-            core = _per_query_head(moved, site).mT @ core
+            core = moved @ core
         # Heads that share a core get one matrix with their own cores as blocks on its diagonal.
         by_group = core.view(-1, target.reach, d_head, d_head)
         block_diagonal = torch.eye(target.reach, dtype=core.dtype)[None, :, None, :, None] * by_group[:, :, :, None, :]
         return block_diagonal.reshape(-1, size, size)
 
-    def _location(self, site: Site, role: str, path: str) -> tuple[nn.Module, str]:
-        """Return (owner, name) of a role's projection: in the model, or in what its fused one is split into."""
+    def _find(self, site: Site, role: str, path: str) -> tuple[nn.Module, str, nn.Module]:
+        """Return (owner, name, module) of a role's projection: in the model, or in what its fused one is split into."""
         split = self.splits.get(site.fused_path)
-        return (split, role) if split is not None and role in split.parts else _owner(self.model, path)
+        if split is not None and role in split.parts:
+            return split, role, split.get_submodule(role)
+        parent, _, name = path.rpartition(".")
+        return self.model.get_submodule(parent), name, _plain_module(self.model, path)
+
+
+def _set_values(owner: nn.Module, name: str, weight: Tensor | None, bias: Tensor | None = None) -> None:
+    # An adapter may have been put around the module by now: the values go into its base layer.
+    module = without_adapter(owner.get_submodule(name))
+    with torch.no_grad():
+        if weight is not None:
+            weight_matrix(module).copy_(weight)
+        if bias is not None:
+            cast(Tensor, module.bias).copy_(bias)
+
+
+def _plain_module(model: nn.Module, path: str) -> nn.Module:
+    """Return the projection at a path. Raise where it cannot be set and sealed."""
+    module = model.get_submodule(path)
+    require_projection(module, path)
+    require_sealable(cast(Tensor, module.weight), f"{path}.weight")
+    return module
 
 
 def require_sealable(tensor: Tensor, name: str) -> None:
@@ -246,17 +229,6 @@ def _new_bias(bias: Tensor, target: Target) -> Tensor:
     return bias.detach().clone() * target.spec.scale
 
 
-def _through_key(bias: Tensor, key_coefficient: Tensor, site: Site) -> Tensor:
-    """Return the query's bias as seen through the key's coefficient, which moved to the query's side."""
-    by_head = bias.to("cpu", key_coefficient.dtype).view(site.heads, site.d_head, 1)
-    return (_per_query_head(key_coefficient, site).mT @ by_head).reshape(-1)
-
-
-def _per_query_head(per_key_head: Tensor, site: Site) -> Tensor:
-    """Return one matrix per query head, given one per key head."""
-    return per_key_head.repeat_interleave(site.heads // site.kv_heads, dim=0)
-
-
 def _core_projection(
     new: _NewProjection, identity: IdentityProjection | None, core: Tensor, bias: Tensor | None
 ) -> CoreProjection:
@@ -275,22 +247,3 @@ def _core_projection(
         basis = parameter(old.clone() if new.matrix is None else new.matrix)
         built = CoreProjection(basis, parameter(core), None if bias is None else parameter(bias), replaced)
     return built.train(new.module.training)
-
-
-def _split(model: nn.Module, site: Site) -> SplitProjection:
-    """Return the site's fused projection taken apart; the model still has it as it was."""
-    assert site.fused is not None
-    module = model.get_submodule(site.fused_path)
-    _require_plain(module, site.fused_path)
-    return unfuse(module, site.fused, site.heads, site.kv_heads)
-
-
-def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
-    """Return (parent module, name within it) of a module's path."""
-    parent, _, name = path.rpartition(".")
-    return model.get_submodule(parent), name
-
-
-def _require_plain(module: nn.Module, path: str) -> None:
-    require_projection(module, path)
-    require_sealable(cast(Tensor, module.weight), f"{path}.weight")

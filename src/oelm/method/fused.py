@@ -14,24 +14,19 @@ from torch import Tensor, nn
 from ..errors import ModelError
 from .families import Fused
 from .projections import Replaced, SplitProjection
-from .sites import is_projection, weight_matrix
+from .sites import require_projection, weight_matrix
 
 Layout = Literal["blocks", "groups"]
 
 
 def unfuse(module: nn.Module, fused: Fused, heads: int, kv_heads: int) -> SplitProjection:
     """Return the separate projections of a fused one, each a Linear with its own rows of the weight and bias."""
-    if not is_projection(module):
-        raise ModelError(
-            f"{fused.path} is a {type(module).__name__}, not a plain Linear or Conv1D: it cannot be unfused"
-        )
+    require_projection(module, fused.path)
     weight, bias = weight_matrix(module), cast("Tensor | None", module.bias)
     layout = cast(Layout, fused.layout)
-    rows = _rows(weight.shape[0], fused.roles, layout, heads, kv_heads)
     parts: dict[str, nn.Module] = {}
-    for role, index in rows.items():
-        index = index.to(weight.device) if weight.device.type != "meta" else index
-        parts[role] = _linear(_take(weight, index), None if bias is None else _take(bias, index), like=module)
+    for role, index in _rows(weight.shape[0], fused.roles, layout, heads, kv_heads).items():
+        parts[role] = linear(_take(weight, index), None if bias is None else _take(bias, index), like=module)
     return SplitProjection(parts, layout, kv_heads, Replaced(module))
 
 
@@ -73,14 +68,14 @@ def _take(tensor: Tensor, index: Tensor) -> Tensor:
     """Return a copy of some rows of a tensor; on the meta device, which has no values, only its shape."""
     if tensor.device.type == "meta":
         return tensor.new_empty(len(index), *tensor.shape[1:])
-    return tensor.detach()[index]
+    return tensor.detach()[index.to(tensor.device)]
 
 
-def _linear(weight: Tensor, bias: Tensor | None, like: nn.Module) -> nn.Linear:
+def linear(weight: Tensor, bias: Tensor | None, like: nn.Module) -> nn.Linear:
     """Return a Linear that owns these tensors, trainable where the module it comes from was."""
     rows, width = weight.shape
-    linear = nn.Linear(width, rows, bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight.contiguous(), cast(Tensor, like.weight).requires_grad)
+    module = nn.Linear(width, rows, bias=bias is not None, device="meta")
+    module.weight = nn.Parameter(weight.contiguous(), cast(Tensor, like.weight).requires_grad)
     if bias is not None:
-        linear.bias = nn.Parameter(bias.contiguous(), cast(Tensor, like.bias).requires_grad)
-    return linear.train(like.training)
+        module.bias = nn.Parameter(bias.contiguous(), cast(Tensor, like.bias).requires_grad)
+    return module.train(like.training)

@@ -119,15 +119,10 @@ def weight_matrix(module: nn.Module) -> Tensor:
     return weight.T if isinstance(module, Conv1D) else weight
 
 
-def is_projection(module: nn.Module) -> bool:
-    """Return True for a plain matrix product, safe to set and freeze: not quantised, not an adapter's wrapper."""
-    # The exact type counts: quantised and adapter layers subclass Linear. Falcon's Linear only adds its bias later.
-    return type(module) in (nn.Linear, Conv1D) or type(module).__name__ == "FalconLinear"
-
-
 def require_projection(module: nn.Module, path: str) -> None:
-    """Raise for a module that is no projection."""
-    if not is_projection(module):
+    """Raise unless the module is a plain matrix product, safe to set and freeze: not quantised, not an adapter's."""
+    # The exact type counts: quantised and adapter layers subclass Linear. Falcon's Linear only adds its bias later.
+    if type(module) not in (nn.Linear, Conv1D) and type(module).__name__ != "FalconLinear":
         kind = f"{type(module).__module__}.{type(module).__qualname__}"  # quantised layers may be called Linear too
         raise ModelError(
             f"{path} is a {kind}, not a plain Linear or Conv1D: quantised, or wrapped by an adapter? "
