@@ -189,7 +189,7 @@ def test_every_matrix_of_a_block_has_a_role(name):
     """Only tables of relative positions and their projections have no role."""
     model = small_model(name)
     _, sites = find_sites(model)
-    named = {path for site in sites for path in (*site.roles.values(), *(p for _, p in site.feed_forward()))}
+    named = {path for site in sites for path in (*site.roles.values(), *(p for _, p in site.feed_forward))}
     named |= {site.fused_path for site in sites if site.fused}
     blocks = {site.block for site in sites}
     for path, parameter in model.named_parameters():

@@ -102,7 +102,7 @@ def test_unfused_parts_keep_requires_grad_of_the_fused_projection():
 
 
 def test_only_plain_linears_are_unfused_and_fused():
-    with pytest.raises(oelm.ModelError, match="qkv is a .*Bilinear, not a plain Linear"):
+    with pytest.raises(oelm.ModelError, match=r"qkv is a .*Bilinear, not a plain Linear"):
         unfuse(nn.Bilinear(4, 4, 12), Fused("qkv"), heads=2, kv_heads=2)
     with pytest.raises(oelm.ModelError, match="13 rows"):
         unfuse(nn.Linear(4, 13), Fused("qkv"), heads=2, kv_heads=2)

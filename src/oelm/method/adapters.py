@@ -46,7 +46,7 @@ def adapter_targets(sites: list[Site], adapter: Adapter) -> list[AdapterTarget]:
         return []
     targets: list[AdapterTarget] = []
     for site in sites:
-        matrices = [*site.roles.items(), *site.feed_forward()]
+        matrices = [*site.roles.items(), *site.feed_forward]
         targets += [AdapterTarget(site, role, path) for role, path in matrices if role in adapter.targets]
     absent = [role for role in adapter.targets if role not in {target.role for target in targets}]
     if absent:

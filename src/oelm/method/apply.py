@@ -28,8 +28,9 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise MethodError(f"seed must be a whole number from 0, not {seed!r}")
     check_operable(model)
-    if record_of(model) is not None:
-        return _verify_applied(model, method, seed)
+    record = record_of(model)
+    if record is not None:
+        return _verify_applied(model, record, method, seed)
     operation = plan(model, method)
     for name in frozen_by_rest(model, operation):
         require_sealable(model.get_parameter(name), name)
@@ -55,11 +56,8 @@ def outline(model: nn.Module, method: Method) -> nn.Module:
     copied = copy.deepcopy(model)
     operation = plan(copied, method)
     carry_out(copied, operation, seed=None)
-    names = frozen_names(copied, operation)
-    frozen = list(names.always)
-    if method.schedule.kind != "freeze":  # that schedule freezes later, during training
-        frozen += [name for target in operation.targets if target.spec.frozen for name in names.by_matrix[target.path]]
-    for name in frozen:
+    by_matrix, always = frozen_names(copied, operation)
+    for name in [*always, *(name for path in operation.frozen_at_start for name in by_matrix[path])]:
         copied.get_parameter(name).requires_grad_(False)
     return copied
 
@@ -93,10 +91,8 @@ def check_operable(model: nn.Module) -> None:
         raise ModelError(f"{on_meta[0]} is on the meta device, without values: load the model's weights first")
 
 
-def _verify_applied(model: nn.Module, method: Method, seed: int) -> FreezeReport:
+def _verify_applied(model: nn.Module, record: dict[str, Any], method: Method, seed: int) -> FreezeReport:
     """Return the report of a model that has this method already. Raise if it has another one, or was damaged since."""
-    record = record_of(model)
-    assert record is not None
     applied = Method.load(record["method"])
     if applied != method or record["seed"] != seed:
         raise ModelError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -26,11 +26,10 @@ def audit(model: nn.Module) -> FreezeReport:
     return report_on(model, find_sites(model)[1], Measurements())
 
 
-def report_on(model: nn.Module, sites: Iterable[Site], measurements: Measurements) -> FreezeReport:
+def report_on(model: nn.Module, sites: Sequence[Site], measurements: Measurements) -> FreezeReport:
     """Return the freeze report of a model without a wrapper, given its sites and what was measured of it already."""
-    sites = list(sites)
     record = record_of(model)
-    rows = _Rows(model, record["matrices"] if record else {}, measurements)
+    matrices = record["matrices"] if record else {}
     parameters = {id(p): p for p in model.parameters()}
     blocks = block_parameters(model, sites)
     method = Method.load(record["method"] if record else "baseline")
@@ -39,7 +38,7 @@ def report_on(model: nn.Module, sites: Iterable[Site], measurements: Measurement
         model=type(model).__name__,
         method=method.name,
         seed=record["seed"] if record else None,
-        rows=tuple(row for site in sites for row in rows.of_site(site)),
+        rows=tuple(row for site in sites for row in _rows(model, site, matrices, measurements)),
         total=_size(parameters.values()),
         trainable=_size(p for p in parameters.values() if p.requires_grad),
         buffers=_size({id(b): b for b in model.buffers()}.values()),
@@ -53,35 +52,24 @@ def report_on(model: nn.Module, sites: Iterable[Site], measurements: Measurement
     )
 
 
-class _Rows:
-    """Makes the report's rows from the model, the record's entries for its matrices and the measurements."""
-
-    def __init__(self, model: nn.Module, matrices: dict[str, Any], measurements: Measurements) -> None:
-        self._model, self._matrices, self._measurements = model, matrices, measurements
-
-    def of_site(self, site: Site) -> list[MatrixRow]:
-        """Return the rows of one site, each parameter counted in one of them."""
-        rows = []
-        counted: set[int] = set()
-        for role, path in (*site.roles.items(), *site.feed_forward()):
-            try:
-                module = self._model.get_submodule(path)
-            except AttributeError:  # still fused: one row for the whole projection, in the place of its first role
-                if site.fused is None or role != site.fused.roles[0]:
-                    continue
-                role, path = "+".join(site.fused.roles), site.fused_path
-                module = self._model.get_submodule(path)
-            parameters = {id(p): p for p in module.parameters() if id(p) not in counted}
-            counted |= set(parameters)
-            rows.append(self._row(site, role, path, parameters.values()))
-        return rows
-
-    def _row(self, site: Site, role: str, path: str, parameters: Collection[nn.Parameter]) -> MatrixRow:
-        module, matrix = self._model.get_submodule(path), self._matrices.get(path, {})
+def _rows(model: nn.Module, site: Site, matrices: dict[str, Any], measurements: Measurements) -> Iterator[MatrixRow]:
+    """Yield the rows of one site, each parameter counted in one of them, given the record's entries for matrices."""
+    counted: set[int] = set()
+    for role, path in (*site.roles.items(), *site.feed_forward):
+        try:
+            module = model.get_submodule(path)
+        except AttributeError:  # still fused: one row for the whole projection, in the place of its first role
+            if site.fused is None or role != site.fused.roles[0]:
+                continue
+            role, path = "+".join(site.fused.roles), site.fused_path
+            module = model.get_submodule(path)
+        parameters = [p for p in module.parameters() if id(p) not in counted]
+        counted |= {id(p) for p in parameters}
+        matrix = matrices.get(path, {})
         weight = getattr(without_adapter(module), "weight", None)
         has_matrix = isinstance(weight, Tensor) and weight.numel() > 0
         orthonormal = has_matrix and matrix.get("orthonormal_blocks") is not None
-        return MatrixRow(
+        yield MatrixRow(
             kind=site.kind,
             layer=site.label,
             role=role,
@@ -90,11 +78,10 @@ class _Rows:
             shape=tuple(weight_matrix(module).shape) if has_matrix else (),
             frozen=_size(p for p in parameters if not p.requires_grad),
             trainable=_size(p for p in parameters if p.requires_grad),
-            orthogonality_error=self._measurements.orthogonality_error(path, module, matrix) if orthonormal else None,
-            sha256=self._measurements.content_hash(cast(Tensor, weight)) if has_matrix else None,
+            orthogonality_error=measurements.orthogonality_error(path, module, matrix) if orthonormal else None,
+            sha256=measurements.content_hash(cast(Tensor, weight)) if has_matrix else None,
         )
 
 
 def _size(tensors: Iterable[Tensor]) -> int:
-    """Return the number of elements of all tensors together."""
     return sum(tensor.numel() for tensor in tensors)

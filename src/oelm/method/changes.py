@@ -36,7 +36,7 @@ def carry_out(model: nn.Module, operation: Operation, seed: int | None) -> None:
         change()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _NewProjection:
     """A site's Q or K as it is, and the matrix that it gets.
 
@@ -94,14 +94,22 @@ class _Computation:
         for target in targets:
             owner, name, module = self._find(site, target.role, target.path)
             coefficient, matrix = _new_matrix(module, target, self.seed)
-            projections.append(_NewProjection(target, owner, name, module, coefficient, matrix))
+            projections.append(
+                _NewProjection(
+                    target=target, owner=owner, name=name, module=module, coefficient=coefficient, matrix=matrix
+                )
+            )
         key_coefficient = next((p.coefficient for p in projections if p.target.role == "k"), None)
         return [self._projection(projection, key_coefficient) for projection in projections]
 
     def _projection(self, new: _NewProjection, key_coefficient: Tensor | None) -> Change:
         """Return the change of one Q or K: an identity, a core after a basis, or new values in place."""
         target = new.target
-        bias = None if new.bias is None or self.seed is None else _new_bias(new.bias, target)
+        bias = None
+        if new.bias is not None and self.seed is not None:
+            assert isinstance(target.spec, Projection)
+            old = new.bias.detach()
+            bias = torch.zeros_like(old) if target.spec.init in FRESH else old * target.spec.scale
         identity = None
         if target.spec.init == "identity":
             rows = target.site.heads_of(target.role) * target.site.d_head
@@ -219,14 +227,6 @@ def _all_finite(tensor: Tensor) -> bool:
     """Return True when no value is infinite or not a number. The extremes show it, and need no copy of the tensor."""
     low, high = tensor.aminmax()
     return bool(low.isfinite() and high.isfinite())
-
-
-def _new_bias(bias: Tensor, target: Target) -> Tensor:
-    """Return the bias beside a new Q or K matrix: zero beside a fresh one, else the old one times the scale."""
-    assert isinstance(target.spec, Projection)
-    if target.spec.init in FRESH:
-        return torch.zeros_like(bias)
-    return bias.detach().clone() * target.spec.scale
 
 
 def _core_projection(

@@ -48,7 +48,9 @@ def identity(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tenso
 
 def hadamard(rows: int, width: int, blocks: int, rng: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return randomised Hadamard blocks: random rows of the transform in random order, with random signs on columns."""
-    per_block = _rows_per_block(rows, width, blocks)
+    per_block = _rows_per_block(rows, blocks)
+    if per_block > width:
+        raise MethodError(f"{per_block} rows of width {width} cannot be orthonormal")
     transform = hadamard_matrix(width, dtype)
     parts = []
     for _ in range(blocks):
@@ -114,19 +116,14 @@ def orthogonality_error(weight: Tensor, heads: int) -> float:
 def _split(weight: Tensor, blocks: int) -> tuple[Tensor, bool]:
     """Return (blocks, rows per block, width) and whether a block is taller than wide."""
     rows, width = weight.shape
-    if rows % blocks:
-        raise MethodError(f"{rows} rows cannot be cut into {blocks} heads of equal size")
-    per_block = rows // blocks
+    per_block = _rows_per_block(rows, blocks)
     return weight.reshape(blocks, per_block, width), per_block > width
 
 
-def _rows_per_block(rows: int, width: int, blocks: int) -> int:
-    """Return the rows of a block. Raise where the rows cannot be split or a block cannot have orthonormal rows."""
+def _rows_per_block(rows: int, blocks: int) -> int:
     per_block, rest = divmod(rows, blocks)
     if rest:
         raise MethodError(f"{rows} rows cannot be cut into {blocks} heads of equal size")
-    if per_block > width:
-        raise MethodError(f"{per_block} rows of width {width} cannot be orthonormal")
     return per_block
 
 

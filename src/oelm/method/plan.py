@@ -11,7 +11,7 @@ from ..errors import MethodError
 from .adapters import AdapterTarget, adapter_targets
 from .families import Family
 from .matrices import hadamard_seed
-from .sites import Site, find_sites
+from .sites import Site, find_sites, weight_matrix
 from .spec import FACTORED, KEEPING, ORTHONORMAL, FeedForward, Method, Projection
 
 # A share counts as reached to half a percentage point: biases and norms stay trained, so round shares (Q/K and all of
@@ -57,6 +57,12 @@ class Operation:
     adapted: tuple[AdapterTarget, ...]
     core_sides: tuple[str, ...]
 
+    @property
+    def frozen_at_start(self) -> list[str]:
+        """Return the paths of the matrices that are frozen at once; the schedule 'freeze' does it during training."""
+        later = self.method.schedule.kind == "freeze"
+        return [] if later else [target.path for target in self.targets if target.spec.frozen]
+
 
 def plan(model: nn.Module, method: Method) -> Operation:
     """Return what the method does to the model. Raise when it does not fit the model or would touch nothing."""
@@ -69,20 +75,16 @@ def plan(model: nn.Module, method: Method) -> Operation:
         for role in ("q", "k"):
             targets += _projection_target(site, role, method, scores_are_scaled, reach if role in sides else 1)
         if not method.ffn.untouched:
-            targets += [Target(site=site, role=role, path=path, spec=method.ffn) for role, path in site.feed_forward()]
+            targets += [Target(site=site, role=role, path=path, spec=method.ffn) for role, path in site.feed_forward]
     if not method.ffn.untouched and not any(target.role.startswith("ffn") for target in targets):
         raise MethodError("the method sets the feed-forward matrices, but the chosen attentions' blocks name none")
     for target in targets:
         check(family, target, method)
     if method.freeze_ratio is not None:
         targets = _up_to_share(model, sites, targets, method.freeze_ratio)
+    adapted = tuple(adapter_targets(chosen, method.adapter))
     return Operation(
-        method=method,
-        family=family,
-        sites=tuple(sites),
-        targets=tuple(targets),
-        adapted=tuple(adapter_targets(chosen, method.adapter)),
-        core_sides=sides,
+        method=method, family=family, sites=tuple(sites), targets=tuple(targets), adapted=adapted, core_sides=sides
     )
 
 
@@ -157,17 +159,8 @@ def _projection_target(site: Site, role: str, method: Method, scores_are_scaled:
         factor *= float(site.d_head**-0.5)
     heads = site.heads_of(role)
     blocks = 1 if spec.scope == "global" else heads
-    return [
-        Target(
-            site=site,
-            role=role,
-            path=site.roles[role],
-            spec=spec,
-            blocks=blocks,
-            factor=factor,
-            reach=reach or heads,
-        )
-    ]
+    path, reach = site.roles[role], reach or heads
+    return [Target(site=site, role=role, path=path, spec=spec, blocks=blocks, factor=factor, reach=reach)]
 
 
 def check(family: Family, target: Target, method: Method) -> None:
@@ -211,7 +204,10 @@ def _check_orthonormal(where: str, rows: int, site: Site, spec: Projection) -> N
 
 
 def _up_to_share(model: nn.Module, sites: list[Site], targets: list[Target], ratio: float | str) -> list[Target]:
-    """Return the first targets, in freezing order, whose weights make up the share of the blocks' parameters."""
+    """Return the first targets, in freezing order, whose weights make up the share of the blocks' parameters.
+
+    Biases are not counted: a share is a share of matrices.
+    """
     ordered = sorted(targets, key=lambda target: (_FREEZING_ORDER[target.role], -target.site.layer))
     if ratio == "qk":
         return [target for target in ordered if target.role in ("q", "k")]
@@ -221,7 +217,10 @@ def _up_to_share(model: nn.Module, sites: list[Site], targets: list[Target], rat
     for target in ordered:
         if frozen / blocks >= enough:
             break
-        frozen += _weight_count(target, model)
+        if target.role in ("q", "k"):  # the matrix may still be part of a fused one
+            frozen += target.site.heads_of(target.role) * target.site.d_head * target.site.width
+        else:
+            frozen += weight_matrix(model.get_submodule(target.path)).numel()
         taken.append(target)
     if frozen / blocks < enough:
         raise MethodError(
@@ -229,11 +228,3 @@ def _up_to_share(model: nn.Module, sites: list[Site], targets: list[Target], rat
             "of the blocks' parameters; ask for less"
         )
     return taken
-
-
-def _weight_count(target: Target, model: nn.Module) -> int:
-    """Return the number of weights of a target, its bias not counted: a share is a share of matrices."""
-    if target.role in ("q", "k"):  # the matrix may still be part of a fused one
-        return target.site.heads_of(target.role) * target.site.d_head * target.site.width
-    weight = model.get_submodule(target.path).weight
-    return int(weight.numel())  # type: ignore[operator]

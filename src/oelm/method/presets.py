@@ -6,7 +6,7 @@ can come before `spec`. A new preset is one entry in each of the two tables.
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
 _QR = {"init": "qr", "frozen": True}
@@ -20,58 +20,54 @@ def _both(projection: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"q": projection, "k": projection, **fields}
 
 
-PRESET_FIELDS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
-    {
-        "baseline": {},
-        "oelm-freeze": _both(_QR),
-        "oelm-random-orthogonal": _both(_FRESH),
-        "oelm-polar": _both({"init": "polar", "frozen": True}),
-        "oelm-nofreeze": _both({"init": "qr"}),
-        "oelm-random": _both({"init": "gaussian", "std": 0.02, "frozen": True}),
-        "oelm-random-matched": _both({"init": "gaussian", "std": "matched", "frozen": True}),
-        "random-nofreeze": _both({"init": "gaussian", "std": 0.02}),
-        "oelm-global": _both({"init": "qr", "scope": "global", "frozen": True}),
-        "oelm-qk-ffn": _both(_QR, ffn=_QR),
-        "oelm-ffn": {"ffn": _QR},
-        "freeze-pretrained": _both({"init": "pretrained", "frozen": True}),
-        "oelm-exact": _both(_QR, core="matrix"),
-        "oelm-core": _both(_FRESH, core="matrix"),
-        "identity-core": _both(_SLICE, core="matrix"),
-        "identity-wide": _both(_SLICE, core="matrix", reach="first:2"),
-        "identity-query": {"q": _DOUBLED_SLICE},
-        "identity-key": {"k": _DOUBLED_SLICE},
-        "lora": {"rest": "head", "adapter": {"kind": "lora"}},
-        "oft": {"rest": "head", "adapter": {"kind": "oft"}},
-        "bitfit": {"rest": "biases"},
-        "last-layers": {"rest": "last:2"},
-        "head-only": {"rest": "head"},
-    }
-)
+PRESET_FIELDS: Mapping[str, dict[str, Any]] = {
+    "baseline": {},
+    "oelm-freeze": _both(_QR),
+    "oelm-random-orthogonal": _both(_FRESH),
+    "oelm-polar": _both({"init": "polar", "frozen": True}),
+    "oelm-nofreeze": _both({"init": "qr"}),
+    "oelm-random": _both({"init": "gaussian", "std": 0.02, "frozen": True}),
+    "oelm-random-matched": _both({"init": "gaussian", "std": "matched", "frozen": True}),
+    "random-nofreeze": _both({"init": "gaussian", "std": 0.02}),
+    "oelm-global": _both({"init": "qr", "scope": "global", "frozen": True}),
+    "oelm-qk-ffn": _both(_QR, ffn=_QR),
+    "oelm-ffn": {"ffn": _QR},
+    "freeze-pretrained": _both({"init": "pretrained", "frozen": True}),
+    "oelm-exact": _both(_QR, core="matrix"),
+    "oelm-core": _both(_FRESH, core="matrix"),
+    "identity-core": _both(_SLICE, core="matrix"),
+    "identity-wide": _both(_SLICE, core="matrix", reach="first:2"),
+    "identity-query": {"q": _DOUBLED_SLICE},
+    "identity-key": {"k": _DOUBLED_SLICE},
+    "lora": {"rest": "head", "adapter": {"kind": "lora"}},
+    "oft": {"rest": "head", "adapter": {"kind": "oft"}},
+    "bitfit": {"rest": "biases"},
+    "last-layers": {"rest": "last:2"},
+    "head-only": {"rest": "head"},
+}
 
-ABOUT: MappingProxyType[str, str] = MappingProxyType(
-    {
-        "baseline": "nothing changed",
-        "oelm-freeze": "Q and K orthonormal per head (QR of the weights as they are), frozen",
-        "oelm-random-orthogonal": "fresh random orthogonal Q and K, frozen, whatever was loaded",
-        "oelm-polar": "Q and K replaced by the nearest matrices with orthonormal rows per head, frozen",
-        "oelm-nofreeze": "as oelm-freeze, trainable",
-        "oelm-random": "Gaussian Q and K with std 0.02, frozen",
-        "oelm-random-matched": "Gaussian Q and K with rows as long as orthonormal ones, frozen: the fair control",
-        "random-nofreeze": "Gaussian Q and K with std 0.02, trainable: wipes a pretrained model's Q and K",
-        "oelm-global": "one QR over all heads, frozen",
-        "oelm-qk-ffn": "Q, K and both feed-forward matrices orthonormal, frozen",
-        "oelm-ffn": "both feed-forward matrices orthonormal, frozen; Q and K trained",
-        "freeze-pretrained": "the loaded Q and K, frozen as they are",
-        "oelm-exact": "pretrained: QR bases frozen, a core per head trained, the model's function unchanged at step 0",
-        "oelm-core": "from scratch: random orthogonal bases frozen, a core per head trained",
-        "identity-core": "each head's query and key are its slice of the hidden state; a core per head trained between",
-        "identity-wide": "as identity-core, with a core over all heads in the first 2 layers",
-        "identity-query": "each head's query is its slice of the hidden state, times 2; Key trained",
-        "identity-key": "each head's key is its slice of the hidden state, times 2; Query trained",
-        "lora": "LoRA of rank 8 on Q and V, and the task's head; all else frozen (needs peft)",
-        "oft": "OFT: rotations in blocks of 32 before Q and V, and the task's head; all else frozen (needs peft)",
-        "bitfit": "BitFit: biases and the task's head; all else frozen",
-        "last-layers": "the last 2 blocks and the head; all else frozen",
-        "head-only": "the head alone; all else frozen",
-    }
-)
+ABOUT: Mapping[str, str] = {
+    "baseline": "nothing changed",
+    "oelm-freeze": "Q and K orthonormal per head (QR of the weights as they are), frozen",
+    "oelm-random-orthogonal": "fresh random orthogonal Q and K, frozen, whatever was loaded",
+    "oelm-polar": "Q and K replaced by the nearest matrices with orthonormal rows per head, frozen",
+    "oelm-nofreeze": "as oelm-freeze, trainable",
+    "oelm-random": "Gaussian Q and K with std 0.02, frozen",
+    "oelm-random-matched": "Gaussian Q and K with rows as long as orthonormal ones, frozen: the fair control",
+    "random-nofreeze": "Gaussian Q and K with std 0.02, trainable: wipes a pretrained model's Q and K",
+    "oelm-global": "one QR over all heads, frozen",
+    "oelm-qk-ffn": "Q, K and both feed-forward matrices orthonormal, frozen",
+    "oelm-ffn": "both feed-forward matrices orthonormal, frozen; Q and K trained",
+    "freeze-pretrained": "the loaded Q and K, frozen as they are",
+    "oelm-exact": "pretrained: QR bases frozen, a core per head trained, the model's function unchanged at step 0",
+    "oelm-core": "from scratch: random orthogonal bases frozen, a core per head trained",
+    "identity-core": "each head's query and key are its slice of the hidden state; a core per head trained between",
+    "identity-wide": "as identity-core, with a core over all heads in the first 2 layers",
+    "identity-query": "each head's query is its slice of the hidden state, times 2; Key trained",
+    "identity-key": "each head's key is its slice of the hidden state, times 2; Query trained",
+    "lora": "LoRA of rank 8 on Q and V, and the task's head; all else frozen (needs peft)",
+    "oft": "OFT: rotations in blocks of 32 before Q and V, and the task's head; all else frozen (needs peft)",
+    "bitfit": "BitFit: biases and the task's head; all else frozen",
+    "last-layers": "the last 2 blocks and the head; all else frozen",
+    "head-only": "the head alone; all else frozen",
+}

@@ -53,10 +53,7 @@ class CoreProjection(nn.Module):
     The basis is a frozen weight, or an IdentityProjection, which has none.
     """
 
-    weight: Tensor
-    core: nn.Parameter
     bias: nn.Parameter | None
-    identity: IdentityProjection | None
 
     def __init__(
         self,
@@ -108,11 +105,7 @@ class SplitProjection(nn.Module):
     """Separate projections in place of a fused one, with their outputs in the order of the fused one's."""
 
     def __init__(
-        self,
-        parts: dict[str, nn.Module],
-        layout: Literal["blocks", "groups"],
-        kv_heads: int,
-        replaced: Replaced,
+        self, parts: dict[str, nn.Module], layout: Literal["blocks", "groups"], kv_heads: int, replaced: Replaced
     ) -> None:
         super().__init__()
         self.parts, self.layout, self.kv_heads, self.replaced = tuple(parts), layout, kv_heads, replaced

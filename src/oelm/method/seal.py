@@ -8,6 +8,7 @@ flipped bit cannot hide behind rounding.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -106,7 +107,7 @@ def seal(model: nn.Module, operation: Operation, seed: int, measurements: Measur
     There, save_pretrained keeps them. The operation's changes must have been made to the model before.
     """
     config: Any = model.config
-    names = frozen_names(model, operation)
+    by_matrix, always = frozen_names(model, operation)
     config.oelm = {
         "format": FORMAT,
         "version": __version__,
@@ -119,16 +120,14 @@ def seal(model: nn.Module, operation: Operation, seed: int, measurements: Measur
                 "frozen": False,
                 "factor": target.factor,
                 "orthonormal_blocks": target.blocks if target.spec.init in ORTHONORMAL else None,
-                "tensors": names.by_matrix[target.path],
+                "tensors": by_matrix[target.path],
             }
             for target in operation.targets
         },
         "frozen": {},
     }
-    if operation.method.schedule.kind != "freeze":  # that schedule freezes later, during training
-        frozen = [target.path for target in operation.targets if target.spec.frozen]
-        _set_frozen(model, frozen, True, measurements)
-    for name in names.always:
+    _set_frozen(model, operation.frozen_at_start, True, measurements)
+    for name in always:
         parameter = model.get_parameter(name)
         parameter.requires_grad_(False)
         config.oelm["frozen"][name] = fingerprint(parameter, measurements)
@@ -169,8 +168,7 @@ def check_sealed(model: nn.Module, measurements: Measurements) -> Verification:
     if record is None:
         raise FreezeError(f"{type(model).__name__} carries no record of a method: call oelm.apply or oelm.load first")
     problems: list[str] = []
-    casts: dict[str, int] = {}
-    exact = 0
+    casts: Counter[str] = Counter()
     parameters = dict(model.named_parameters())
     for name, sealed in record["frozen"].items():
         parameter = parameters.get(name, parameters.get(_name_under_adapter(model, name)))
@@ -184,10 +182,8 @@ def check_sealed(model: nn.Module, measurements: Measurements) -> Verification:
         except FreezeError as error:
             problems.append(f"{name}: {error}")
             continue
-        if cast_to is None:
-            exact += 1
-        else:
-            casts[cast_to] = casts.get(cast_to, 0) + 1
+        if cast_to is not None:
+            casts[cast_to] += 1
     for path, matrix in record["matrices"].items():
         if matrix["frozen"]:
             problems += _matrix_problems(model, path, matrix, measurements)
@@ -195,7 +191,7 @@ def check_sealed(model: nn.Module, measurements: Measurements) -> Verification:
         shown = "\n  ".join(problems[:_SHOWN_PROBLEMS])
         more = f"\n  and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
         raise FreezeError(f"{type(model).__name__} is not frozen as sealed:\n  {shown}{more}")
-    return Verification(len(record["frozen"]), exact, casts)
+    return Verification(len(record["frozen"]), len(record["frozen"]) - casts.total(), dict(casts))
 
 
 def content_hash(tensor: Tensor) -> str:
@@ -278,17 +274,13 @@ def _matrix_problems(model: nn.Module, path: str, matrix: dict[str, Any], measur
         return []
     if matrix["orthonormal_blocks"] is None or not isinstance(getattr(module, "weight", None), Tensor):
         return []
-    error = measurements.orthogonality_error(path, module, matrix)
-    tolerance = _TOLERANCE.get(cast(Tensor, module.weight).dtype, 1e-2)
+    error, weight = measurements.orthogonality_error(path, module, matrix), cast(Tensor, module.weight).detach()
+    allowed = tolerance = _TOLERANCE.get(weight.dtype, 1e-2)
     # A model that was sealed, cast down and cast up again is as orthonormal as the narrow dtype left it. That it is
     # exactly such a cast was checked by its bytes.
-    allowed = _TOLERANCE[torch.bfloat16] if error > tolerance and _was_cast(module) else tolerance
+    narrow = (torch.bfloat16, torch.float16)
+    if error > tolerance and any(torch.equal(weight.to(dtype).to(weight.dtype), weight) for dtype in narrow):
+        allowed = _TOLERANCE[torch.bfloat16]
     if not error <= allowed:  # written so that an error that is not a number fails too
         return [f"{path} lost its orthogonality: |W Wᵀ - I| is {error:.1e}, more than {tolerance:.0e}"]
     return []
-
-
-def _was_cast(module: nn.Module) -> bool:
-    """Return True when every value of the module's weight is one of a narrower dtype."""
-    weight = cast(Tensor, module.weight).detach()
-    return any(torch.equal(weight.to(narrow).to(weight.dtype), weight) for narrow in (torch.bfloat16, torch.float16))

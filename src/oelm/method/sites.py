@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -21,7 +21,8 @@ class Site:
     """One attention: its block, its heads, and the full paths of its projections.
 
     A role's path is that of the projection by itself, as it is or would be once unfused: `....c_attn.q`.
-    `layer` is the block's index in its stack; with `shared`, the one block serves every layer.
+    `layer` is the block's index in its stack; with `shared`, the one block serves every layer. `feed_forward` has
+    (role, path) of every feed-forward matrix of the block.
     """
 
     kind: Kind
@@ -35,8 +36,7 @@ class Site:
     roles: dict[str, str]
     fused: Fused | None
     fused_path: str
-    ffn_in: tuple[str, ...]
-    ffn_out: str
+    feed_forward: tuple[tuple[str, str], ...]
 
     def heads_of(self, role: str) -> int:
         """Return the number of heads of a role: key-value heads for all but the query."""
@@ -46,13 +46,6 @@ class Site:
     def label(self) -> str:
         """Return the layer's name in a report."""
         return "shared" if self.shared else str(self.layer)
-
-    def feed_forward(self) -> Iterator[tuple[str, str]]:
-        """Yield (role, path) of every feed-forward matrix of the block."""
-        for path in self.ffn_in:
-            yield "ffn_in", path
-        if self.ffn_out:
-            yield "ffn_out", self.ffn_out
 
 
 def find_sites(model: nn.Module) -> tuple[Family, list[Site]]:
@@ -187,9 +180,11 @@ def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str
         raise FamilyError(f"{roles['q']}: {rows} rows cannot be cut into {heads} heads of equal size")
     if heads % kv_heads:
         raise FamilyError(f"{block}: {heads} query heads cannot share {kv_heads} key-value heads equally")
-    ffn_out = (stack.ffn_out,) if stack.ffn_out else ()
-    for path in (*(roles[r] for r in roles if r not in in_fused), *(f"{block}.{p}" for p in (*ffn_in, *ffn_out))):
-        _module(model, path)
+    feed_forward = [("ffn_in", f"{block}.{path}") for path in ffn_in]
+    feed_forward += [("ffn_out", f"{block}.{stack.ffn_out}")] if stack.ffn_out else []
+    for role, path in [*roles.items(), *feed_forward]:
+        if role not in in_fused:
+            _module(model, path)
     return Site(
         kind=stack.kind,
         layer=index,
@@ -202,8 +197,7 @@ def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str
         roles=roles,
         fused=fused,
         fused_path=fused_path,
-        ffn_in=tuple(f"{block}.{path}" for path in ffn_in),
-        ffn_out=f"{block}.{stack.ffn_out}" if stack.ffn_out else "",
+        feed_forward=tuple(feed_forward),
     )
 
 

@@ -29,7 +29,7 @@ FRESH: frozenset[str] = frozenset({"orthogonal", "gaussian", "hadamard"})
 # Inits that split a weight into a basis and a coefficient, which a matrix core can start from.
 FACTORED: frozenset[str] = frozenset({"qr", "polar"})
 
-_LAYERS = re.compile(r"(first|last|except-first|except-last):([1-9][0-9]*)")
+_LAYERS = re.compile(r"(except-)?(first|last):[1-9][0-9]*")
 _REST = re.compile(r"trained|biases|head|last:[1-9][0-9]*")
 _REACH = re.compile(r"first:[1-9][0-9]*")
 # Defaults of an adapter: peft's rank and block size, and the usual scale (alpha / rank) of 2.
@@ -134,7 +134,8 @@ class Adapter(Strict, refusal=MethodError):
     @model_validator(mode="after")
     def _check_kind(self) -> Adapter:
         if self.kind == "none":
-            changed = [name for name in sorted(self.model_fields_set) if getattr(self, name) != _default(self, name)]
+            defaults = type(self).model_fields
+            changed = [n for n in sorted(self.model_fields_set) if getattr(self, n) != defaults[n].default]
             if changed:
                 raise ValueError(f"{', '.join(changed)} set without an adapter; set kind to 'lora' or 'oft'")
         if self.kind == "oft" and self.alpha is not None:
@@ -334,22 +335,12 @@ class Method(Strict, refusal=MethodError):
             if beyond:
                 raise MethodError(f"layers {beyond} are out of range: the model has layers 0 to {count - 1}")
             return tuple(sorted(self.layers))
-        match = _LAYERS.fullmatch(self.layers)
-        assert match is not None, "validated when the method was made"
-        where, number = match[1], int(match[2])
+        where, _, digits = self.layers.partition(":")
+        every, number = tuple(range(count)), int(digits)
         if number > count or (number == count and where.startswith("except")):
             raise MethodError(f"layers {self.layers!r} does not fit a model of {count} layers")
-        return {
-            "first": tuple(range(number)),
-            "last": tuple(range(count - number, count)),
-            "except-first": tuple(range(number, count)),
-            "except-last": tuple(range(count - number)),
-        }[where]
-
-
-def _default(model: Strict, field: str) -> object:
-    """Return the default of a model's field."""
-    return type(model).model_fields[field].default
+        cut = -number if where.endswith("last") else number
+        return every[:cut] if where in ("first", "except-last") else every[cut:]
 
 
 PRESETS: MappingProxyType[str, Method] = MappingProxyType(

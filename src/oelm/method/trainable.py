@@ -26,18 +26,6 @@ class Head:
     fresh: bool
 
 
-@dataclass(frozen=True)
-class FrozenNames:
-    """The names of the parameters that a method freezes, in the model as the method's changes left it.
-
-    by_matrix    for each target's path, the parameters that are frozen, or unfrozen by a schedule, with its matrix
-    always       parameters that stay frozen whatever a schedule does
-    """
-
-    by_matrix: dict[str, list[str]]
-    always: list[str]
-
-
 def head_of(model: nn.Module) -> Head:
     """Return the model's head: all outside its base model and, for a classifier, the base model's pooler."""
     prefix = base_prefix(model)
@@ -66,14 +54,20 @@ def adapter_parameters(model: nn.Module) -> Parameters:
     return parameters
 
 
-def frozen_names(model: nn.Module, operation: Operation) -> FrozenNames:
-    """Return the names of all parameters that the operation freezes, once its changes were made to the model."""
+def frozen_names(model: nn.Module, operation: Operation) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the names of all parameters that the operation freezes, once its changes were made to the model.
+
+    First, for each target's path, those that are frozen, or unfrozen by a schedule, with its matrix; then those that
+    stay frozen whatever a schedule does.
+    """
     idle = _idle_key_biases(model, operation)
-    by_matrix = {
-        target.path: [name for name in _frozen_with(model, target, operation) if name not in idle]
-        for target in operation.targets
-    }
-    return FrozenNames(by_matrix, [*frozen_by_rest(model, operation), *idle])
+    by_matrix = {}
+    for target in operation.targets:
+        with_bias = target.role in ("q", "k") and operation.method.biases == "frozen"
+        leaves = ("weight", "bias") if with_bias else ("weight",)
+        names = [name for leaf in leaves for name in _parameter_name(model, target, leaf)]
+        by_matrix[target.path] = [name for name in names if name not in idle]
+    return by_matrix, [*frozen_by_rest(model, operation), *idle]
 
 
 def frozen_by_rest(model: nn.Module, operation: Operation) -> list[str]:
@@ -133,12 +127,6 @@ def _last_blocks(operation: Operation, count: int) -> set[str]:
             raise MethodError(f"rest 'last:{count}' does not fit a model of {len(stack)} {kind} layers")
         blocks |= set(stack[-count:])
     return blocks
-
-
-def _frozen_with(model: nn.Module, target: Target, operation: Operation) -> list[str]:
-    """Return the names of the parameters that are frozen when the target's matrix is."""
-    with_bias = target.role in ("q", "k") and operation.method.biases == "frozen"
-    return [name for leaf in ("weight", "bias")[: 1 + with_bias] for name in _parameter_name(model, target, leaf)]
 
 
 def _idle_key_biases(model: nn.Module, operation: Operation) -> list[str]:

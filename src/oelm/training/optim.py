@@ -31,7 +31,7 @@ def placements(model: nn.Module) -> dict[str, Placement]:
     _, sites = find_sites(model)
     blocks = list(dict.fromkeys(site.block for site in sites))
     by_module = {path: role for site in sites for role, path in site.roles.items()}
-    by_module |= {path: role for site in sites for role, path in site.feed_forward()}
+    by_module |= {path: role for site in sites for role, path in site.feed_forward}
     by_module |= {site.fused_path: "+".join(site.fused.roles) for site in sites if site.fused is not None}
     adapters = adapter_parameters(model)
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
