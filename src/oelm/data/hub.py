@@ -68,15 +68,11 @@ def read_units(dataset: HubDataset, split: str, reading: Reading, meter: Meter) 
 
 def _texts(dataset: HubDataset, split: str, reading: Reading, meter: Meter) -> Iterator[str]:
     where = f"{dataset}, split {split!r}"
-    datasets = import_optional("datasets", f"the Hub dataset {dataset}")
+    load = import_optional("datasets", f"the Hub dataset {dataset}").load_dataset
     column: str | None = None
     number = 0
-    with _hub_errors_explained(
-        where, lambda: f"after {number:,} rows; what is finished is kept" if number else "from the Hub"
-    ):
-        rows: Any = datasets.load_dataset(
-            dataset.repo, dataset.config, split=split, streaming=True, revision=dataset.revision
-        )
+    with _hub_errors(where, lambda: f"after {number:,} rows; what is finished is kept" if number else "from the Hub"):
+        rows: Any = load(dataset.repo, dataset.config, split=split, streaming=True, revision=dataset.revision)
         for number, row in enumerate(rows, start=1):
             if column is None:
                 column = find_text_field(row, reading.text_field, where)
@@ -122,11 +118,9 @@ class HubTable:
 
     @cached_property
     def _loaded(self) -> Any:
-        datasets = import_optional("datasets", f"the Hub dataset {self.repo}")
-        with _hub_errors_explained(self.name):
-            return datasets.load_dataset(
-                self.repo, self.config, split=self.split, revision=self.commit or self.revision
-            )
+        load = import_optional("datasets", f"the Hub dataset {self.repo}").load_dataset
+        with _hub_errors(self.name):
+            return load(self.repo, self.config, split=self.split, revision=self.commit or self.revision)
 
 
 def resolve_commit(repo: str, revision: str | None) -> str | None:
@@ -150,7 +144,7 @@ def resolve_commit(repo: str, revision: str | None) -> str | None:
 
 
 @contextmanager
-def _hub_errors_explained(where: str, progress: Callable[[], str] = lambda: "from the Hub") -> Iterator[None]:
+def _hub_errors(where: str, progress: Callable[[], str] = lambda: "from the Hub") -> Iterator[None]:
     """Turn any error of the network stack below `datasets` into a DataError that says what to do."""
     try:
         yield

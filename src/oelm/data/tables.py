@@ -142,9 +142,8 @@ def _parquet_rows(path: Path, meter: Meter, choose: ChooseColumns) -> Iterator[t
         with parquet.ParquetFile(str(path)) as file:
             _require_unique_columns(file.schema_arrow.names, str(path))
             first = next(file.iter_batches(batch_size=1), None)
-            columns = list(
-                choose(first.to_pylist()[0] if first is not None else dict.fromkeys(file.schema_arrow.names))
-            )
+            row = dict.fromkeys(file.schema_arrow.names) if first is None else first.to_pylist()[0]
+            columns = list(choose(row))
             number, total = 0, max(1, file.metadata.num_rows)
             for batch in file.iter_batches(batch_size=256, columns=columns):
                 for row in batch.to_pylist():

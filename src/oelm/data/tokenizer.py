@@ -20,7 +20,7 @@ from .text_files import read_errors_explained
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_BYTE_VALUES = 256
+_MIN_BPE = 257  # every byte, and the end-of-text token
 _BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPECIAL_TOKENS = ("eos_token", "bos_token", "unk_token", "pad_token")
 
@@ -178,10 +178,8 @@ def train_bpe(texts: Iterator[str], size: int, eos: str | None = None) -> TextTo
 
 def check_bpe_size(size: int) -> None:
     """Raise DataError for a vocabulary that cannot hold every byte and the end-of-text token."""
-    if size <= _BYTE_VALUES:
-        raise DataError(
-            f"train_bpe {size}: at least {_BYTE_VALUES + 1} entries are needed, for every byte and end-of-text"
-        )
+    if size < _MIN_BPE:
+        raise DataError(f"train_bpe {size}: at least {_MIN_BPE} entries are needed, for every byte and end-of-text")
 
 
 def _load_fast(name: str, revision: str | None = None) -> PreTrainedTokenizerFast:

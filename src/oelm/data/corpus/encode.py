@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -174,31 +174,22 @@ def cut(text: str) -> list[str]:
 
 
 def encode_all(
-    feeder: Feeder,
-    backend: Tokenizer,
-    eos_id: int,
-    dtype: np.dtype[Any],
-    workers: int,
-    write: Callable[[Arrays, dict[str, Any] | None], None],
-) -> None:
-    """Encode everything that the feeder yields, `workers` jobs at a time, and call `write` with the results in order.
+    feeder: Feeder, backend: Tokenizer, eos_id: int, dtype: np.dtype[Any], workers: int
+) -> Generator[tuple[Arrays, dict[str, Any] | None]]:
+    """Encode everything that the feeder yields, `workers` jobs at a time, and yield the results in order.
 
-    `write` also gets the feeder's state after a result that ends between two units, and None after any other.
+    With a result that ends between two units comes the feeder's state after it, and None with any other.
     """
     with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool, _one_thread_per_call():
         pending: deque[tuple[Future[Arrays], dict[str, Any] | None]] = deque()
-
-        def write_oldest() -> None:
-            future, state = pending.popleft()
-            write(future.result(), state)
-
         try:
             for pieces, state in _jobs(feeder):
                 pending.append((pool.submit(_encode, backend, pieces, eos_id, dtype), state))
                 while len(pending) > 2 * workers or (pending and pending[0][0].done()):
-                    write_oldest()
-            while pending:
-                write_oldest()
+                    future, state_after = pending.popleft()
+                    yield future.result(), state_after
+            for future, state_after in pending:
+                yield future.result(), state_after
         finally:
             for future, _ in pending:
                 future.cancel()

@@ -6,6 +6,7 @@ A preparation can be interrupted and continued, its memory is bounded, and its r
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -19,7 +20,7 @@ from ...base.machine import cores
 from ...errors import DataError
 from ..text_files import Meter
 from ..tokenizer import TextTokenizer, check_bpe_size, load_tokenizer, train_bpe
-from .encode import Arrays, Feeder, FeederState, encode_all
+from .encode import Feeder, FeederState, encode_all
 from .header import DTYPES, HEADER, VERSION, Header, SourceHeader, SplitHeader, TokenizerHeader, dtype_for, read_header
 from .progress import Callback, Progress, reporter
 from .readers import SEPARATOR, Reading
@@ -249,22 +250,19 @@ class _Preparation:
         feeder = self._feeder(meter, FeederState(**saved) if saved else None)
         total = self.total_bytes
         saved_bytes = sum(feeder.state.bytes.values())
-
-        def write(arrays: Arrays, state: dict[str, Any] | None) -> None:
-            nonlocal saved_bytes
-            for split, ids in arrays.items():
-                work.parts[split].append(ids)
-            if state is None:
-                return
-            done = sum(state["bytes"].values())
-            if done - saved_bytes >= self.options.checkpoint_bytes:
-                work.save(state)
-                saved_bytes = done
-            tokens = sum(part.tokens for part in work.parts.values())
-            self.report(Progress("encode", meter.bytes, total, sum(state["documents"].values()), tokens))
-
         workers = self.options.workers or cores()
-        encode_all(feeder, tokenizer.backend, tokenizer.eos_id, dtype, workers, write)
+        with closing(encode_all(feeder, tokenizer.backend, tokenizer.eos_id, dtype, workers)) as encoded:
+            for arrays, state in encoded:
+                for split, ids in arrays.items():
+                    work.parts[split].append(ids)
+                if state is None:
+                    continue
+                done = sum(state["bytes"].values())
+                if done - saved_bytes >= self.options.checkpoint_bytes:
+                    work.save(state)
+                    saved_bytes = done
+                tokens = sum(part.tokens for part in work.parts.values())
+                self.report(Progress("encode", meter.bytes, total, sum(state["documents"].values()), tokens))
         self._check_split(feeder.state)
         tokenizer.save(work.folder / TOKENIZER)
         splits = {
@@ -310,20 +308,18 @@ def _reuse(out: Path, recipe: dict[str, Any]) -> TokenDataset | None:
     """Return the dataset that `out` already holds, or None; raise DataError when its recipe was another one."""
     if not (out / HEADER).is_file():
         return None
-    old_recipe = read_header(out).recipe
-    if old_recipe == recipe:
+    old = read_header(out).recipe
+    if old == recipe:
         try:
             dataset = TokenDataset.open(out)
         except DataError as error:
             raise DataError(f"{error} (delete {out} first)") from None
         discard(out)
         return dataset
-    differing = [key for key in sorted({*recipe, *old_recipe}) if recipe.get(key) != old_recipe.get(key)]
-    details = "; ".join(
-        f"{key}: {_short(old_recipe.get(key))} there, {_short(recipe.get(key))} now" for key in differing
-    )
+    differing = [key for key in sorted({*recipe, *old}) if recipe.get(key) != old.get(key)]
+    changes = "; ".join(f"{key}: {_short(old.get(key))} there, {_short(recipe.get(key))} now" for key in differing)
     raise DataError(
-        f"{out}: holds a dataset prepared differently ({details}); choose another folder or delete this one"
+        f"{out}: holds a dataset prepared differently ({changes}); choose another folder or delete this one"
     )
 
 

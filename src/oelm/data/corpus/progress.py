@@ -27,11 +27,8 @@ Callback = Callable[[Progress], None]
 @contextmanager
 def reporter(progress: bool | Callback) -> Iterator[Callback]:
     """Yield the callback to report to: the given one, a bar on standard error for True, or one that does nothing."""
-    if callable(progress):
-        yield progress
-        return
-    if not progress:
-        yield lambda _: None
+    if progress is not True:
+        yield progress or (lambda _: None)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn

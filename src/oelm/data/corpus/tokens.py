@@ -156,17 +156,15 @@ def in_memory(
 
     `documents` and `text_bytes` are pairs for (train, val); without `text_bytes`, a token counts as one byte of text.
     """
-    splits: list[Split | None] = []
-    for index, (name, ids) in enumerate((("train", train), ("val", val))):
-        if ids is None:
-            splits.append(None)
-            continue
-        where = f"{keywords.get('description', TokenDataset.description)} ({name})"
-        tokens = _as_tokens(np.asarray(ids), vocab_size, where)
+    description = keywords.get("description", TokenDataset.description)
+
+    def split(index: int, name: str, ids: npt.ArrayLike) -> Split:
+        tokens = _as_tokens(np.asarray(ids), vocab_size, f"{description} ({name})")
         size = text_bytes[index] if text_bytes else len(tokens)
-        splits.append(Split(tokens, documents[index], size, hash_array(tokens)))
-    assert splits[0] is not None
-    return TokenDataset(train=splits[0], val=splits[1], vocab_size=vocab_size, **keywords)
+        return Split(tokens, documents[index], size, hash_array(tokens))
+
+    held_out = None if val is None else split(1, "val", val)
+    return TokenDataset(train=split(0, "train", train), val=held_out, vocab_size=vocab_size, **keywords)
 
 
 def hash_array(tokens: npt.NDArray[Any]) -> str:

@@ -37,8 +37,9 @@ class ColumnNames:
 
 @dataclass(frozen=True)
 class FoundColumns:
-    """The columns of one table. When `answer` is None, no row of the table has a label."""
+    """The columns of one table among the candidates. When `answer` is None, no row of the table has a label."""
 
+    candidates: ColumnNames
     text: str
     pair: str | None
     answer: str | None
@@ -60,16 +61,11 @@ def find_columns(candidates: ColumnNames, row: Row, where: str) -> FoundColumns:
             f"{where}: each row needs two texts, {text!r} and {_either(candidates.pair)}; {_has(row)}; "
             "name the second one as `pair`"
         )
-    return FoundColumns(text, pair, _first(candidates.answer, row))
+    return FoundColumns(candidates, text, pair, _first(candidates.answer, row))
 
 
 def guess_labelled(
-    row: Row,
-    where: str,
-    *,
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
+    row: Row, where: str, *, text: str | None = None, pair: str | None = None, label: str | None = None
 ) -> ColumnNames:
     """Return the columns of a user's own labelled table by their usual names; names that the user gives come first."""
     _require_columns(row, where, text=text, pair=pair, label=label)

@@ -26,66 +26,57 @@ class AnsweredRows:
     """The rows of one table. `locations` are where the rows stand in the file, for error messages."""
 
     texts: list[str] = field(default_factory=list)
-    pairs: list[str] | None = None
+    pairs: list[str] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)
     no_consensus: int = 0
 
 
 def read_table(
-    table: TableSource, columns_for: Callable[[Row, str], ColumnNames], advice: Callable[[], str]
+    table: TableSource, columns_for: Callable[[Row, str], ColumnNames], advice: str
 ) -> tuple[AnsweredRows, ColumnNames]:
     """Read the texts and answers of a table; return them and the columns they came from.
 
     `columns_for` is called with a first row and the table's name, and returns the columns to look for. Rows without an
-    answer raise DataError with their number, the location of the first, and what `advice` returns.
+    answer raise DataError with their number, the location of the first, and the advice.
     """
-    candidates: ColumnNames | None = None
-    columns: FoundColumns | None = None
+    found: list[FoundColumns] = []  # the last ones are those of the file that is being read
 
     def choose(row: Row) -> list[str]:
-        nonlocal candidates, columns
-        candidates = columns_for(row, table.name)
-        columns = find_columns(candidates, row, table.name)
-        return columns.names
+        found.append(find_columns(columns_for(row, table.name), row, table.name))
+        return found[-1].names
 
     read = AnsweredRows()
     unanswered: list[str] = []
     for location, row in table.rows(choose):
-        assert candidates is not None
-        assert columns is not None
+        columns = found[-1]
         text = _require_text(row, columns.text, location)
         pair = None if columns.pair is None else _require_text(row, columns.pair, location)
-        answer = _answer(row, columns, candidates, table, location)
+        answer = _answer(row, columns, table, location)
         if answer is None:
             unanswered.append(location)
-            continue
-        if pair is not None and answer == NO_CONSENSUS:
+        elif pair is not None and answer == NO_CONSENSUS:
             read.no_consensus += 1
-            continue
-        read.texts.append(text)
-        if pair is not None:
-            read.pairs = [] if read.pairs is None else read.pairs
-            read.pairs.append(pair)
-        read.answers.append(answer)
-        read.locations.append(location)
-    if candidates is None or columns is None:
-        raise DataError(f"{table.name}: holds no row")
+        else:
+            read.texts.append(text)
+            read.pairs += [] if pair is None else [pair]
+            read.answers.append(answer)
+            read.locations.append(location)
     if unanswered:
         total = len(unanswered) + len(read.texts) + read.no_consensus
         raise DataError(
             f"{table.name}: {len(unanswered):,} of {total:,} rows have no answer to learn "
-            f"({_why_unanswered(candidates, columns)}; the first is {unanswered[0]}). {advice()}"
+            f"({_why_unanswered(found[-1])}; the first is {unanswered[0]}). {advice}"
         )
     if not read.texts:
-        raise DataError(f"{table.name}: holds no row that can be used")
-    return read, candidates
+        raise DataError(f"{table.name}: holds no row{' that can be used' if read.no_consensus else ''}")
+    return read, found[-1].candidates
 
 
-def _why_unanswered(candidates: ColumnNames, columns: FoundColumns) -> str:
+def _why_unanswered(columns: FoundColumns) -> str:
     if columns.answer is None:
-        return f"no column {' or '.join(map(repr, candidates.answer))}"
-    return "an empty target" if candidates.text_answers else "a label of -1 or none"
+        return f"no column {' or '.join(map(repr, columns.candidates.answer))}"
+    return "an empty target" if columns.candidates.text_answers else "a label of -1 or none"
 
 
 def class_names(answers: Sequence[str], where: str) -> tuple[str, ...]:
@@ -132,14 +123,14 @@ def _require_text(row: Row, column: str, location: str) -> str:
     return text
 
 
-def _answer(row: Row, columns: FoundColumns, candidates: ColumnNames, table: TableSource, location: str) -> str | None:
+def _answer(row: Row, columns: FoundColumns, table: TableSource, location: str) -> str | None:
     """Return a row's label or target text, or None when it has none."""
     column = columns.answer
     if column is None:
         return None
     if column not in row:
         raise DataError(f"{location}: no {column!r}; it has {', '.join(map(repr, row))}. Is the file truncated there?")
-    if candidates.text_answers:
+    if columns.candidates.text_answers:
         answer = text_of(row, column, location)
         return answer if answer.strip() else None
     return _label(row[column], table.class_names(column), f"{location}: {column!r}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...errors import DataError, nearest
 from ..synthetic.judgements import KINDS
 
 BUILTIN = "builtin:"
@@ -151,9 +150,3 @@ def to_prompt(task: str, text: str, pair: str | None) -> str:
     """Return a row of a classification task as the prompt for a text-to-text model; users' own texts stay as is."""
     prompt = PROMPTS.get(task)
     return text if prompt is None else prompt.format(text=text, pair=pair or "")
-
-
-def check_name(name: str) -> None:
-    """Raise DataError with the known names for a task that is not one of them."""
-    if name not in NAMES:
-        raise DataError(f"no task called {name!r}.{nearest(name, NAMES)} Known tasks: {', '.join(NAMES)}")

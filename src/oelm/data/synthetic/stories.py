@@ -56,22 +56,21 @@ def stories(seed: int, count: int) -> Iterator[str]:
 
 def annotated_stories(seed: int, count: int) -> Iterator[Story]:
     """Yield the same stories with the positions of the words to be remembered."""
-    writer = _StoryWriter(seed)
-    return (writer.story() for _ in range(count))
+    choices = RandomChoices(f"oelm stories {seed}")
+    return (_StoryWriter(choices).story() for _ in range(count))
 
 
 class _StoryWriter:
-    """Writes one story after another from one stream of random choices."""
+    """Writes one story with the next random choices of a stream."""
 
-    def __init__(self, seed: int) -> None:
-        self._choices = RandomChoices(f"oelm stories {seed}")
+    def __init__(self, choices: RandomChoices) -> None:
+        self._choices = choices
         self._sentences: list[str] = []
         self._length = 0
         self._recalls: list[Recall] = []
 
     def story(self) -> Story:
-        """Write the next story: facts, events, and questions with events between them."""
-        self._sentences, self._length, self._recalls = [], 0, []
+        """Write the story: facts, events, and questions with events between them."""
         world = self._begin()
         for _ in range(self._choices.between(3, 8)):
             self._happen(world)
