@@ -455,13 +455,13 @@ def test_the_published_figures_are_those_of_the_study():
         "MNLI-02": ("accuracy", 0.8223),
     }
     for id, (metric, value) in expected.items():
-        assert known[id].value(metric) == value
+        assert known[id].figures[metric] == value
     from oelm.method.spec import PRESETS
 
-    assert {experiment.method for experiment in known} <= set(PRESETS)
-    assert all(known[one.against].dataset == one.dataset for one in known if one.against)
-    assert known["XNLI-02"].value("step_seconds") == 0.069
-    assert known["GPT-07"].value("val_loss") == 3.368
+    assert {experiment.method for experiment in known.experiments.values()} <= set(PRESETS)
+    assert all(known[one.against].dataset == one.dataset for one in known.experiments.values() if one.against)
+    assert known["XNLI-02"].figures["step_seconds"] == 0.069
+    assert known["GPT-07"].figures["val_loss"] == 3.368
     with pytest.raises(AnalysisError.__mro__[1], match="Did you mean 'GPT-01'"):
         known["GPT-1"]
 

@@ -44,7 +44,7 @@ def replicate(groups: Sequence[Group], compare: Compare) -> tuple[Replication, .
     """
     replications = []
     known = published.load()
-    for experiment in known:
+    for experiment in known.experiments.values():
         for group in groups:
             for setup in group.setups:
                 arm = setup.arm(experiment.method)
@@ -57,7 +57,7 @@ def matches(experiment: published.PublishedExperiment, known: published.Publishe
     """Return True if a run replicates a published experiment, by its name, or by its data and kind of model."""
     if re.fullmatch(rf"{re.escape(experiment.id)}([._-].*)?", run.experiment):
         return True
-    if any(re.fullmatch(rf"{re.escape(other.id)}([._-].*)?", run.experiment) for other in known):
+    if any(re.fullmatch(rf"{re.escape(other)}([._-].*)?", run.experiment) for other in known.experiments):
         return False
     text = " ".join([run.dataset, run.config.data.path or "", run.task.name]).lower()
     named = any(word in text for word in known.datasets[experiment.dataset])
@@ -74,19 +74,19 @@ def _of_arm(experiment: published.PublishedExperiment, setup: Setup, arm: Arm, c
     chosen = compare(setup, arm, reference, setup.measure) if reference is not None and reference is not arm else None
     runs = arm.at(chosen.rate) if chosen is not None else arm.at(best_rate(arm, setup.measure))
     replications = []
-    for figure in experiment.figures:
-        pairs = [(run, value) for run in runs if (value := _measured(run, figure.metric)) is not None]
+    for metric, published_value in experiment.figures.items():
+        pairs = [(run, value) for run in runs if (value := _measured(run, metric)) is not None]
         if not pairs:
             continue
-        before = other.value(figure.metric) if other else None
-        change = figure.value / before - 1 if before else None
-        comparison = _change(chosen, figure.metric) if change is not None else None
+        before = other.figures.get(metric) if other else None
+        change = published_value / before - 1 if before else None
+        comparison = _change(chosen, metric) if change is not None else None
         used = tuple(run for run, _ in pairs)
         differs = setup_differences(experiment, used[0])
         replication = Replication(
             experiment=experiment,
-            metric=figure.metric,
-            value=figure.value,
+            metric=metric,
+            value=published_value,
             setup=setup,
             runs=used,
             measured=estimate([value for _, value in pairs]),

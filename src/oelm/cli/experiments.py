@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,21 +22,9 @@ if TYPE_CHECKING:
 _MANY_RUNS, _MANY_HOURS = 50, 24.0
 
 
-class ScaleChoice(StrEnum):
-    """How large an experiment is run."""
-
-    full = "full"
-    smoke = "smoke"
-
-
-class LauncherChoice(StrEnum):
-    """What starts the runs."""
-
-    local = "local"
-    slurm = "slurm"
-
-
-ScaleOption = Annotated[ScaleChoice, typer.Option(help="full, or smoke: a tiny model on built-in data, in seconds.")]
+ScaleOption = Annotated[
+    Literal["full", "smoke"], typer.Option(help="full, or smoke: a tiny model on built-in data, in seconds.")
+]
 DataOption = Annotated[str | None, typer.Option(help="Your own copy of the data: a folder. Not at smoke scale.")]
 GpusOption = Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1; '' for none. Default: all free ones.")]
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Runs at once: on the CPU, or on each GPU or set of GPUs.")]
@@ -67,7 +54,7 @@ def experiments(
 def run(
     name: Annotated[str, typer.Argument(help="An experiment's name, or a YAML file of your own.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value for other settings.")] = None,
-    scale: ScaleOption = ScaleChoice.full,
+    scale: ScaleOption = "full",
     data: DataOption = None,
     seed: Annotated[int, typer.Option(help="The run's seed.")] = 0,
     out: OutOption = RUNS,
@@ -82,7 +69,7 @@ def run(
         from ..lab.plan import Request
         from ..lab.preflight import require_available
 
-        request = Request(scale.value, (seed,), {}, tuple(overrides or ()), data, str(out))
+        request = Request(scale, (seed,), {}, tuple(overrides or ()), data, str(out))
         planned = _plan([name], request)
         if dry_run:
             _print_dry_runs(planned)
@@ -102,11 +89,11 @@ def matrix(
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds: 0 to N - 1.")] = None,
     lr_grid: Annotated[str | None, typer.Option(help="Learning rates for every arm, such as 3e-4,1e-3.")] = None,
     axis: Annotated[list[str] | None, typer.Option(help="One more axis, such as data.fraction=0.1,1.")] = None,
-    scale: ScaleOption = ScaleChoice.full,
+    scale: ScaleOption = "full",
     data: DataOption = None,
     out: OutOption = RUNS,
     retries: Annotated[int, typer.Option(min=0, help="How often a failed run is retried.")] = 1,
-    launcher: Annotated[LauncherChoice, typer.Option(help="local, or slurm (needs submitit).")] = LauncherChoice.local,
+    launcher: Annotated[Literal["local", "slurm"], typer.Option(help="local, or slurm (needs submitit).")] = "local",
     gpus: GpusOption = None,
     jobs: JobsOption = None,
     gpus_per_run: ProcessesOption = 1,
@@ -129,14 +116,14 @@ def matrix(
         sbatch = dict(_split_pair("--slurm", text, "key=value, such as account=lab") for text in slurm or [])
         overrides = tuple(word for word in names if "=" in word and not _is_file(word))
         seed_list = None if seeds is None else tuple(range(seeds))
-        request = Request(scale.value, seed_list, axes, overrides, data, str(out))
+        request = Request(scale, seed_list, axes, overrides, data, str(out))
         planned = _plan([word for word in names if word not in overrides], request)
         if dry_run:
             _print_dry_runs(planned)
             return
         require_available(planned)
         chosen: Launcher
-        if launcher is LauncherChoice.slurm:
+        if launcher == "slurm":
             from ..lab.launch.slurm import SlurmOptions, slurm_launcher
 
             options = SlurmOptions(partition=partition, gpus=gpus_per_run, minutes=minutes, cpus=cpus, extra=sbatch)
@@ -284,13 +271,10 @@ def _published_figures(experiment: Experiment) -> str:
     from ..runs.published import load
 
     parts = []
-    for id in experiment.published:
-        if id in load():
-            entry = load()[id]
-            named = f"{entry.method} " if len(experiment.published) > 1 else ""
-            ppl, accuracy = entry.value("perplexity"), entry.value("accuracy")
-            if ppl is not None:
-                parts.append(f"{named}perplexity {ppl:.2f}")
-            if accuracy is not None:
-                parts.append(f"{named}accuracy {accuracy:.2%}")
+    known = load().experiments
+    for entry in (known[id] for id in experiment.published if id in known):
+        named = f"{entry.method} " if len(experiment.published) > 1 else ""
+        for metric, form in (("perplexity", ".2f"), ("accuracy", ".2%")):
+            if metric in entry.figures:
+                parts.append(f"{named}{metric} {entry.figures[metric]:{form}}")
     return ", ".join(parts)

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..base.files import read_record
 from ..base.locks import holder
 from ..errors import FileError, LabError, nearest
 from ..runs.folder import ending, is_alive
-from ..runs.schema import RecordedConfig, Result, Status, read, read_optional
+from ..runs.schema import Progress, RecordedConfig, Result, Status, read, read_optional
 
 # The folder, below the output folder, in which running matrices write what they have planned.
 LAB = ".lab"
@@ -23,9 +22,8 @@ _INNER = ("checkpoints", "best")
 _NUMBER = re.compile(r"\d+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunState:
-    """One run as its records show it.
+class RunState(Progress):
+    """One run as its records show it: its progress, and where it stands among others.
 
     The states are: new (nothing recorded yet), waiting (a matrix has planned it), running, finished, diverged (all
     steps done, but the validation loss is not a number), stopped (it was asked to, and can be resumed), failed, died
@@ -38,30 +36,13 @@ class RunState:
     experiment: str | None = None
     method: str | None = None
     seed: int | None = None
-    step: int | None = None
-    max_steps: int | None = None
-    loss: float | None = None
-    val_loss: float | None = None
-    perplexity: float | None = None
-    accuracy: float | None = None
-    tokens_per_second: float | None = None
-    eta_seconds: float | None = None
-    memory: int | None = None
-    host: str | None = None
-    pid: int | None = None
-    updated: float | None = None
-    message: str | None = None
 
     @property
     def live(self) -> bool:
         return self.state == "running"
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "path": str(self.path)}
-
-
-# Fields of a status or a result that are copied into a RunState.
-_FIGURES = {field.name for field in fields(RunState)} & set(Status.model_fields) - {"state", "message"}
+        return {"name": self.name, "path": str(self.path), "state": self.state, **self.model_dump(mode="json")}
 
 
 def read_state(path: Path, name: str | None = None) -> RunState:
@@ -75,19 +56,17 @@ def read_state(path: Path, name: str | None = None) -> RunState:
         return RunState(name=label, path=path, state="unreadable", message=str(error))
     figures: dict[str, Any] = {}
     for record in (status, result):  # a figure of the result replaces that of the last status
-        shown = {key: getattr(record, key, None) for key in _FIGURES}
-        figures |= {key: value for key, value in shown.items() if value is not None}
+        if record is not None:
+            figures |= record.model_dump(include=set(Progress.model_fields), exclude_none=True)
     if result is not None:
-        figures |= {"step": result.steps, "max_steps": result.steps}
-        figures.pop("eta_seconds", None)
+        figures |= {"step": result.steps, "max_steps": result.steps, "eta_seconds": None, "message": None}
     return RunState(
         name=label,
         path=path,
         state=_state(path, status, result),
         experiment=None if recorded is None else recorded.config.experiment,
-        method=_method_of(path),
+        method=path.parent.name,
         seed=None if recorded is None else recorded.config.seed,
-        message=status.message if status is not None and result is None else None,
         **figures,
     )
 
@@ -97,7 +76,7 @@ def list_runs(root: Path) -> list[RunState]:
     states = {path: read_state(path, _name(path, root)) for path in run_folders(root)}
     for path in planned_by_live_matrices(root):
         if path not in states or states[path].state == "new":
-            states[path] = RunState(name=_name(path, root), path=path, state="waiting", method=_method_of(path))
+            states[path] = RunState(name=_name(path, root), path=path, state="waiting", method=path.parent.name)
     return [states[path] for path in sorted(states, key=_natural_order)]
 
 
@@ -166,10 +145,6 @@ def _state(path: Path, status: Status | None, result: Result | None) -> str:
     if status is None:
         return "new"
     return "died" if status.state == "running" else status.state
-
-
-def _method_of(path: Path) -> str:
-    return path.parent.name
 
 
 def _name(path: Path, root: Path) -> str:

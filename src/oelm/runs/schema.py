@@ -68,8 +68,8 @@ class RecordedConfig(Record):
         """Gather the config's fields, which the file holds at its top level, into `config`."""
         if not isinstance(value, dict) or "config" in value:
             return value
-        fields = {key: part for key, part in value.items() if key not in ("format", "id")}
-        own = {key: value[key] for key in ("format", "id") if key in value}
+        fields = dict(value)
+        own = {key: fields.pop(key) for key in ("format", "id") if key in value}
         return {**own, "config": RunConfig.load(fields)}
 
     @model_serializer(mode="wrap")
@@ -114,11 +114,16 @@ class SplitRecord(RecordPart):
     per_class: list[int] | None = None
 
 
-class DataRecord(RecordPart):
-    """The data of a run, with the hashes of its tokenizer: of the vocabulary, and of its special tokens (`marks`)."""
+class DataSummary(RecordPart):
+    """What a result says of its data."""
 
     description: str
     synthetic: bool
+
+
+class DataRecord(DataSummary):
+    """The data of a run, with the hashes of its tokenizer: of the vocabulary, and of its special tokens (`marks`)."""
+
     splits: dict[str, SplitRecord]
     vocab_size: int | None = None
     tokenizer: str | None = None
@@ -161,19 +166,24 @@ class AuditRow(RecordPart):
     sha256: str | None = None
 
 
-class Audit(Record):
+class Parameters(RecordPart):
+    """How many parameters the model has, as the audit counts them."""
+
+    total: int
+    trainable: int
+    frozen: int
+    frozen_share: float
+    buffers: int
+
+
+class Audit(Record, Parameters):
     """audit.json: the FreezeReport of the run's model."""
 
     model: str
     method: str
     seed: int | None = None
     rows: list[AuditRow]
-    total: int
-    trainable: int
-    frozen: int
-    frozen_share: float
     frozen_share_of_blocks: float
-    buffers: int
     blocks: int
     frozen_in_blocks: int
     rest: str
@@ -232,10 +242,9 @@ class ClassMetrics(RecordPart):
     f1: float
 
 
-class Metrics(RecordPart):
-    """What a validation measured. Which metrics there are depends on the task; the loss is always measured."""
+class TaskMetrics(RecordPart):
+    """The metrics of a validation beside its loss. Which of them are measured depends on the task."""
 
-    loss: float | None
     perplexity: float | None = None
     bits_per_byte: float | None = None
     accuracy: float | None = None
@@ -244,9 +253,15 @@ class Metrics(RecordPart):
     exact_match: float | None = None
     chrf: float | None = None
     bleu: float | None = None
+    majority: Majority | None = None
+
+
+class Metrics(TaskMetrics):
+    """What a validation measured."""
+
+    loss: float | None
     n: int | None = None
     held_out: int | None = None
-    majority: Majority | None = None
     at_chance: bool | None = None
     confusion: list[list[int]] | None = None
     per_class: dict[str, ClassMetrics] | None = None
@@ -259,16 +274,6 @@ class Validation(Metrics):
     epoch: float | None = None
 
 
-class Parameters(RecordPart):
-    """How many parameters the model has, as the audit counts them."""
-
-    total: int
-    trainable: int
-    frozen: int
-    frozen_share: float
-    buffers: int
-
-
 class Reached(RecordPart):
     """When a target of `eval.targets` was first reached."""
 
@@ -277,14 +282,7 @@ class Reached(RecordPart):
     seconds: float
 
 
-class DataSummary(RecordPart):
-    """What a result says of its data."""
-
-    description: str
-    synthetic: bool
-
-
-class Result(Record):
+class Result(Record, TaskMetrics):
     """result.json: the figures of a run that took all its steps, what they cost, and what a reader must know.
 
     The metrics at the top level are those of the last model, `best_...` those of the best one; `last` and `best` hold
@@ -296,20 +294,11 @@ class Result(Record):
     id: str
     task: TaskRecord
     val_loss: float | None = None
-    perplexity: float | None = None
-    bits_per_byte: float | None = None
     best_val_loss: float | None = None
     best_perplexity: float | None = None
-    accuracy: float | None = None
-    macro_f1: float | None = None
-    matthews: float | None = None
     best_accuracy: float | None = None
-    exact_match: float | None = None
-    chrf: float | None = None
-    bleu: float | None = None
     best_step: int | None = None
     labels: list[str] | None = None
-    majority: Majority | None = None
     at_chance: bool = False
     last: Validation
     best: Validation | None = None
@@ -331,11 +320,9 @@ class Result(Record):
     data: DataSummary
 
 
-class Status(Record):
-    """status.json: the state of a run and its latest figures. An archived one has neither host nor process number."""
+class Progress(RecordPart):
+    """How far a run has come, on which machine, and its latest figures."""
 
-    id: str
-    state: State
     host: str | None = None
     pid: int | None = None
     updated: float | None = None
@@ -348,8 +335,15 @@ class Status(Record):
     tokens_per_second: float | None = None
     eta_seconds: float | None = None
     memory: int | None = None
-    signal: str | None = None
     message: str | None = None
+
+
+class Status(Record, Progress):
+    """status.json: the state of a run and its progress. An archived one has neither host nor process number."""
+
+    id: str
+    state: State
+    signal: str | None = None
 
 
 class Clock(RecordPart):
@@ -371,12 +365,10 @@ class TrainLine(RecordPart):
     time: Clock
 
 
-class ValLine(Metrics):
+class ValLine(Validation):
     """A line of metrics.jsonl: a validation."""
 
     kind: Literal["val"] = "val"
-    step: int
-    epoch: float | None = None
     tokens: int
     time: Clock
 
