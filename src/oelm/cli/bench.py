@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,17 +12,9 @@ from .terminal import errors, progress_bar, quiet_libraries
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..bench.arms import Kind
     from ..runs.schema import BenchRows
 
 _DEFAULT_ARMS = ["baseline", "oelm-freeze", "identity-key"]
-
-
-class BenchTask(StrEnum):
-    """Which kind of training step is timed."""
-
-    language = "language"
-    classification = "classification"
 
 
 def bench(
@@ -37,7 +28,7 @@ def bench(
     ] = None,
     model: Annotated[str, typer.Option(help="gpt:SIZE, random:FAMILY, a folder or a Hub name.")] = "gpt:tiny",
     task: Annotated[
-        BenchTask | None,
+        Literal["language", "classification"] | None,
         typer.Option(help="Default: classification (3 classes) for an encoder, else language."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences per step.")] = 8,
@@ -67,15 +58,12 @@ def bench(
 
         quiet_libraries()
         names = [word for word in arms or [] if "=" not in word] or _DEFAULT_ARMS
-        kind: Kind | None = None
-        if task is not None:
-            kind = "classification" if task is BenchTask.classification else "language"
         setting = BenchSetting(
             model=model,
             batch_size=batch_size,
             length=decoding.positions_needed(sequence_length, rounds, steps) if decode else sequence_length,
             vocab_size=vocab_size,
-            kind=kind,
+            kind=task,
             compile_model=compile_model,
             overrides=[word for word in arms or [] if "=" in word],
         )

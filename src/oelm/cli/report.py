@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +38,7 @@ def report(
 
         say = words(lang)
         format_names = [name.strip() for name in formats.split(",") if name.strip()]
+        options: dict[str, Any] = {"language": lang, "title": title, "formats": format_names, "hypotheses": hypotheses}
 
         def print_refresh(latest: Report | None) -> None:
             if latest is None:
@@ -49,20 +50,11 @@ def report(
         if watch:
             typer.echo(say("watching", seconds=f"{every:g}"))
             try:
-                made = follow(
-                    runs,
-                    out,
-                    every,
-                    print_refresh,
-                    language=lang,
-                    title=title,
-                    formats=format_names,
-                    hypotheses=hypotheses,
-                )
+                made = follow(runs, out, every, print_refresh, **options)
             except KeyboardInterrupt:
                 sys.exit(130)
         else:
-            made = write_report(runs, out, language=lang, title=title, formats=format_names, hypotheses=hypotheses)
+            made = write_report(runs, out, **options)
     if not quiet:
         typer.echo("\n".join(summary(made.analysis, lang)))
         typer.echo()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,20 +18,7 @@ if TYPE_CHECKING:
 
 _BERT = "bert-base-uncased"
 # The options of `finetune` that set a field of the config, and which.
-_FIELD_OF_OPTION = {
-    "method": "method",
-    "model": "model.name",
-    "data": "data.path",
-    "seed": "seed",
-    "output": "output",
-}
-
-
-class Recipe(StrEnum):
-    """Which learning rate a fine-tuning run gets unless it is given one."""
-
-    equal = "equal"
-    reference = "reference"
+_FIELD_OF_OPTION = {"model": "model.name", "data": "data.path", "method": "method", "seed": "seed", "output": "output"}
 
 
 def train(
@@ -71,8 +57,9 @@ def finetune(
     method: Annotated[str, typer.Option("--method", "-m", help="A preset or a method file.")] = "baseline",
     data: Annotated[Path | None, typer.Option("--data", help="A folder of local files, instead of the Hub.")] = None,
     recipe: Annotated[
-        Recipe, typer.Option(help="equal: one learning rate for all methods; reference: the original study's rates.")
-    ] = Recipe.equal,
+        Literal["equal", "reference"],
+        typer.Option(help="equal: one learning rate for all methods; reference: the original study's rates."),
+    ] = "equal",
     seed: Annotated[int, typer.Option(help="Seed of the head, the method and the order of the data.")] = 0,
     output: Annotated[Path, typer.Option("--out", "-o", "--output", help="Where runs are kept.")] = RUNS,
     quiet: QuietOption = False,
@@ -100,7 +87,7 @@ def finetune(
         config = RunConfig.load(fields, overrides)
         if config.task.kind == "language":
             raise ConfigError("oelm finetune: 'language' learns from running text; use oelm train")
-        if recipe is Recipe.reference:
+        if recipe == "reference":
             # The recipe's rate is a field of the config, so that an override can still set another.
             fields["optimizer"] = {"learning_rate": reference_rate(config.method)}
             config = RunConfig.load(fields, overrides)
