@@ -98,12 +98,12 @@ def clean(
 
         _require_folder(out)
         folders = freeable(list_runs(out), best)
-        total = sum(folder.bytes for folder in folders)
         if as_json:
-            typer.echo(json.dumps([{"path": str(folder.path), "bytes": folder.bytes} for folder in folders], indent=2))
+            typer.echo(json.dumps([{"path": str(path), "bytes": size} for path, size in folders.items()], indent=2))
         else:
-            for folder in folders:
-                typer.echo(f"{folder.bytes / 1e6:>10,.1f} MB  {folder.path}")
+            for path, size in folders.items():
+                typer.echo(f"{size / 1e6:>10,.1f} MB  {path}")
+            total = sum(folders.values())
             typer.echo(f"{total / 1e6:>10,.1f} MB  in {count_of(len(folders), 'folder')} of finished runs")
         if not folders or (as_json and not yes):
             return

@@ -156,22 +156,22 @@ class MatrixView:
 
 def event_line(event: MatrixEvent) -> str:
     """Return a line of text for an event of a matrix."""
-    if event.kind == "stopping":
-        return f"{event.message}: saving and stopping {count_of(event.count)}"
-    if event.kind == "leaving":
-        return f"left     {count_of(event.count)}: {event.message}"
-    if event.kind == "started":
-        attempt = f", attempt {event.attempt}" if event.attempt > 1 else ""
-        details = f" ({_slot(event.launch)}{attempt})" if event.launch is not None else ""
-        return f"started  {event.run}{details}{', ' if event.message else ''}{event.message}"
-    if event.kind == "waiting":
-        return f"waiting  {event.run}: {event.message}"
-    if event.kind == "takeover":
-        return f"taking over {event.run}: {event.message}"
-    if event.kind == "retry":
-        return f"failed   {event.run}: {event.message}; it is tried again"
-    elapsed = f" in {event.seconds:.0f} s" if event.seconds else ""
-    return f"{event.kind:<8} {event.run}{elapsed}: {event.message} [{_progress(event.states)}]"
+    kind, message, entry = event.kind, event.message, event.entry
+    if entry is None:
+        runs = count_of(event.count)
+        return f"{message}: saving and stopping {runs}" if kind == "stopping" else f"left     {runs}: {message}"
+    if kind == "started":
+        attempt = f", attempt {entry.attempts}" if entry.attempts > 1 else ""
+        details = f" ({_slot(entry.job.info)}{attempt})" if entry.job is not None else ""
+        return f"started  {entry.run.name}{details}{', ' if message else ''}{message}"
+    if kind == "waiting":
+        return f"waiting  {entry.run.name}: {message}"
+    if kind == "takeover":
+        return f"taking over {entry.run.name}: {message}"
+    if kind == "retry":
+        return f"failed   {entry.run.name}: {message}; it is tried again"
+    elapsed = f" in {entry.seconds:.0f} s" if entry.seconds else ""
+    return f"{kind:<8} {entry.run.name}{elapsed}: {message} [{_progress(event.states)}]"
 
 
 def _progress(states: dict[str, int]) -> str:

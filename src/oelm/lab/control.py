@@ -24,8 +24,7 @@ from .status import RunState, list_runs, live_matrices, read_state
 # What a process writes into the lock that it holds.
 _HOLDER = re.compile(r"process (\d+) on (.+)")
 
-# How a process was asked to stop: by SIGTERM, by a file in its folder, or not again because it had been asked before.
-HowAsked = Literal["signal", "file", "before"]
+HowStopped = Literal["signal", "file", "before", "cancelled", "with matrix"]
 
 
 @dataclass(frozen=True)
@@ -33,13 +32,13 @@ class StopOutcome:
     """What was done to stop a run, or a matrix and with it its runs.
 
     name    the run, or the process of the matrix
-    how     how the process was asked; "cancelled" for a job that still waited in a queue; "with matrix" for a run whose
-            matrix was asked and stops it
+    how     how the process was asked: by SIGTERM, by a file in its folder, or not again because it had been asked
+            before; "cancelled" for a job that still waited in a queue; "with matrix" for a run that its matrix stops
     where   the machine that a run on another machine is on, or the id of a cancelled job
     """
 
     name: str
-    how: Literal["signal", "file", "before", "cancelled", "with matrix"]
+    how: HowStopped
     where: str = ""
 
 
@@ -91,7 +90,7 @@ def _matrix_of(run: RunState) -> str | None:
     return None if info is None else info.matrix
 
 
-def _ask(folder: Path, process: str, name: str) -> HowAsked:
+def _ask(folder: Path, process: str, name: str) -> HowStopped:
     """Ask the process that holds a folder's lock to stop, once: a second signal would end it at once, unsaved."""
     asked = folder / ASKED
     if process and asked.is_file() and asked.read_text(encoding="utf-8") == process:
@@ -133,39 +132,26 @@ def log_lines(run: RunState, last: int, follow: bool = False, pause: float = 0.5
                 time.sleep(pause)
 
 
-@dataclass(frozen=True)
-class Freeable:
-    """A folder of a finished run that can be removed, and its size in bytes."""
-
-    path: Path
-    bytes: int
-
-
-def freeable(runs: list[RunState], best: bool = False) -> list[Freeable]:
-    """Return the checkpoints of finished runs, and with `best` their best models too; never their records."""
-    folders = []
-    for run in runs:
-        if run.state not in ("finished", "diverged") or holder(run.path) is not None:
-            continue
-        for name in ("checkpoints", "best") if best else ("checkpoints",):
-            size = _size(run.path / name)
-            if size:
-                folders.append(Freeable(run.path / name, size))
-    return folders
+def freeable(runs: list[RunState], best: bool = False) -> dict[Path, int]:
+    """Return the checkpoint folders of finished runs, with `best` those of their best models too, and their bytes."""
+    names = ("checkpoints", "best") if best else ("checkpoints",)
+    ended = [run for run in runs if run.state in ("finished", "diverged") and holder(run.path) is None]
+    sizes = {run.path / name: _size(run.path / name) for run in ended for name in names}
+    return {folder: size for folder, size in sizes.items() if size}
 
 
-def free(folders: list[Freeable]) -> int:
+def free(folders: dict[Path, int]) -> int:
     """Remove the folders and return the bytes that were freed. A run that a process has by now keeps its own."""
     freed = 0
-    for folder in folders:
+    for folder, size in folders.items():
         try:
-            with hold(folder.path.parent):
-                shutil.rmtree(folder.path)
-                freed += folder.bytes
+            with hold(folder.parent):
+                shutil.rmtree(folder)
+                freed += size
         except FileError:
             continue  # a process holds the run's lock
         except OSError as error:
-            raise LabError(f"{folder.path}: cannot be removed ({error.strerror})") from None
+            raise LabError(f"{folder}: cannot be removed ({error.strerror})") from None
     return freed
 
 
@@ -175,9 +161,8 @@ def _size(folder: Path) -> int:
 
 def _queued_job(folder: Path) -> str | None:
     """Return the id of the Slurm job that a run without a result was submitted as, or None."""
-    info = read_launch(folder)
-    submitted = info is not None and info.launcher == "slurm" and not (folder / "result.json").exists()
-    return info.job if info is not None and submitted else None
+    info = None if (folder / "result.json").exists() else read_launch(folder)
+    return info.job if info is not None and info.launcher == "slurm" else None
 
 
 def _cancel(job: str) -> None:

@@ -40,16 +40,11 @@ def estimate(runs: list[PlannedRun], slots: int) -> DurationEstimate:
     remaining = [run for run in runs if run.folder not in done]
     measured = _measured_seconds([run for run in runs if run.folder in done])
     # One estimate per experiment: building the model again for every seed would take too long.
-    rough: dict[str, float] = {}
-    total = 0.0
+    seconds = dict(measured)
     for run in remaining:
-        name = run.config.experiment
-        if name in measured:
-            total += measured[name] + _START_SECONDS
-            continue
-        if name not in rough:
-            rough[name] = _SMOKE_SECONDS if run.smoke else _estimated_seconds(run)
-        total += rough[name] + _START_SECONDS
+        if run.config.experiment not in seconds:
+            seconds[run.config.experiment] = _SMOKE_SECONDS if run.smoke else _seconds(run, training_tokens(run))
+    total = sum(seconds[run.config.experiment] + _START_SECONDS for run in remaining)
     return DurationEstimate(
         runs=len(runs),
         done=len(runs) - len(remaining),
@@ -73,13 +68,12 @@ def _measured_seconds(runs: list[PlannedRun]) -> dict[str, float]:
     return {name: median(seconds) for name, seconds in durations.items()}
 
 
-def _estimated_seconds(run: PlannedRun) -> float:
-    return training_tokens(run) * dry_run(run).flops_per_token / training_speed()
-
-
 def seconds_per_step(run: PlannedRun) -> float:
     """Return roughly how long an optimiser step of a run takes on this machine."""
-    tokens = run.config.train.batch_size * run.config.data.sequence_length
+    return _seconds(run, run.config.train.batch_size * run.config.data.sequence_length)
+
+
+def _seconds(run: PlannedRun, tokens: float) -> float:
     return tokens * dry_run(run).flops_per_token / training_speed()
 
 

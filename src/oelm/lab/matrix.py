@@ -26,8 +26,18 @@ from ..base.locks import hold, holder
 from ..errors import FileError, OelmError
 from ..runs.folder import STOP
 from ..training.signals import StopRequest, listening
-from .launch.interface import CONSOLE, Job, Launcher, LaunchInfo, read_launch, write_launch
-from .launch.outcome import failure_reason, new_status, status_time, was_stopped
+from .launch.interface import (
+    CONSOLE,
+    Job,
+    Launcher,
+    LaunchInfo,
+    failure_reason,
+    new_status,
+    read_launch,
+    status_time,
+    was_stopped,
+    write_launch,
+)
 from .plan import PLAIN, PlannedRun
 from .status import LAB, RunState, is_done, read_state
 
@@ -58,28 +68,23 @@ class MatrixEntry:
         return self.state not in ("waiting", "running", "elsewhere")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MatrixEvent:
     """Something that happened in a matrix, to be shown to the user.
 
     kind        started, waiting (another process has the run), takeover (that process died), retry, leaving (runs stay
                 unstarted), stopping (running ones are asked to save and stop), or the state that a run ended in
-    run         the name of the run; empty if it concerns several
     message     why, or the run's main figure
-    count       how many runs it concerns, where there are several
-    attempt     how often the run has been started, and `launch` how
-    seconds     how long the run took
-    states      how many runs of the matrix are in which state, when a run has ended
+    states      how many runs of the matrix are in which state now
+    entry       the run that it concerns, or None if it concerns several
+    count       how many runs it concerns
     """
 
     kind: str
-    run: str = ""
-    message: str = ""
+    message: str
+    states: dict[str, int]
+    entry: MatrixEntry | None = None
     count: int = 1
-    attempt: int = 1
-    launch: LaunchInfo | None = None
-    seconds: float = 0.0
-    states: dict[str, int] = field(default_factory=dict)
 
 
 class Matrix:
@@ -207,7 +212,7 @@ class Matrix:
             if isinstance(error, OSError) and error.filename:
                 reason = f"{error.filename}: {error.strerror}"
             if entry.job is not None:
-                self._emit("started", entry, message=f"but {reason}")
+                self._emit("started", f"but {reason}", entry)
                 return
             self._release(entry)
             self._end(entry, "failed", f"it could not be started: {reason}")
@@ -234,7 +239,7 @@ class Matrix:
             entry.attempts += 1
         entry.job, entry.state, entry.started = job, "running", time.monotonic()
         write_launch(folder, job.info.model_copy(update={"matrix": self._folder_name}))
-        self._emit("started", entry)
+        self._emit("started", "", entry)
 
     def _lock(self, entry: MatrixEntry) -> TextIO | None:
         """Return the run's lock, or None if another process has the run or has finished it by now."""
@@ -253,7 +258,7 @@ class Matrix:
             lock.close()
             process = trainer
         entry.state = "elsewhere"
-        self._emit("waiting", entry, message=f"it is run by {process} already")
+        self._emit("waiting", f"it is run by {process} already", entry)
         return None
 
     def _orphans(self) -> list[LaunchInfo]:
@@ -277,7 +282,7 @@ class Matrix:
                 self._end(entry, "stopped", "it was asked to stop; the same command resumes it")
             else:
                 entry.state = "waiting"
-                self._emit("takeover", entry, message="its process is gone")
+                self._emit("takeover", "its process is gone", entry)
         elif self._leaving:
             entry.state = "left"
 
@@ -326,7 +331,7 @@ class Matrix:
             reason, permanent = "its folder was removed while it ran", False
         if entry.attempts <= self._retries and not permanent and not self._leaving:
             entry.state = "waiting"
-            self._emit("retry", entry, message=reason)
+            self._emit("retry", reason, entry)
             self.entries.remove(entry)  # it comes after the runs that have not been tried yet
             self.entries.append(entry)
         else:
@@ -341,7 +346,7 @@ class Matrix:
 
     def _end(self, entry: MatrixEntry, state: str, message: str) -> None:
         entry.state = state
-        self._emit(state, entry, message=message, states=self.counts())
+        self._emit(state, message, entry)
 
     def _ask_runs_to_stop(self) -> None:
         """Ask the running runs to save and stop, once, and leave the others unstarted."""
@@ -351,7 +356,7 @@ class Matrix:
         cause = "asked to stop by a file" if self._stop_file_seen else "out of time"
         cause = f"asked to stop by {self._signal.signal}" if self._signal else cause
         running = self._running()
-        self._notify(MatrixEvent(kind="stopping", message=cause, count=len(running)))
+        self._emit("stopping", cause, count=len(running))
         for entry in running:
             assert entry.job is not None
             entry.job.stop()
@@ -363,19 +368,10 @@ class Matrix:
         for entry in waiting:
             entry.state = "left"
         if waiting:
-            self._notify(MatrixEvent(kind="leaving", message=reason, count=len(waiting)))
+            self._emit("leaving", reason, count=len(waiting))
 
-    def _emit(self, kind: str, entry: MatrixEntry, message: str = "", states: dict[str, int] | None = None) -> None:
-        event = MatrixEvent(
-            kind=kind,
-            run=entry.run.name,
-            message=message,
-            attempt=entry.attempts,
-            launch=None if entry.job is None else entry.job.info,
-            seconds=entry.seconds,
-            states=states or {},
-        )
-        self._notify(event)
+    def _emit(self, kind: str, message: str, entry: MatrixEntry | None = None, count: int = 1) -> None:
+        self._notify(MatrixEvent(kind, message, self.counts(), entry, count))
 
 
 def export_plain(run: Path) -> str:

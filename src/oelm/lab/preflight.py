@@ -13,7 +13,7 @@ from typing import Literal
 from urllib.parse import urlparse
 
 from ..base.files import looks_local, parse_yaml
-from ..config import GPT, RANDOM, RunConfig
+from ..config import GPT, RANDOM
 from ..errors import LabError
 from .plan import PlannedRun
 
@@ -59,7 +59,9 @@ def missing(run: PlannedRun) -> list[str]:
     """Return a sentence for everything that a run needs and this machine does not have."""
     lacking = [_missing_data(run)]
     if run.starts_from is None:  # otherwise model and tokenizer come from the run that it starts from
-        lacking += [_missing_model(run.config), _missing_tokenizer(run.config)]
+        lacking.append(_missing_model(run.config.model.name))
+        if run.config.model.tokenizer is not None:
+            lacking.append(_missing_from_hub("tokenizer", run.config.model.tokenizer, "model.tokenizer"))
     return [f"{run.experiment.id} needs {text}" for text in lacking if text]
 
 
@@ -109,8 +111,7 @@ def _missing_tokens(path: str, requirement: Requirement | None) -> str | None:
     return f"{text}Your own copy: oelm data prepare FILE --tokenizer gpt2 --out DIR, and then --data DIR."
 
 
-def _missing_model(config: RunConfig) -> str | None:
-    name = config.model.name
+def _missing_model(name: str) -> str | None:
     requirement = known_requirements().get(name)
     if requirement is not None and requirement.kind == "model" and not Path(name).is_dir():
         return (
@@ -120,11 +121,6 @@ def _missing_model(config: RunConfig) -> str | None:
     if name.startswith((GPT, RANDOM)):
         return None
     return _missing_from_hub("model", name, "model.name")
-
-
-def _missing_tokenizer(config: RunConfig) -> str | None:
-    name = config.model.tokenizer
-    return None if name is None else _missing_from_hub("tokenizer", name, "model.tokenizer")
 
 
 def _missing_from_hub(what: Literal["model", "tokenizer"], name: str, field: str) -> str | None:

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -37,7 +37,6 @@ class LocalJob:
     """A run's process on this machine. It has its own session, so that Ctrl-C reaches only the launcher."""
 
     process: subprocess.Popen[bytes]
-    slot: Slot
     info: LaunchInfo
 
     def poll(self) -> int | None:
@@ -77,17 +76,9 @@ class LocalLauncher:
                 start_new_session=True,
                 pass_fds=(lock.fileno(),),  # so that the run stays locked while its process lives, even if we die
             )
-        info = LaunchInfo(
-            launcher="local",
-            host=socket.gethostname(),
-            pid=process.pid,
-            gpus=slot.gpus,
-            threads=slot.threads,
-            processes=self.processes,
-        )
-        job = LocalJob(process, slot, info)
-        self._running.append(job)
-        return job
+        place = {"host": socket.gethostname(), "pid": process.pid, **asdict(slot)}
+        self._running.append(LocalJob(process, LaunchInfo(launcher="local", processes=self.processes, **place)))
+        return self._running[-1]
 
     def attach(self, info: LaunchInfo) -> None:
         """Return None: a process whose launcher died cannot be waited for; its lock shows when it is done."""
@@ -98,7 +89,7 @@ class LocalLauncher:
         self._running = [job for job in self._running if job.poll() is None]
         our_pids = {job.info.pid for job in self._running}
         others = [info for info in orphans if info.host == socket.gethostname() and info.pid not in our_pids]
-        used = Counter([job.slot.gpus for job in self._running] + [info.gpus for info in others])
+        used = Counter(info.gpus for info in [*(job.info for job in self._running), *others])
         # The same slot may be listed several times: as often as runs may share its GPUs.
         for slot, capacity in Counter(self.all_slots).items():
             overlaps = any(set(slot.gpus) & set(gpus) for gpus in used if gpus != slot.gpus)

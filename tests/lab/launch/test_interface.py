@@ -1,6 +1,6 @@
 """How a run ended, read from its status."""
 
-from oelm.lab.launch.outcome import status_time, was_stopped
+from oelm.lab.launch.interface import status_time, was_stopped
 from oelm.runs.schema import Status
 
 
