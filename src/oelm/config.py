@@ -244,31 +244,11 @@ class RunConfig(Strict, refusal=ConfigError):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_method(cls, value: Any) -> Any:
-        """Load a method given by its name, or by the original study's names for it."""
+    def _complete(cls, value: Any) -> Any:
+        """Load a method given by its name, and fill in the defaults of the task, which may be given as a name alone."""
         if not isinstance(value, dict):
             return value
-        fields = dict(value)
-        study = {name: fields.pop(name) for name in ("model_type", "freeze_qk", "ortho_method") if name in fields}
-        if "method" in fields:
-            fields["method"] = Method.load(fields["method"])
-        if study:
-            named = study_method(**study)
-            if "method" in fields and fields["method"] != named:
-                raise ValueError(
-                    f"{', '.join(f'{k}: {v}' for k, v in study.items())} means method {named.name!r}, "
-                    f"but method is {fields['method'].name!r}: give one of the two"
-                )
-            fields["method"] = named
-        return fields
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_task_defaults(cls, value: Any) -> Any:
-        """Fill in the defaults of the task, which may be given as a name alone."""
-        if not isinstance(value, dict):
-            return value
-        fields = {key: _as_mapping(part) for key, part in value.items()}
+        fields = _load_method({key: _as_mapping(part) for key, part in value.items()})
         if isinstance(fields.get("task"), str):
             fields["task"] = {"name": fields["task"]}
         defaults = dict(_DEFAULTS[_kind_of(fields.get("task"))])
@@ -344,6 +324,21 @@ def _kind_of(task: Any) -> str:
         return TaskConfig.model_validate(task or {}).kind
     except ValidationError:
         return "language"
+
+
+def _load_method(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with the method loaded from its name, its fields, or the original study's names for it."""
+    study = {name: fields.pop(name) for name in ("model_type", "freeze_qk", "ortho_method") if name in fields}
+    if "method" in fields:
+        fields["method"] = Method.load(fields["method"])
+    if study:
+        named = study_method(**study)
+        if fields.setdefault("method", named) != named:
+            raise ValueError(
+                f"{', '.join(f'{k}: {v}' for k, v in study.items())} means method {named.name!r}, "
+                f"but method is {fields['method'].name!r}: give one of the two"
+            )
+    return fields
 
 
 def _as_mapping(part: Any) -> Any:

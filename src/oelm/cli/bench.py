@@ -10,8 +10,6 @@ from .options import JsonOption
 from .terminal import errors, progress_bar, quiet_libraries
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..runs.schema import BenchRows
 
 _DEFAULT_ARMS = ["baseline", "oelm-freeze", "identity-key"]
@@ -51,10 +49,11 @@ def bench(
 ) -> None:
     """Time whole optimiser steps of several methods side by side, on random tokens, as ratios to the first."""
     with errors():
+        from ..base.files import to_json
         from ..bench import decoding
         from ..bench.arms import BenchSetting, plan_arms
         from ..bench.steps import benchmark
-        from .bench_tables import bench_table, decoding_table
+        from .bench_tables import bench_table, decoding_table, render_bench
 
         quiet_libraries()
         names = [word for word in arms or [] if "=" not in word] or _DEFAULT_ARMS
@@ -68,21 +67,16 @@ def bench(
             overrides=[word for word in arms or [] if "=" in word],
         )
         planned = plan_arms(names, setting)
-        if decode:
-            with progress_bar() as show:
-                decode_rows = decoding.benchmark_decoding(planned, sequence_length, rounds, steps, show=show)
-            _print(decode_rows, decoding_table(decode_rows), as_json)
-            return
+        rows: BenchRows
+        warnings: list[str | None] = []
         with progress_bar() as show:
-            step_rows = benchmark(planned, rounds, steps, show=show)
-        _print(step_rows, bench_table(step_rows), as_json)
-        for row in step_rows:
-            if row.warning:
-                typer.echo(f"warning: {row.warning}", err=True)
-
-
-def _print(rows: BenchRows, table: Table, as_json: bool) -> None:
-    from ..base.files import to_json
-    from .bench_tables import render_bench
-
-    typer.echo(to_json([row.model_dump() for row in rows], indent=2) if as_json else render_bench(table, rows[0].arm))
+            if decode:
+                rows = decoding.benchmark_decoding(planned, sequence_length, rounds, steps, show=show)
+                table = decoding_table(rows)
+            else:
+                rows = benchmark(planned, rounds, steps, show=show)
+                table, warnings = bench_table(rows), [row.warning for row in rows]
+        as_text = to_json([row.model_dump() for row in rows], indent=2) if as_json else render_bench(table, rows[0].arm)
+        typer.echo(as_text)
+        for warning in filter(None, warnings):
+            typer.echo(f"warning: {warning}", err=True)

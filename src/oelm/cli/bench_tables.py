@@ -10,14 +10,9 @@ from ..runs.schema import DecodeBench, StepBench
 
 def bench_table(rows: list[StepBench]) -> Table:
     """Return the table of a benchmark of steps, one line per arm; if batch sizes differ, with a ratio per example."""
-    table = Table(title=f"whole optimiser steps, {rows[0].rounds} interleaved rounds", title_justify="left")
+    title = f"whole optimiser steps, {rows[0].rounds} interleaved rounds"
     unequal = any(row.warning for row in rows)
-    lines = [_bench_cells(row, unequal) for row in rows]
-    for name in lines[0]:
-        table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
-    for cells in lines:
-        table.add_row(*cells.values())
-    return table
+    return _table(title, [_bench_cells(row, unequal) for row in rows])
 
 
 def _bench_cells(row: StepBench, unequal: bool) -> dict[str, str]:
@@ -42,18 +37,21 @@ def decoding_table(rows: list[DecodeBench]) -> Table:
     """Return the table of a benchmark of generation, one line per arm."""
     first = rows[0]
     title = f"one token after {first.context:,}, batches of {first.batch_size}, {first.rounds} interleaved rounds"
-    table = Table(title=title + (", compiled" if first.compiled else ""), title_justify="left")
-    for name in ("arm", "token, ms", "tokens/s", "ratio", "cache, bytes a token", "cache ratio"):
+    return _table(title + (", compiled" if first.compiled else ""), [_decoding_cells(row) for row in rows])
+
+
+def _decoding_cells(row: DecodeBench) -> dict[str, str]:
+    speed = {"token, ms": f"{row.token_ms:.2f}", "tokens/s": f"{row.tokens_per_second:,.1f}"}
+    cache = {"cache, bytes a token": f"{row.cache_bytes_per_token:,.0f}", "cache ratio": f"{row.cache_ratio:.3f}"}
+    return {"arm": row.arm, **speed, "ratio": _with_interval(row.ratio, row.ratio_95), **cache}
+
+
+def _table(title: str, lines: list[dict[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in lines[0]:
         table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.arm,
-            f"{row.token_ms:.2f}",
-            f"{row.tokens_per_second:,.1f}",
-            _with_interval(row.ratio, row.ratio_95),
-            f"{row.cache_bytes_per_token:,.0f}",
-            f"{row.cache_ratio:.3f}",
-        )
+    for cells in lines:
+        table.add_row(*cells.values())
     return table
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .options import RUNS, JsonOption, OutOption, YesOption
-from .terminal import confirm, count_of, duration, errors, quiet_libraries
+from .terminal import confirm, count_of, duration, errors
+from .train import train_and_print
 
 if TYPE_CHECKING:
     from ..lab.estimate import DurationEstimate
@@ -67,20 +68,13 @@ def run(
     """Run one experiment with one seed (all its arms). The same command resumes runs that were interrupted."""
     with errors():
         from ..lab.plan import Request
-        from ..lab.preflight import require_available
 
-        request = Request(scale, (seed,), {}, tuple(overrides or ()), data, str(out))
-        planned = _plan([name], request)
-        if dry_run:
-            _print_dry_runs(planned)
-            return
-        require_available(planned)
+        planned = _plan([name], Request(scale, (seed,), {}, tuple(overrides or ()), data, str(out)), dry_run)
         if len(planned) == 1 and gpus_per_run == 1 and gpus is None:
-            code = _train_here(planned[0])
-        else:
-            from ..lab.launch.local import local_launcher
+            train_and_print(planned[0].config, quiet=False)
+        from ..lab.launch.local import local_launcher
 
-            code = _run_matrix(planned, local_launcher(gpus, jobs, gpus_per_run), 1, yes)
+        code = _run_matrix(planned, local_launcher(gpus, jobs, gpus_per_run), 1, yes)
     raise typer.Exit(code)
 
 
@@ -110,18 +104,13 @@ def matrix(
     """
     with errors():
         from ..lab.plan import Request
-        from ..lab.preflight import require_available
 
         axes = _axes(axis or [], lr_grid)
         sbatch = dict(_split_pair("--slurm", text, "key=value, such as account=lab") for text in slurm or [])
         overrides = tuple(word for word in names if "=" in word and not _is_file(word))
         seed_list = None if seeds is None else tuple(range(seeds))
         request = Request(scale, seed_list, axes, overrides, data, str(out))
-        planned = _plan([word for word in names if word not in overrides], request)
-        if dry_run:
-            _print_dry_runs(planned)
-            return
-        require_available(planned)
+        planned = _plan([word for word in names if word not in overrides], request, dry_run)
         chosen: Launcher
         if launcher == "slurm":
             from ..lab.launch.slurm import SlurmOptions, slurm_launcher
@@ -148,14 +137,21 @@ def demo(
     raise typer.Exit(code)
 
 
-def _plan(names: list[str], request: Request) -> list[PlannedRun]:
+def _plan(names: list[str], request: Request, dry_run: bool) -> list[PlannedRun]:
+    """Return the runs of the experiments if all that they need is here; for a dry run, print them and exit."""
     from ..errors import LabError
     from ..lab.experiment import find_experiment
     from ..lab.plan import plan_runs
+    from ..lab.preflight import require_available
 
     if not names:
         raise LabError("name at least one experiment: `oelm experiments` lists them")
-    return plan_runs([find_experiment(name) for name in names], request)
+    planned = plan_runs([find_experiment(name) for name in names], request)
+    if dry_run:
+        _print_dry_runs(planned)
+        raise typer.Exit()
+    require_available(planned)
+    return planned
 
 
 def _axes(options: list[str], lr_grid: str | None) -> dict[str, tuple[Any, ...]]:
@@ -189,18 +185,6 @@ def _split_pair(option: str, text: str, form: str) -> tuple[str, str]:
 def _is_file(word: str) -> bool:
     """Return True for an experiment's file: its path may contain an equals sign, as an override does."""
     return word.endswith((".yaml", ".yml", ".json")) and Path(word).is_file()
-
-
-def _train_here(planned: PlannedRun) -> int:
-    """Train one run in this process, with its own progress line; return the exit code."""
-    from ..training.engine import Stopped, train
-    from ..training.result import exit_code
-
-    quiet_libraries()
-    try:
-        return exit_code(train(planned.config))
-    except Stopped as stopped:
-        return stopped.code
 
 
 def _run_matrix(planned: list[PlannedRun], launcher: Launcher, retries: int, yes: bool) -> int:

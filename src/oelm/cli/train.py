@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -36,7 +36,7 @@ def train(
 
         if "=" in str(config) and not config.exists():
             raise ConfigError(f"{config}: the config file comes first, as in oelm train run.yaml {config}")
-        _train_and_print(RunConfig.load(config, overrides), quiet)
+        train_and_print(RunConfig.load(config, overrides), quiet)
 
 
 def train_and_exit(config: str) -> None:
@@ -91,7 +91,7 @@ def finetune(
             # The recipe's rate is a field of the config, so that an override can still set another.
             fields["optimizer"] = {"learning_rate": reference_rate(config.method)}
             config = RunConfig.load(fields, overrides)
-        _train_and_print(config, quiet)
+        train_and_print(config, quiet)
 
 
 def _refuse_field_given_twice(ctx: typer.Context, overrides: list[str]) -> None:
@@ -105,7 +105,7 @@ def _refuse_field_given_twice(ctx: typer.Context, overrides: list[str]) -> None:
             raise ConfigError(f"{override}: an option sets this field too; keep one of the two")
 
 
-def _train_and_print(config: RunConfig, quiet: bool) -> None:
+def train_and_print(config: RunConfig, quiet: bool) -> NoReturn:
     """Train a run, print its main figures as JSON if nothing else was shown, and exit with the run's exit code."""
     from ..training.engine import Stopped
     from ..training.engine import train as train_run

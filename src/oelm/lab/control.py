@@ -62,23 +62,17 @@ def stop(run: RunState) -> StopOutcome:
 def stop_all(root: Path) -> tuple[list[StopOutcome], list[StopOutcome]]:
     """Ask every matrix and every run in progress below a folder to stop; return (matrices, runs)."""
     # Matrices come first: otherwise they would start the next run as soon as one stops.
-    matrices = _stop_matrices(root)
+    matrices = {}
+    for folder in live_matrices(root):
+        process = holder(folder)
+        if process is not None:  # otherwise it has just ended
+            matrices[folder.name] = StopOutcome(process, _ask(folder, process, f"the matrix of {process}"))
     runs = []
     for run in list_runs(root):
         if run.live:
             with_matrix = _matrix_of(run) in matrices
             runs.append(StopOutcome(run.name, "with matrix") if with_matrix else stop(run))
     return list(matrices.values()), runs
-
-
-def _stop_matrices(root: Path) -> dict[str, StopOutcome]:
-    """Ask every matrix below a folder to start no more runs and to stop its own; return outcomes by folder name."""
-    outcomes = {}
-    for folder in live_matrices(root):
-        process = holder(folder)
-        if process is not None:  # otherwise it has just ended
-            outcomes[folder.name] = StopOutcome(process, _ask(folder, process, f"the matrix of {process}"))
-    return outcomes
 
 
 def _matrix_of(run: RunState) -> str | None:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..config import GPT, RANDOM, ModelConfig
+from ..config import GPT, RANDOM
 from ..data.corpus.header import HEADER
 from ..data.corpus.tokens import TokenDataset
 from ..errors import LabError, OelmError
@@ -56,7 +56,7 @@ def dry_run(run: PlannedRun) -> DryRun:
             raise LabError(f"method.schedule acts at step {changes_at[-1]}, past train.max_steps {last_step}")
     except OelmError as error:
         raise LabError(f"{run.name}: {error}") from None
-    built_here = _model_of(run).name.startswith((GPT, RANDOM))
+    built_here = (run.starts_from or run).config.model.name.startswith((GPT, RANDOM))
     return DryRun(
         parameters=parameters,
         trainable=trainable,
@@ -85,14 +85,9 @@ def _count(model: Any, method: str, batch: tuple[int, int]) -> tuple[int, int, f
     return sum(size for size, _ in sizes), trainable, train_flops_per_token(operated, *batch)
 
 
-def _model_of(run: PlannedRun) -> ModelConfig:
-    """Return a run's model section; for a run that starts from another, the other's."""
-    return run.config.model if run.starts_from is None else run.starts_from.config.model
-
-
 def _skeleton(run: PlannedRun) -> Any:
-    """Return the model of a run, without its weights."""
-    model = _model_of(run)
+    """Return the model of a run, or of the run that it starts from, without its weights."""
+    model = (run.starts_from or run).config.model
     fields = json.dumps(model.fields, sort_keys=True)
     classify = run.config.task.kind == "classification"
     sizes = (_vocabulary(run), run.config.data.sequence_length)

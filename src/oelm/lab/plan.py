@@ -83,16 +83,12 @@ def plan_runs(experiments: Sequence[Experiment], request: Request) -> list[Plann
     for run in runs:
         if run.starts_from is not None:
             ordered.setdefault(run.starts_from.folder, run.starts_from)
-        _refuse_same_folder(ordered.get(run.folder), run)
+        other = ordered.setdefault(run.folder, run)
+        if other.config.id != run.config.id:  # one of the two would be lost
+            ids = " and ".join(dict.fromkeys((other.experiment.id, run.experiment.id)))
+            raise LabError(f"{ids}: both have a run {run.name}, and the two differ; give one of them another id")
         ordered[run.folder] = run
     return list(ordered.values())
-
-
-def _refuse_same_folder(other: PlannedRun | None, run: PlannedRun) -> None:
-    """Raise if a different run has the same folder: one of the two would be lost."""
-    if other is not None and other.config.id != run.config.id:
-        ids = " and ".join(dict.fromkeys((other.experiment.id, run.experiment.id)))
-        raise LabError(f"{ids}: both have a run {run.name}, and the two differ; give one of them another id")
 
 
 def run_name(experiment: str, scale: Scale, values: dict[str, Any]) -> str:

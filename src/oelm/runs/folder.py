@@ -165,12 +165,8 @@ class RunFolder:
         here = {"host": socket.gethostname(), "pid": os.getpid(), "updated": time.time()}
         self._status = {**self._status, "id": self.config.id, "state": state, **here, **values}
         Status.model_validate(self._status).write(self / "status.json")
-        if state == "running":
-            self._obey_stop_file()
-
-    def _obey_stop_file(self) -> None:
-        """Turn a request to stop that was left from another machine into the signal it would be on this one."""
-        if (self / STOP).exists() and callable(signal.getsignal(signal.SIGTERM)):
+        # A request to stop that was left from another machine becomes the signal that it would be on this one.
+        if state == "running" and (self / STOP).exists() and callable(signal.getsignal(signal.SIGTERM)):
             (self / STOP).unlink(missing_ok=True)
             os.kill(os.getpid(), signal.SIGTERM)
 

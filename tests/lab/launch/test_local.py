@@ -76,10 +76,10 @@ def test_the_gpu_of_an_orphan_is_not_given_to_another_run(tmp_path, monkeypatch)
     orphan = LaunchInfo(launcher="local", host=socket.gethostname(), pid=1, gpus=("0",))
     with open(tmp_path / "lock", "w") as lock:
         both = LocalLauncher([Slot(("0",), 1), Slot(("1",), 1)])
-        assert both.start(tmp_path, tmp_path, lock, [orphan]).slot.gpus == ("1",)
+        assert both.start(tmp_path, tmp_path, lock, [orphan]).info.gpus == ("1",)
         assert not LocalLauncher([Slot(("0", "1"), 1)]).ready([orphan])
         elsewhere = orphan.model_copy(update={"host": "other"})
-        assert LocalLauncher([Slot(("0",), 1)]).start(tmp_path, tmp_path, lock, [elsewhere]).slot.gpus == ("0",)
+        assert LocalLauncher([Slot(("0",), 1)]).start(tmp_path, tmp_path, lock, [elsewhere]).info.gpus == ("0",)
 
 
 def test_a_resumed_run_keeps_its_number_of_threads(tmp_path, monkeypatch):
@@ -88,7 +88,7 @@ def test_a_resumed_run_keeps_its_number_of_threads(tmp_path, monkeypatch):
     (tmp_path / LAUNCH).write_text(json.dumps({"launcher": "local", "threads": 3}))
     with open(tmp_path / "lock", "w") as lock:
         job = LocalLauncher([Slot((), 1)]).start(tmp_path, tmp_path, lock, [])
-    assert job.slot.threads == job.info.threads == 3
+    assert job.info.threads == 3
 
 
 def test_several_processes_are_started_through_torchrun_on_a_free_port():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import TextIO
 
 from ...base.machine import threads_each
 from .interface import CONSOLE, LaunchInfo
@@ -25,16 +25,14 @@ _PRELOADED = ["oelm.evaluation.use", "oelm.training.engine", "oelm.training.task
 class ForkedJob:
     """A run in a forked process."""
 
-    process: Any
+    process: BaseProcess
     info: LaunchInfo
 
     def poll(self) -> int | None:
-        code = self.process.exitcode
-        return None if code is None else int(code)
+        return self.process.exitcode
 
     def stop(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGTERM)
+        self.process.terminate()
 
 
 class ForkedLauncher:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -43,8 +41,7 @@ class LocalJob:
         return self.process.poll()
 
     def stop(self) -> None:
-        with suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGTERM)
+        self.process.terminate()
 
 
 @dataclass

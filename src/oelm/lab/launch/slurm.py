@@ -170,26 +170,19 @@ def slurm_launcher(folder: Path, options: SlurmOptions, jobs: int = 64, cluster:
     except RuntimeError as error:
         raise LabError(f"there is no Slurm here ({first_line(error)}); use --launcher local") from None
     try:
-        executor.update_parameters(**_job_parameters(options, cluster))
+        # submitit's local stand-in leaves out what begins with "slurm".
+        executor.update_parameters(
+            name="oelm",
+            nodes=1,
+            tasks_per_node=max(1, options.gpus),
+            gpus_per_node=options.gpus,
+            timeout_min=options.minutes,
+            slurm_partition=options.partition,
+            slurm_cpus_per_task=options.cpus,
+            slurm_signal_delay_s=options.warning,
+            slurm_additional_parameters={"requeue": True, "open_mode": "append", **options.extra},
+        )
     except (NameError, ValueError) as error:
         raise LabError(f"Slurm options: {first_line(error)}") from None
     os.environ.setdefault("OMP_NUM_THREADS", str(options.cpus))
     return SlurmLauncher(executor, cluster, submitit_folder, jobs, max(1, options.gpus))
-
-
-def _job_parameters(options: SlurmOptions, cluster: str) -> dict[str, Any]:
-    """Return the options as submitit names them; its local stand-in takes only those without "slurm" in their name."""
-    parameters: dict[str, Any] = {
-        "timeout_min": options.minutes,
-        "tasks_per_node": max(1, options.gpus),
-        "gpus_per_node": options.gpus,
-        "nodes": 1,
-        "name": "oelm",
-    }
-    if cluster == "slurm":
-        if options.partition is not None:
-            parameters["slurm_partition"] = options.partition
-        parameters["slurm_signal_delay_s"] = options.warning
-        parameters["cpus_per_task"] = options.cpus
-        parameters["slurm_additional_parameters"] = {"requeue": True, "open_mode": "append", **options.extra}
-    return parameters
