@@ -13,7 +13,7 @@ from ..base.files import read_record
 from ..base.locks import holder
 from ..errors import FileError, LabError, nearest
 from ..runs.folder import ending, is_alive
-from ..runs.schema import Progress, RecordedConfig, Result, Status, read, read_optional
+from ..runs.schema import RecordedConfig, Result, RunProgress, Status, read, read_optional
 
 # The folder, below the output folder, in which running matrices write what they have planned.
 LAB = ".lab"
@@ -22,7 +22,7 @@ _INNER = ("checkpoints", "best")
 _NUMBER = re.compile(r"\d+")
 
 
-class RunState(Progress):
+class RunState(RunProgress):
     """One run as its records show it: its progress, and where it stands among others.
 
     The states are: new (nothing recorded yet), waiting (a matrix has planned it), running, finished, diverged (all
@@ -57,7 +57,7 @@ def read_state(path: Path, name: str | None = None) -> RunState:
     figures: dict[str, Any] = {}
     for record in (status, result):  # a figure of the result replaces that of the last status
         if record is not None:
-            figures |= record.model_dump(include=set(Progress.model_fields), exclude_none=True)
+            figures |= record.model_dump(include=set(RunProgress.model_fields), exclude_none=True)
     if result is not None:
         figures |= {"step": result.steps, "max_steps": result.steps, "eta_seconds": None, "message": None}
     return RunState(

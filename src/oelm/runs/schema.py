@@ -320,7 +320,7 @@ class Result(Record, TaskMetrics):
     data: DataSummary
 
 
-class Progress(RecordPart):
+class RunProgress(RecordPart):
     """How far a run has come, on which machine, and its latest figures."""
 
     host: str | None = None
@@ -338,7 +338,7 @@ class Progress(RecordPart):
     message: str | None = None
 
 
-class Status(Record, Progress):
+class Status(Record, RunProgress):
     """status.json: the state of a run and its progress. An archived one has neither host nor process number."""
 
     id: str
