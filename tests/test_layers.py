@@ -101,6 +101,12 @@ def test_no_module_imports_a_folder_that_it_may_not_import(graph):
     assert _forbidden(graph) == []
 
 
+def test_the_gpt_does_not_know_how_a_method_is_applied(graph):
+    gpt = {module for module in graph if module.startswith(("oelm.models.gpt", "oelm.models.attention"))}
+    method = {imported for module in gpt for imported in graph[module] if imported.startswith("oelm.method.")}
+    assert method == {"oelm.method.projections"}
+
+
 def test_no_modules_import_each_other_in_a_circle(graph):
     TopologicalSorter(graph).prepare()  # raises with the circle in its message
 

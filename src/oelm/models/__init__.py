@@ -1,3 +1,6 @@
 """Models: this project's GPT, a small random one of every family, any other by name; loading and exporting them."""
 
-from . import gpt as gpt  # registers the GPT with transformers' Auto classes
+from .gpt import build_hooks
+from .load import install_recorded_method
+
+build_hooks.append(install_recorded_method)

@@ -6,6 +6,7 @@ A transformers model like any other: `generate`, `save_pretrained`, pipelines an
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -23,11 +24,12 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from ..method.apply import install
-from ..method.seal import read_record
-from ..method.spec import Method
 from .attention.multi_head import OelmGPTAttention, OelmGPTRotary, ends_branch
 from .gpt_config import OelmGPTConfig
+
+# Called with every new OelmGPTModel before its weights are initialised or loaded. The package adds the hook that
+# installs a recorded method: the GPT itself does not know how a method is applied.
+build_hooks: list[Callable[[nn.Module], None]] = []
 
 
 class OelmGPTFeedForward(nn.Module):
@@ -109,11 +111,8 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
         self.h = nn.ModuleList([OelmGPTBlock(config, layer) for layer in range(config.num_hidden_layers)])
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
-        # The structure of a recorded method is there before the weights are loaded, so pipelines and evaluation
-        # harnesses, which do not know oelm, load a saved model completely. Only `oelm.load` also freezes and verifies.
-        record = read_record(config)
-        if record is not None:
-            install(self, Method.load(record["method"]))
+        for hook in build_hooks:
+            hook(self)
         self.post_init()
 
     @can_return_tuple  # type: ignore[untyped-decorator]

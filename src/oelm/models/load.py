@@ -8,6 +8,7 @@ from typing import Any
 
 import transformers
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from ..config import RANDOM
@@ -117,6 +118,17 @@ def _recorded_method(config: Any, path: str | PathLike[str]) -> Method:
             "then call oelm.apply"
         )
     return method
+
+
+def install_recorded_method(model: nn.Module) -> None:
+    """Give a new GPT the structure of the method that its config records, if any, before its weights are loaded.
+
+    So pipelines and evaluation harnesses, which do not know oelm, load a saved model completely. Only `load` also
+    freezes and verifies it.
+    """
+    record = read_record(model.config)
+    if record is not None:
+        install(model, Method.load(record["method"]))
 
 
 def _class_with_method(cls: type[PreTrainedModel], method: Method) -> type[PreTrainedModel]:
