@@ -47,12 +47,9 @@ def compose(analysis: Analysis, out: Path, language: str = "en", title: str | No
     links = {analysis.handle(run): relative(run.path, out) for run in analysis.runs}
     methods = [arm.method for group in analysis.groups for setup in group.setups for arm in setup.arms]
     styles = Styles(methods)
-    blocks: list[Block] = [*_summary(analysis, say)]
-    number = 0
-    for group in analysis.groups:
-        for setup in group.setups:
-            number += 1
-            blocks += _setup(analysis, setup, number, styles, say)
+    blocks = _summary(analysis, say)
+    for number, setup in enumerate((setup for group in analysis.groups for setup in group.setups), start=1):
+        blocks += _setup(analysis, setup, number, styles, say)
     blocks += hypotheses_section(analysis, say)
     blocks += published_section(analysis, say)
     blocks += times_section(analysis, out, say)
@@ -61,9 +58,8 @@ def compose(analysis: Analysis, out: Path, language: str = "en", title: str | No
     if title is None:
         datasets = {group.dataset for group in analysis.groups}
         title = say("title_of", dataset=datasets.pop()) if len(datasets) == 1 else say("title")
-    folders = (
-        relative(Path(os.path.commonpath([str(run.path.resolve()) for run in analysis.runs])), out) if links else "–"
-    )
+    paths = [run.path.resolve() for run in analysis.runs]
+    folders = relative(Path(os.path.commonpath(paths)), out) if paths else "–"
     runs = count_text("run", len(analysis.runs), say)
     footer = say("made_by", version=__version__, runs=runs, folders=folders)
     return Document(title, language, blocks, footer, links)
@@ -76,9 +72,8 @@ def _summary(analysis: Analysis, say: Words) -> list[Block]:
         differences = []
         for one in analysis.comparisons:
             word, tone = short_conclusion(one, say)
-            differences.append(
-                Cell(sentence(one, analysis, say), handles(analysis, runs_of(one)), tone=tone, badge=word)
-            )
+            text, runs = sentence(one, analysis, say), handles(analysis, runs_of(one))
+            differences.append(Cell(text, runs, tone=tone, badge=word))
         blocks += [Heading(say("what_differs"), 3, "what-differs"), Bullets(differences)]
     for key, verdicts in by_verdict(analysis):
         tone = {"what_holds": "good", "what_fails": "bad"}.get(key, "open")
@@ -116,9 +111,8 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
         blocks.append(comparison_table(analysis, equal, f"{number}-equal-rates", say, tested=False))
     blocks += _other_splits(analysis, setup, number, say)
     if missing:
-        blocks.append(
-            Paragraph(say("headed", head=say("missing"), text=say("and_then").join(map(say, missing))), tone="muted")
-        )
+        text = say("headed", head=say("missing"), text=say("and_then").join(say.all(*missing)))
+        blocks.append(Paragraph(text, tone="muted"))
     return blocks
 
 
@@ -136,33 +130,30 @@ def notes(comparisons: Sequence[Comparison], say: Words) -> list[Block]:
 
 def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> list[Block]:
     """Return the results on other splits than the validation data, such as MNLI mismatched or a test split."""
-    rows = []
+    name = setup.measure.name
+    columns = ["col_method", "col_split", "col_rate", "col_seeds", f"m_{name}", "col_interval"]
+    columns += ["col_step_of", "col_runs"]
+    caption = say("other_splits_about")
+    table = Table(f"{number}-other-splits", say.all(*columns), numeric=(2, 3, 4, 5, 6), caption=caption)
     for arm in setup.arms:
         rate, runs = cell_to_show(analysis, setup, arm)
         splits = dict.fromkeys(name for run in runs for name in run.result.evaluations)
         for split in splits:
             figures = [run.result.evaluations[split] for run in runs if split in run.result.evaluations]
-            values = [value for one in figures if (value := finite(getattr(one, setup.measure.name, None))) is not None]
+            values = [value for one in figures if (value := finite(getattr(one, name, None))) is not None]
             if values:
                 mean = estimate(values)
-                rows.append(
-                    [
-                        Cell(arm.method, code=True),
-                        Cell(split),
-                        Cell(numbers.rate(rate)),
-                        Cell(str(mean.n)),
-                        Cell(numbers.figure(setup.measure.name, mean.mean)),
-                        Cell(numbers.bounds(setup.measure.name, mean, say)),
-                        Cell(_span([one.step for one in figures])),
-                        Cell("", handles(analysis, runs)),
-                    ]
+                table.add(
+                    Cell(arm.method, code=True),
+                    split,
+                    numbers.rate(rate),
+                    str(mean.n),
+                    numbers.figure(name, mean.mean),
+                    numbers.bounds(name, mean, say),
+                    _span([one.step for one in figures]),
+                    Cell("", handles(analysis, runs)),
                 )
-    if not rows:
-        return []
-    columns = [say("col_method"), say("col_split"), say("col_rate"), say("col_seeds"), say(f"m_{setup.measure.name}")]
-    columns += [say("col_interval"), say("col_step_of"), say("col_runs")]
-    table = Table(f"{number}-other-splits", columns, rows, (2, 3, 4, 5, 6), say("other_splits_about"))
-    return [Heading(say("other_splits"), 3, f"other-splits-{number}"), table]
+    return [Heading(say("other_splits"), 3, f"other-splits-{number}"), table] if table.rows else []
 
 
 def _span(steps: list[int]) -> str:
@@ -173,9 +164,8 @@ def _span(steps: list[int]) -> str:
 def settings(setup: Setup) -> str:
     """Return the most important settings of a setup in one line."""
     run, shared = setup.runs[0], dict(setup.settings)
-    fields = [
-        name for name in shared if name.startswith("model.fields.")
-    ]  # The name of a model does not show a changed size.
+    # The name of a model does not show a changed size.
+    fields = [name for name in shared if name.startswith("model.fields.")]
     names = ("model.name", *fields, "train.batch_size", "train.max_steps", "train.epochs", "data.sequence_length")
     values = [f"{name} {shared[name]}" for name in names if shared.get(name) is not None]
     return " · ".join([*values, run.environment.hardware])
@@ -188,38 +178,36 @@ def arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Tab
     optional = ("bits_per_byte", "macro_f1", "matthews", "chrf", "bleu")
     further = [best] if best else []
     further += [name for name in optional if any(run.figure(name) is not None for run in setup.runs)]
-    columns = [say("col_method"), say("col_rate"), say("col_seeds"), say(f"m_{measure}"), say("col_interval")]
-    columns += [say(f"m_{name}") for name in further]
-    columns += [say("col_trainable"), say("col_frozen"), say("col_step"), say("col_runs")]
-    rows = []
-    for arm in setup.arms:
-        rate, runs = cell_to_show(analysis, setup, arm)
-        mean, step = mean_of(runs, measure), mean_of(runs, "step_seconds")
-        doubt = "*" if any(run.times_doubt for run in runs) else ""
-        lost = len(arm.lost_at(rate))
-        rows.append(
-            [
-                Cell(arm.method, code=True),
-                Cell(numbers.rate(rate)),
-                Cell(say("seeds_left", left=len(runs), all=len(runs) + lost) if lost else str(len(runs))),
-                Cell(numbers.figure(measure, mean.mean if mean else None)),
-                Cell(numbers.bounds(measure, mean, say)),
-                *(_mean_cell(runs, name) for name in further),
-                Cell(numbers.figure("trainable", runs[0].figure("trainable"))),
-                Cell(numbers.figure("frozen_share", runs[0].figure("frozen_share"))),
-                Cell(f"{1000 * step.mean:.2f}{doubt}" if step else "–"),
-                Cell("", handles(analysis, runs)),
-            ]
-        )
+    columns = ["col_method", "col_rate", "col_seeds", f"m_{measure}", "col_interval"]
+    columns += [*(f"m_{name}" for name in further), "col_trainable", "col_frozen", "col_step", "col_runs"]
     captions = [f"* {say('note_times_doubtful')}"] if any(run.times_doubt for run in setup.runs) else []
     if any(arm.lost_at(cell_to_show(analysis, setup, arm)[0]) for arm in setup.arms):
         captions.append(say("seeds_left_note"))
-    return Table(f"{number}-arms", columns, rows, tuple(range(1, len(columns) - 1)), say("and_then").join(captions))
+    numeric, caption = tuple(range(1, len(columns) - 1)), say("and_then").join(captions)
+    table = Table(f"{number}-arms", say.all(*columns), numeric=numeric, caption=caption)
+    for arm in setup.arms:
+        rate, runs = cell_to_show(analysis, setup, arm)
+        step = mean_of(runs, "step_seconds")
+        doubt = "*" if any(run.times_doubt for run in runs) else ""
+        lost = len(arm.lost_at(rate))
+        table.add(
+            Cell(arm.method, code=True),
+            numbers.rate(rate),
+            say("seeds_left", left=len(runs), all=len(runs) + lost) if lost else str(len(runs)),
+            _mean_text(runs, measure),
+            numbers.bounds(measure, mean_of(runs, measure), say),
+            *(_mean_text(runs, name) for name in further),
+            numbers.figure("trainable", runs[0].figure("trainable")),
+            numbers.figure("frozen_share", runs[0].figure("frozen_share")),
+            f"{1000 * step.mean:.2f}{doubt}" if step else "–",
+            Cell("", handles(analysis, runs)),
+        )
+    return table
 
 
-def _mean_cell(runs: tuple[Run, ...], name: str) -> Cell:
+def _mean_text(runs: tuple[Run, ...], name: str) -> str:
     mean = mean_of(runs, name)
-    return Cell(numbers.figure(name, mean.mean if mean else None))
+    return numbers.figure(name, mean.mean if mean else None)
 
 
 def comparison_table(

@@ -72,9 +72,13 @@ class Table:
 
     name: str
     columns: list[str]
-    rows: list[list[Cell]]
+    rows: list[list[Cell]] = field(default_factory=list)
     numeric: tuple[int, ...] = ()
     caption: str = ""
+
+    def add(self, *cells: Cell | str) -> None:
+        """Add a row; a text becomes a plain cell."""
+        self.rows.append([Cell(cell) if isinstance(cell, str) else cell for cell in cells])
 
 
 Block = Heading | Paragraph | Bullets | Table | ChartFigure

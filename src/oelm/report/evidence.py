@@ -150,7 +150,8 @@ def headlines(source: str | PathLike[str], results: str) -> Table:
     evidence, say, root = load_evidence(source), words("en"), Path(source).parent
     runs = {question.id: question.runs for question in evidence.questions}
     analysis_of = cache(lambda question: analyse(_folders(root, runs[question])))
-    rows, references = [], set()
+    columns = ["setting", "method", "against {}", *say.all("col_interval", "col_reading", "col_seeds"), "data"]
+    table, references = Table("headlines", columns, numeric=(2, 3, 5)), set()
     for line in evidence.headlines:
         if line.question not in runs:
             raise AnalysisError(f"{source}: headline {line.text!r}: no question has the id {line.question!r}")
@@ -166,22 +167,20 @@ def headlines(source: str | PathLike[str], results: str) -> Table:
         (one,) = matching
         references.add(one.reference)
         word, tone = short_conclusion(one, say)
-        rows.append(
-            [
-                Cell(line.text, folder=f"{results}#{line.question}"),
-                Cell(line.arm, code=True),
-                Cell(f"{say(f'm_{one.measure.name}')} {numbers.change(one, say)}"),
-                Cell(numbers.change_range(one, say)),
-                Cell(word, tone=tone),
-                Cell(str(one.n)),
-                Cell(one.setup.dataset),
-            ]
+        table.add(
+            Cell(line.text, folder=f"{results}#{line.question}"),
+            Cell(line.arm, code=True),
+            f"{say(f'm_{one.measure.name}')} {numbers.change(one, say)}",
+            numbers.change_range(one, say),
+            Cell(word, tone=tone),
+            str(one.n),
+            one.setup.dataset,
         )
     if len(references) != 1:
         compared = ", ".join(sorted(references)) or "nothing: it has no headlines"
         raise AnalysisError(f"{source}: headlines must share one reference, but these are against {compared}")
-    columns = ["setting", "method", f"against {references.pop()}", say("col_interval"), say("col_reading")]
-    return Table("headlines", [*columns, say("col_seeds"), "data"], rows, numeric=(2, 3, 5))
+    columns[2] = f"against {references.pop()}"
+    return table
 
 
 def evidence_document(source: str | PathLike[str], out: Path) -> Document:
@@ -197,9 +196,8 @@ def evidence_document(source: str | PathLike[str], out: Path) -> Document:
             links |= {analysis.handle(run): relative(run.path, out) for run in analysis.runs}
             blocks += _answer(question, analysis, out, say)
         blocks += [Paragraph(f"Open: {question.open}")]
-    footer = (
-        f"Written by oelm {__version__} from {len(set(links.values()))} records; regenerate it with `make results`."
-    )
+    records = len(set(links.values()))
+    footer = f"Written by oelm {__version__} from {records} records; regenerate it with `make results`."
     return Document(evidence.title, "en", blocks, footer, links)
 
 
@@ -252,16 +250,16 @@ def _require_pairs(question: Question, setups: Sequence[Setup]) -> None:
 
 def _at_a_glance(question: Question, analysis: Analysis, setups: Sequence[Setup], say: Words) -> Table:
     """Return all comparisons of a question in one table; the first row of each setup links to its section."""
-    rows = []
+    columns = say.all("col_method", "col_change", "col_interval", "col_seeds", "col_reading")
+    table = Table(f"{question.id}-glance", ["data", *columns], numeric=(2, 3, 4))
     for index, setup in enumerate(setups, start=1):
         where = Cell(_short_name(setup), folder=f"#{question.id}-{index}")
         for one in analysis.of(setup):
             word, tone = short_conclusion(one, say)
             values = [numbers.change(one, say), numbers.change_range(one, say), str(one.n)]
-            rows.append([where, Cell(one.arm, code=True), *map(Cell, values), Cell(word, tone=tone)])
+            table.add(where, Cell(one.arm, code=True), *values, Cell(word, tone=tone))
             where = Cell("")
-    columns = ["data", say("col_method"), say("col_change"), say("col_interval"), say("col_seeds"), say("col_reading")]
-    return Table(f"{question.id}-glance", columns, rows, numeric=(2, 3, 4))
+    return table
 
 
 def _short_name(setup: Setup) -> str:

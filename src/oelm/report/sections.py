@@ -23,25 +23,23 @@ _TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "b
 
 def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
     """Return the verdicts on the hypotheses; those without suitable runs are listed by reason."""
-    columns = ["id", say("col_verdict"), say("col_hypothesis"), say("col_rule"), say("col_found"), say("col_p")]
-    rows, without = [], dict[str, list[str]]()
+    columns = ["id", *say.all("col_verdict", "col_hypothesis", "col_rule", "col_found", "col_p")]
+    table, without = Table("hypotheses", columns, numeric=(5,)), dict[str, list[str]]()
     for one in analysis.verdicts:
         why = [note_text(note, say) for note in one.notes if note.code in ("no_runs", "too_small", "pretrained")]
         if why:
             without.setdefault(why[0], []).append(one.hypothesis.id)
             continue
-        rows.append(
-            [
-                Cell(one.hypothesis.id),
-                Cell(say(one.verdict), tone=_TONES.get(one.verdict, "open")),
-                Cell(one.hypothesis.text(say.language)),
-                Cell(numbers.rule(one.hypothesis, say)),
-                Cell(verdict_numbers(one, analysis, say), handles(analysis, one.runs)),
-                Cell(numbers.p_value(one.adjusted)),
-            ]
+        table.add(
+            one.hypothesis.id,
+            Cell(say(one.verdict), tone=_TONES.get(one.verdict, "open")),
+            one.hypothesis.text(say.language),
+            numbers.rule(one.hypothesis, say),
+            Cell(verdict_numbers(one, analysis, say), handles(analysis, one.runs)),
+            numbers.p_value(one.adjusted),
         )
     blocks: list[Block] = [Heading(say("hypotheses"), 2, "hypotheses")]
-    blocks += [Table("hypotheses", columns, rows, (5,))] if rows else []
+    blocks += [table] if table.rows else []
     reasons = [say("headed", head=why, text=", ".join(ids)) for why, ids in without.items()]
     return blocks + [Paragraph(text, tone="muted") for text in reasons]
 
@@ -50,9 +48,9 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
     """Return the published figures beside the measured ones; nothing when the runs replicate none."""
     if not analysis.replications:
         return []
-    columns = ["id", say("col_verdict"), say("col_figure"), say("col_published"), say("col_measured")]
-    columns += [say("col_published_change"), say("col_measured_change"), say("col_setup")]
-    rows, doubts = [], []
+    columns = ["col_verdict", "col_figure", "col_published", "col_measured", "col_published_change"]
+    columns = ["id", *say.all(*columns, "col_measured_change", "col_setup")]
+    table, doubts = Table("published", columns, numeric=(3,)), []
     for one in analysis.replications:
         verdict = say(one.verdict)
         synthetic = one.setup.runs[0].synthetic
@@ -67,20 +65,18 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
             change = say("in_brackets", text=numbers.change(one.comparison, say), more=interval)
         where = setup_label(one.setup, analysis)
         setup = "; ".join(f"{item.field} {item.one} → {item.other}" for item in one.differs)
-        rows.append(
-            [
-                Cell(one.experiment.id),
-                Cell(verdict, tone=_TONES.get(one.verdict, "open")),
-                Cell(say("in_brackets", text=say(f"m_{one.metric}"), more=where) if where else say(f"m_{one.metric}")),
-                Cell(numbers.figure(one.metric, one.value)),
-                Cell(ours, handles(analysis, one.runs)),
-                Cell(_published_change(one, say)),
-                Cell(change),
-                Cell(setup or "–"),
-            ]
+        table.add(
+            one.experiment.id,
+            Cell(verdict, tone=_TONES.get(one.verdict, "open")),
+            say("in_brackets", text=say(f"m_{one.metric}"), more=where) if where else say(f"m_{one.metric}"),
+            numbers.figure(one.metric, one.value),
+            Cell(ours, handles(analysis, one.runs)),
+            _published_change(one, say),
+            change,
+            setup or "–",
         )
         doubts += [f"{one.experiment.id}: {text}" for text in one.experiment.doubts]
-    blocks: list[Block] = [Heading(say("published"), 2, "published"), Table("published", columns, rows, (3,))]
+    blocks: list[Block] = [Heading(say("published"), 2, "published"), table]
     if doubts:
         blocks.append(Bullets([Cell(say("note_doubt", text=text)) for text in dict.fromkeys(doubts)]))
     return blocks
@@ -105,23 +101,20 @@ def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
         blocks += bench_blocks(bench, out, say)
     sound = [one for one in analysis.times if one.sound and one.n > 1]
     if sound:
-        columns = [say("col_method"), say("col_against"), say("col_seeds"), say("col_change"), say("col_interval")]
-        columns += [say("col_flops"), say("col_runs")]
-        rows = []
+        columns = ["col_method", "col_against", "col_seeds", "col_change", "col_interval", "col_flops", "col_runs"]
+        table = Table("step-times", say.all(*columns), numeric=(2, 3, 4, 5))
         for one in sound:
             bound = flop_ratio(*one.pairs[0])
-            rows.append(
-                [
-                    Cell(one.arm, code=True),
-                    Cell(one.reference, code=True),
-                    Cell(str(one.n)),
-                    Cell(numbers.change(one, say)),
-                    Cell(numbers.change_range(one, say)),
-                    Cell(numbers.percent(bound - 1) if bound is not None else "–"),
-                    Cell("", handles(analysis, runs_of(one))),
-                ]
+            table.add(
+                Cell(one.arm, code=True),
+                Cell(one.reference, code=True),
+                str(one.n),
+                numbers.change(one, say),
+                numbers.change_range(one, say),
+                numbers.percent(bound - 1) if bound is not None else "–",
+                Cell("", handles(analysis, runs_of(one))),
             )
-        blocks += [Paragraph(say("time_runs")), Table("step-times", columns, rows, (2, 3, 4, 5))]
+        blocks += [Paragraph(say("time_runs")), table]
         uneven = dict.fromkeys(note_text(note, say) for one in sound for note in uneven_times(one))
         blocks += [Bullets([Cell(text) for text in uneven])] if uneven else []
     unsound = [one for one in analysis.times if not one.sound]
@@ -138,23 +131,12 @@ def bench_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
     """Return what one benchmark measured, with a warning when its arms had batches of different size."""
     if bench.decoding:
         return _decoding_blocks(bench, out, say)
-    columns = [say("col_method"), say("col_step"), say("col_ratio"), say("col_interval"), say("col_flops")]
-    rows = [
-        [
-            Cell(row.arm, code=True),
-            Cell(f"{row.step_ms:.2f}"),
-            Cell(f"{row.ratio:.3f}"),
-            Cell(_bench_interval(row)),
-            Cell(f"{row.flop_bound:.3f}"),
-            Cell(str(row.rounds)),
-        ]
-        for row in bench.steps
-    ]
-    blocks: list[Block] = [
-        Paragraph(say("time_bench", file=relative(bench.path, out))),
-        Table(f"bench-{bench.path.stem}", [*columns, say("col_rounds")], rows, (1, 2, 3, 4, 5)),
-    ]
+    columns = say.all("col_method", "col_step", "col_ratio", "col_interval", "col_flops", "col_rounds")
+    table = Table(f"bench-{bench.path.stem}", columns, numeric=(1, 2, 3, 4, 5))
+    blocks: list[Block] = [Paragraph(say("time_bench", file=relative(bench.path, out))), table]
     for row in bench.steps:
+        times = f"{row.step_ms:.2f}", f"{row.ratio:.3f}", _bench_interval(row), f"{row.flop_bound:.3f}"
+        table.add(Cell(row.arm, code=True), *times, str(row.rounds))
         if row.warning is not None:
             values = {"batch": row.batch_size, "ratio": f"{row.ratio_per_example:.3f}"}
             blocks.append(Paragraph(say("time_bench_unequal", arm=row.arm, **values)))
@@ -163,25 +145,15 @@ def bench_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
 
 def _decoding_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
     columns = ["col_method", "col_token", "col_ratio", "col_interval", "col_cache", "col_cache_ratio", "col_rounds"]
-    rows = [
-        [
-            Cell(row.arm, code=True),
-            Cell(f"{row.token_ms:.2f}"),
-            Cell(f"{row.ratio:.3f}"),
-            Cell(_bench_interval(row)),
-            Cell(f"{row.cache_bytes_per_token:,.0f}"),
-            Cell(f"{row.cache_ratio:.3f}"),
-            Cell(str(row.rounds)),
-        ]
-        for row in bench.decoding
-    ]
+    table = Table(f"bench-{bench.path.stem}", say.all(*columns), numeric=tuple(range(1, len(columns))))
+    for row in bench.decoding:
+        times = f"{row.token_ms:.2f}", f"{row.ratio:.3f}", _bench_interval(row)
+        cache = f"{row.cache_bytes_per_token:,.0f}", f"{row.cache_ratio:.3f}"
+        table.add(Cell(row.arm, code=True), *times, *cache, str(row.rounds))
     first = bench.decoding[0]
     how = say("time_compiled") if first.compiled else ""
     values = {"context": f"{first.context:,}", "batch": first.batch_size, "how": how}
-    return [
-        Paragraph(say("time_decoding", file=relative(bench.path, out), **values)),
-        Table(f"bench-{bench.path.stem}", [say(name) for name in columns], rows, tuple(range(1, len(columns)))),
-    ]
+    return [Paragraph(say("time_decoding", file=relative(bench.path, out), **values)), table]
 
 
 def _bench_interval(row: StepBench | DecodeBench) -> str:
@@ -209,78 +181,64 @@ def runs_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
 def _running_blocks(analysis: Analysis, out: Path, say: Words) -> list[Block]:
     if not analysis.running:
         return []
-    columns = [say("col_method"), say("col_seed"), say("col_step_now"), say("col_latest"), say("col_folder")]
-    rows = []
+    columns = say.all("col_method", "col_seed", "col_step_now", "col_latest", "col_folder")
+    table = Table("running", columns, numeric=(1, 2, 3))
     for run in analysis.running:
         last = next((line for line in reversed(run.metrics) if line.kind == "val"), None)
         shown = [] if last is None else [last.perplexity, last.accuracy, last.loss]
         latest = next((value for value in shown if value is not None), None)
         step, max_steps = (0, None) if run.status is None else (run.status.step or 0, run.status.max_steps)
         steps = run.config.train.max_steps or max_steps or "?"
-        folder = relative(run.path, out)
-        rows.append(
-            [
-                Cell(run.method, code=True),
-                Cell(str(run.seed)),
-                Cell(f"{step} / {steps}"),
-                Cell(f"{latest:.4g}" if latest is not None else "–"),
-                Cell(folder, folder=folder),
-            ]
-        )
-    return [Heading(say("running"), 2, "running"), Table("running", columns, rows, (1, 2, 3))]
+        folder, shown_latest = relative(run.path, out), f"{latest:.4g}" if latest is not None else "–"
+        progress = str(run.seed), f"{step} / {steps}", shown_latest
+        table.add(Cell(run.method, code=True), *progress, Cell(folder, folder=folder))
+    return [Heading(say("running"), 2, "running"), table]
 
 
 def _left_out_blocks(analysis: Analysis, out: Path, say: Words) -> list[Block]:
     if not analysis.left_out:
         return []
-    columns = [say("col_kind"), say("col_method"), say("col_seed"), say("col_why"), say("col_folder")]
-    rows = []
+    columns = say.all("col_kind", "col_method", "col_seed", "col_why", "col_folder")
+    table = Table("left-out", columns, numeric=(2,))
     for item in analysis.left_out:
         folder = relative(item.path, out)
-        rows.append(
-            [
-                Cell(say(f"kind_{item.kind}"), tone="bad"),
-                Cell(item.method or "–", code=bool(item.method)),
-                Cell("–" if item.seed is None else str(item.seed)),
-                Cell(why_left_out(item, say)),
-                Cell(folder, folder=folder),
-            ]
+        table.add(
+            Cell(say(f"kind_{item.kind}"), tone="bad"),
+            Cell(item.method or "–", code=bool(item.method)),
+            "–" if item.seed is None else str(item.seed),
+            why_left_out(item, say),
+            Cell(folder, folder=folder),
         )
-    return [Heading(say("left_out"), 2, "left-out"), Table("left-out", columns, rows, (2,))]
+    return [Heading(say("left_out"), 2, "left-out"), table]
 
 
 def _runs_table(analysis: Analysis, out: Path, say: Words) -> Table:
-    columns = [say("col_run"), say("col_method"), say("col_rate"), say("col_seed"), say("col_figure"), say("col_steps")]
-    columns += [say("col_device"), say("col_id"), say("col_folder")]
+    columns = ["col_run", "col_method", "col_rate", "col_seed", "col_figure", "col_steps", "col_device"]
+    table = Table("runs", say.all(*columns, "col_id", "col_folder"), numeric=(2, 3, 4, 5))
     measures = {run: setup.measure.name for group in analysis.groups for setup in group.setups for run in setup.runs}
-    folder_of_all, rows = root(analysis), []
+    folder_of_all = root(analysis)
     for run in analysis.runs:
-        handle, folder, measure = analysis.handle(run), relative(run.path, out), measures[run]
-        label = relative(run.path, folder_of_all)
-        rows.append(
-            [
-                Cell(handle, anchor=f"run-{handle}"),
-                Cell(run.method, code=True),
-                Cell(numbers.rate(run.rate)),
-                Cell(str(run.seed)),
-                Cell(numbers.figure(measure, run.figure(measure))),
-                Cell(numbers.figure("steps", run.figure("steps"))),
-                Cell(run.environment.hardware),
-                Cell(run.id, code=True),
-                Cell(label, folder=folder),
-            ]
+        handle, measure = analysis.handle(run), measures[run]
+        table.add(
+            Cell(handle, anchor=f"run-{handle}"),
+            Cell(run.method, code=True),
+            numbers.rate(run.rate),
+            str(run.seed),
+            numbers.figure(measure, run.figure(measure)),
+            numbers.figure("steps", run.figure("steps")),
+            run.environment.hardware,
+            Cell(run.id, code=True),
+            Cell(relative(run.path, folder_of_all), folder=relative(run.path, out)),
         )
-    return Table("runs", columns, rows, (2, 3, 4, 5))
+    return table
 
 
 def reading_section(say: Words) -> list[Block]:
     """Return how to read the report: what the terms mean and how the tests were done."""
     keys = ("read_pairs", "read_ratio", "read_holm", "read_tost", "read_rates", "read_confounded")
     values = {"read_ratio": {"pairs": BOOTSTRAP_PAIRS, "resamples": f"{BOOTSTRAP_RESAMPLES:,}"}}
-    return [
-        Heading(say("reading"), 2, "reading"),
-        Bullets([Cell(say(key, **values.get(key, {}))) for key in keys]),
-    ]
+    items = [Cell(say(key, **values.get(key, {}))) for key in keys]
+    return [Heading(say("reading"), 2, "reading"), Bullets(items)]
 
 
 def runs_of(one: Comparison) -> tuple[Run, ...]:

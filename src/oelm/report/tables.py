@@ -12,7 +12,7 @@ from ..analysis import Analysis
 from ..analysis.compare import Comparison
 from ..analysis.stats import Estimate
 from ..base.files import to_json
-from .document import Table, spans
+from .document import Cell, Table, spans
 
 FORMAT = 1
 # Characters that a formula of a spreadsheet needs to call or load anything.
@@ -26,34 +26,15 @@ _FIGURES = (
 
 def results_csv(analysis: Analysis) -> str:
     """Return results.csv: a line for every run, counted or not."""
-    names = [
-        "run",
-        "state",
-        "reason",
-        "task",
-        "dataset",
-        "experiment",
-        "method",
-        "learning_rate",
-        "seed",
-        "id",
-        "device",
-    ]
+    names = ["run", "state", "reason", "task", "dataset", "experiment", "method", "learning_rate", "seed", "id"]
     rows: list[dict[str, Any]] = [_row(analysis, run) for run in analysis.runs]
     for item in analysis.left_out:
-        rows.append(
-            {
-                "state": item.kind,
-                "reason": item.reason,
-                "method": item.method,
-                "seed": item.seed,
-                "path": str(item.path),
-            }
-        )
+        about = {"method": item.method, "seed": item.seed, "path": str(item.path)}
+        rows.append({"state": item.kind, "reason": item.reason, **about})
     for run in analysis.running:
         rows.append({"state": "running", "method": run.method, "seed": run.seed, "path": str(run.path)})
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*names, *_FIGURES, "path"], lineterminator="\n")
+    writer = csv.DictWriter(text, [*names, "device", *_FIGURES, "path"], lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: _safe(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
@@ -165,23 +146,17 @@ def table_csv(table: Table) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
-    writer.writerows([[_plain(cell.text, cell.runs) for cell in row] for row in table.rows])
+    writer.writerows([[_plain(cell) for cell in row] for row in table.rows])
     return text.getvalue()
 
 
 def table_latex(table: Table) -> str:
     """Return a table for a paper, with the rules of booktabs; runs are named by their handles."""
     columns = "".join("r" if index in table.numeric else "l" for index in range(len(table.columns)))
-    lines = [
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule",
-        " & ".join(map(latex, table.columns)) + r" \\",
-        r"\midrule",
-    ]
+    header = " & ".join(map(latex, table.columns)) + r" \\"
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", header, r"\midrule"]
     for row in table.rows:
-        cells = [
-            rf"\texttt{{{latex(cell.text)}}}" if cell.code else latex(_plain(cell.text, cell.runs)) for cell in row
-        ]
+        cells = (rf"\texttt{{{latex(cell.text)}}}" if cell.code else latex(_plain(cell)) for cell in row)
         lines.append(" & ".join(cells) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     return f"% {table.name}; needs \\usepackage{{booktabs}}\n" + "\n".join(lines) + "\n"
@@ -208,8 +183,8 @@ def latex(text: str) -> str:
     return "".join(special.get(char, char) for char in " ".join(text.split()))
 
 
-def _plain(text: str, runs: tuple[str, ...]) -> str:
-    return f"{_safe(text)} {' '.join('–'.join(span) for span in spans(runs))}".strip()
+def _plain(cell: Cell) -> str:
+    return f"{_safe(cell.text)} {' '.join('–'.join(span) for span in spans(cell.runs))}".strip()
 
 
 def _safe(value: Any) -> Any:

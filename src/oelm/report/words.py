@@ -23,6 +23,10 @@ class Words:
         text = self.texts[key]
         return text.format(**values) if values else text
 
+    def all(self, *keys: str) -> list[str]:
+        """Return the texts of several keys."""
+        return [self(key) for key in keys]
+
 
 @cache
 def words(language: str) -> Words:
