@@ -94,11 +94,8 @@ def cell_to_show(analysis: Analysis, setup: Setup, arm: Arm) -> tuple[float, tup
     for one in analysis.of(setup):
         if one.arm == arm.method:
             return one.rate, arm.at(one.rate)
-    if setup.reference is arm:
-        best = [one.reference_rate for one in analysis.of(setup) if one.basis == "best"]
-        rate = max(set(best), key=best.count) if best else best_rate(arm, setup.measure)
-        return rate, arm.at(rate)
-    rate = best_rate(arm, setup.measure)
+    best = [one.reference_rate for one in analysis.of(setup) if one.basis == "best" and setup.reference is arm]
+    rate = max(set(best), key=best.count) if best else best_rate(arm, setup.measure)
     return rate, arm.at(rate)
 
 

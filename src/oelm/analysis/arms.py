@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from ..runs.schema import TaskRecord
@@ -159,15 +160,8 @@ def key_of(run: Attempt) -> RunKey:
     return RunKey(group, json.dumps(run.shared_settings, sort_keys=True), run.method, run.rate)
 
 
-@dataclass
-class _Members:
-    """The runs of one cell, and those of it that failed."""
-
-    kept: list[Run] = field(default_factory=list)
-    failed: list[Attempt] = field(default_factory=list)
-
-
-_Methods = dict[str, dict[float, _Members]]
+# The runs of each method of a setup, and those that failed.
+_Methods = dict[str, tuple[list[Run], list[Attempt]]]
 
 
 def group_runs(runs: Iterable[Run], lost: Iterable[Attempt] = ()) -> tuple[Group, ...]:
@@ -175,16 +169,15 @@ def group_runs(runs: Iterable[Run], lost: Iterable[Attempt] = ()) -> tuple[Group
     tree: dict[tuple[str, str, str], dict[str, _Methods]] = {}
     tasks: dict[tuple[str, str, str], TaskRecord] = {}
 
-    def members(run: Attempt) -> _Members:
+    def members(run: Attempt) -> tuple[list[Run], list[Attempt]]:
         cell = key_of(run)
         tasks[cell.group] = run.task
-        methods = tree.setdefault(cell.group, {}).setdefault(cell.setup, {})
-        return methods.setdefault(cell.method, {}).setdefault(cell.rate, _Members())
+        return tree.setdefault(cell.group, {}).setdefault(cell.setup, {}).setdefault(cell.method, ([], []))
 
     for run in runs:
-        members(run).kept.append(run)
+        members(run)[0].append(run)
     for failed in lost:
-        members(failed).failed.append(failed)
+        members(failed)[1].append(failed)
     groups = [Group(tasks[key], key[2], _setups(tasks[key], key[2], setups)) for key, setups in sorted(tree.items())]
     return tuple(group for group in groups if group.setups)
 
@@ -198,17 +191,10 @@ def _setups(task: TaskRecord, dataset: str, setups: dict[str, _Methods]) -> tupl
     for key in sorted(setups, key=lambda key: _order(settings[key], varying)):
         arms = _arms(setups[key])
         if arms:
+            own = tuple(settings[key].items())
             others = tuple(other for other_key, other in apart.items() if other_key != key)
-            made.append(
-                Setup(
-                    task=task,
-                    dataset=dataset,
-                    settings=tuple(settings[key].items()),
-                    arms=arms,
-                    apart=apart[key],
-                    others=others,
-                )
-            )
+            setup = Setup(task=task, dataset=dataset, settings=own, arms=arms, apart=apart[key], others=others)
+            made.append(setup)
     return tuple(made)
 
 
@@ -242,15 +228,19 @@ def _arms(methods: _Methods) -> tuple[Arm, ...]:
     order = {name: index for index, name in enumerate(REFERENCES)}
     arms = []
     for method in sorted(methods, key=lambda name: (order.get(name, len(order)), name)):
-        cells = [(rate, methods[method][rate]) for rate in sorted(methods[method])]
-        kept = [(rate, tuple(sorted(one.kept, key=lambda run: run.seed))) for rate, one in cells if one.kept]
-        succeeded = {(rate, run.seed) for rate, runs in kept for run in runs}
+        kept, failed = methods[method]
+        runs = sorted(kept, key=_rate_and_seed)
         # A seed is lost once, however often it was tried, and not at all where one of the attempts succeeded.
-        failed = [run for _, one in cells for run in sorted(one.failed, key=lambda run: run.seed)]
-        lost = {(run.rate, run.seed): run for run in failed if (run.rate, run.seed) not in succeeded}
-        if kept:
-            arms.append(Arm(method, tuple(kept), tuple(lost.values())))
+        succeeded = set(map(_rate_and_seed, runs))
+        lost = {key: run for run in sorted(failed, key=_rate_and_seed) if (key := _rate_and_seed(run)) not in succeeded}
+        if runs:
+            cells = tuple((rate, tuple(cell)) for rate, cell in groupby(runs, key=lambda run: run.rate))
+            arms.append(Arm(method, cells, tuple(lost.values())))
     return tuple(arms)
+
+
+def _rate_and_seed(run: Attempt) -> tuple[float, int]:
+    return run.rate, run.seed
 
 
 def _varying(settings: Sequence[dict[str, Any]]) -> list[str]:
@@ -262,10 +252,8 @@ def _varying(settings: Sequence[dict[str, Any]]) -> list[str]:
 def _order(settings: dict[str, Any], varying: list[str]) -> tuple[tuple[bool, float, str], ...]:
     """Return a key that sorts setups by the fields that vary, numbers before other values."""
     values = [settings.get(name) for name in varying]
-    return tuple(
-        (not isinstance(value, int | float), float(value) if isinstance(value, int | float) else 0.0, _text(value))
-        for value in values
-    )
+    numbers = [float(value) if isinstance(value, int | float) else None for value in values]
+    return tuple((one is None, one or 0.0, _text(value)) for one, value in zip(numbers, values, strict=True))
 
 
 def _text(value: Any) -> str:

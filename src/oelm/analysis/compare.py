@@ -148,7 +148,9 @@ def headline(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Compar
     """Return the comparison to read first: each arm at its best rate of a common grid, or both at the one rate."""
     common = sorted(set(arm.rates) & set(reference.rates))
     if not common:
-        return _without_common_rate(setup, arm, reference, measure)
+        # Each arm at the best rate of its own grid: confounded by the rate, so never a verdict.
+        side, other = (_Side.of(one, best_rate(one, measure)) for one in (arm, reference))
+        return _compare(setup, measure, side, other, "confounded")
     if len(common) == 1:
         notes = [note("one_rate", rate=f"{common[0]:g}")]
         for which in (arm, reference):
@@ -197,14 +199,9 @@ def of_pairs(comparison: Comparison, measure: Measure) -> Comparison:
     if not comparison.pairs:
         return replace(comparison, measure=measure, log_ratio=None, difference=None)
     one, other = (tuple(pair[side] for pair in comparison.pairs) for side in (0, 1))
-    other_measure = _compare(
-        comparison.setup,
-        measure,
-        _Side(comparison.arm, comparison.rate, one),
-        _Side(comparison.reference, comparison.reference_rate, other),
-        comparison.basis,
-        pair=False,
-    )
+    side = _Side(comparison.arm, comparison.rate, one)
+    reference = _Side(comparison.reference, comparison.reference_rate, other)
+    other_measure = _compare(comparison.setup, measure, side, reference, comparison.basis, pair=False)
     # A run that failed took as long for its steps as the others, so it does not confound times.
     failed = () if measure.name in TIMES else tuple(item for item in comparison.confounds if item.field == FAILED)
     return replace(other_measure, grid=comparison.grid, confounds=(*failed, *other_measure.confounds))
@@ -269,12 +266,6 @@ def _tost(comparison: Comparison) -> float | None:
     if comparison.measure.log:
         return tost(comparison.logs, math.log1p(-margin), math.log1p(margin))
     return tost([100 * (a - b) for a, b in comparison.values], -margin, margin)
-
-
-def _without_common_rate(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Comparison:
-    """Compare each arm at the best rate of its own grid: confounded by the rate, so never a verdict."""
-    rate, other = best_rate(arm, measure), best_rate(reference, measure)
-    return _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, other), "confounded")
 
 
 def _better_elsewhere(arm: Arm, common: Sequence[float], measure: Measure) -> list[Note]:

@@ -39,7 +39,7 @@ class Rule(Strict, refusal=AnalysisError):
 
     @model_validator(mode="after")
     def _one(self) -> Rule:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        given = list(self.model_dump(exclude_none=True))
         if len(given) != 1:
             raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}, not {given or 'none'}")
         if self.within is not None and not self.within > 0:
@@ -58,7 +58,7 @@ class Rule(Strict, refusal=AnalysisError):
 
     @property
     def kind(self) -> str:
-        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+        return next(iter(self.model_dump(exclude_none=True)))
 
     def holds(self, value: float) -> bool:
         strict = self.above is not None or self.below is not None or self.within is not None
@@ -219,29 +219,16 @@ def _of_value(hypothesis: Hypothesis, setup: Setup, runs: tuple[Run, ...]) -> Ve
     held = [hypothesis.rule.holds(value) for value in values]
     verdict = SUPPORTED if all(held) else REFUTED if not any(held) else UNDECIDED
     beside = runs[0].figure(hypothesis.beside.measure) if hypothesis.beside else None
-    return Verdict(
-        hypothesis=hypothesis,
-        verdict=verdict,
-        setup=setup,
-        estimate=Estimate(mean=values[0], n=len(values)),
-        runs=runs,
-        beside=beside,
-        towards=verdict,
-    )
+    judged = Verdict(hypothesis=hypothesis, verdict=verdict, towards=verdict, setup=setup, runs=runs, beside=beside)
+    return replace(judged, estimate=Estimate(mean=values[0], n=len(values)))
 
 
 def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> Verdict:
     """Judge a hypothesis on the pairs of a comparison, by the hypothesis's own measure."""
     comparison = of_pairs(chosen, MEASURES[hypothesis.measure])
     runs = tuple(run for pair in comparison.pairs for run in pair)
-    undecided = Verdict(
-        hypothesis=hypothesis,
-        verdict=UNDECIDED,
-        setup=setup,
-        comparison=comparison,
-        runs=runs,
-        notes=uneven_times(comparison),
-    )
+    undecided = Verdict(hypothesis=hypothesis, verdict=UNDECIDED, setup=setup, comparison=comparison, runs=runs)
+    undecided = replace(undecided, notes=uneven_times(comparison))
     if hypothesis.compare == "change" and comparison.values and comparison.ratio is None:
         return replace(undecided, notes=(note("no_ratio"),))
     sample = _sample(hypothesis, comparison)

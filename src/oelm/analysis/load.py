@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,70 +51,38 @@ class Loaded:
     problems: tuple[str, ...]
 
 
-@dataclass
-class _Search:
-    """What was read so far, by what it turned out to be."""
-
-    runs: list[Run] = field(default_factory=list)
-    running: list[Attempt] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-    benches: list[Bench] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    seen: set[Path] = field(default_factory=set)
-
-    def add(self, given: Path) -> None:
-        """Read everything at or below a path; note as a problem that there is nothing."""
-        anything = False
-        for path in _candidates(given):
-            anything = path.resolve() in self.seen or self._read(path) or anything
-        if not anything:
-            self.problems.append(f"{given}: {_why_not(given)}")
-
-    def _read(self, path: Path) -> bool:
-        """Read one file or folder; return False where it is neither a run nor a benchmark."""
-        if path.is_file():
-            bench = _read_bench(path)
-            if bench is None:
-                return False
-            if isinstance(bench, str):
-                self.problems.append(bench)
-            else:
-                self.benches.append(bench)
-        else:
-            outcome = _read_run(path)
-            if outcome is None:
-                return False
-            if isinstance(outcome, LeftOut):
-                self.left_out.append(outcome)
-            elif isinstance(outcome, Run):
-                self.runs.append(outcome)
-            else:
-                self.running.append(outcome)
-        self.seen.add(path.resolve())
-        return True
-
-
 def load_runs(paths: Sequence[str | PathLike[str]]) -> Loaded:
     """Return every run below the given paths; raise only where there is nothing at all to report on."""
-    search = _Search()
+    # By resolved path, so that a folder that is given twice, or lies below another, is read once. A text is a problem.
+    outcomes: dict[Path, Run | Attempt | LeftOut | Bench | str] = {}
     for given in map(Path, paths):
         if not given.exists():
             raise AnalysisError(f"{given}: no such file or folder")
-        search.add(given)
-    if not (search.runs or search.running or search.left_out or search.benches):
+        anything = False
+        for path in _candidates(given):
+            where = path.resolve()
+            outcome = outcomes.get(where) or (_read_bench(path) if path.is_file() else _read_run(path))
+            if outcome is not None:
+                outcomes[where], anything = outcome, True
+        if not anything:
+            outcomes[given] = f"{given}: {_why_not(given)}"
+    every = list(outcomes.values())
+    problems = [one for one in every if isinstance(one, str)]
+    left_out = [one for one in every if isinstance(one, LeftOut)]
+    if len(problems) == len(every):
         raise NoRunsError(
-            "no runs found. " + "; ".join(search.problems) + ". A run is a folder that `oelm train` wrote, with "
+            "no runs found. " + "; ".join(problems) + ". A run is a folder that `oelm train` wrote, with "
             "config.json and result.json in it; give one, or a folder above several"
         )
     # A successful repeat takes the place of a run that failed, so failed runs are set aside before duplicates.
-    kept, failed = _useful(sorted(search.runs, key=lambda run: str(run.path)))
+    kept, failed = _useful(sorted((one for one in every if isinstance(one, Run)), key=lambda run: str(run.path)))
     kept, duplicates = _without_duplicates(kept)
     return Loaded(
         tuple(kept),
-        tuple(search.running),
-        tuple(sorted([*search.left_out, *duplicates, *failed], key=lambda item: str(item.path))),
-        tuple(search.benches),
-        tuple(search.problems),
+        tuple(one for one in every if isinstance(one, Attempt) and not isinstance(one, Run)),
+        tuple(sorted([*left_out, *duplicates, *failed], key=lambda item: str(item.path))),
+        tuple(one for one in every if isinstance(one, Bench)),
+        tuple(problems),
     )
 
 
@@ -212,17 +180,9 @@ def _finished(attempt: Attempt, result: Result) -> Run:
         raise AnalysisError(f"{path / 'result.json'}: is of run {result.id}, the config beside it of run {attempt.id}")
     if attempt.environment is None:
         raise AnalysisError(f"{path / 'environment.json'}: missing; the folder has a run's other records")
-    return Run(
-        path=path,
-        id=attempt.id,
-        config=attempt.config,
-        environment=attempt.environment,
-        metrics=attempt.metrics,
-        status=attempt.status,
-        audit=_required(path / "audit.json", Audit),
-        timing=_required(path / "timing.json", Timing),
-        result=result,
-    )
+    audit, timing = _required(path / "audit.json", Audit), _required(path / "timing.json", Timing)
+    records: dict[str, Any] = {one.name: getattr(attempt, one.name) for one in fields(attempt)}
+    return Run(**records, audit=audit, timing=timing, result=result)
 
 
 def _required(path: Path, record: type[_R]) -> _R:
