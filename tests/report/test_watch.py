@@ -8,7 +8,7 @@ import threading
 import time
 
 from oelm.base.locks import hold, holder
-from oelm.report.watch import watch
+from oelm.report.write import watch
 from tests.support.records import (
     change,
     language_run,

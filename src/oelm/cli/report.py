@@ -32,9 +32,9 @@ def report(
     """Report what runs show: summary, comparisons with intervals, hypotheses, figures; as Markdown, HTML and PDF."""
     with errors():
         from ..report.sentences import summary
-        from ..report.watch import watch as follow
         from ..report.words import words
         from ..report.write import Report, write_report
+        from ..report.write import watch as follow
 
         say = words(lang)
         format_names = [name.strip() for name in formats.split(",") if name.strip()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 from ..analysis import Analysis, Run
@@ -11,9 +13,15 @@ from ..analysis.arms import Setup
 from ..analysis.compare import Comparison
 from ..analysis.run import flop_ratio
 from ..analysis.stats import Estimate, too_noisy
-from .chart_context import ChartContext
-from .chart_curves import entropy_figure, logits_figure, thinned, training_figure, validation_figure
-from .chart_grids import confusion_figure, map_figure
+from .chart_records import (
+    ChartContext,
+    attention_figure,
+    confusion_figure,
+    map_figure,
+    thinned,
+    training_figure,
+    validation_figure,
+)
 from .charts import ChartFigure, IntervalRow, Intervals, Lines, Series, Styles
 from .words import Words
 
@@ -44,8 +52,8 @@ def setup_figures(
         (_time, "missing_time"),
         (_target, "missing_target"),
         (map_figure, "missing_map"),
-        (entropy_figure, "missing_attention"),
-        (logits_figure, None),
+        (partial(attention_figure, kind="entropy", key="entropy_share"), "missing_attention"),
+        (partial(attention_figure, kind="logits", key="logit_std"), None),
         (confusion_figure, "missing_confusion" if setup.task.kind == "classification" else None),
     ]
     figures, missing = [], []
@@ -86,25 +94,17 @@ def _change_row(label: str, one: Comparison, styles: Styles) -> IntervalRow | No
     estimate = one.difference if points else one.change
     if estimate is None or not one.pairs:
         return None
-    low, high = _percent_bounds(estimate)
     if not points and too_noisy(estimate):
-        low = high = None
-    pairs = [100 * ((a - b) if points else (a / b - 1)) for a, b in one.values]
-    return IntervalRow(
-        label=label,
-        style=styles[one.arm],
-        value=100 * estimate.mean,
-        low=low,
-        high=high,
-        hollow=low is None or not one.sound,
-        dots=pairs if len(pairs) > 1 else [],
-    )
+        estimate = replace(estimate, low=None, high=None)
+    dots = [100 * ((a - b) if points else (a / b - 1)) for a, b in one.values]
+    row = _percent_row(label, styles[one.arm], estimate, dots if len(dots) > 1 else [])
+    return row if one.sound else replace(row, hollow=True)
 
 
-def _percent_bounds(estimate: Estimate) -> tuple[float | None, float | None]:
-    if estimate.low is None or estimate.high is None:
-        return None, None
-    return 100 * estimate.low, 100 * estimate.high
+def _percent_row(label: str, style: int, share: Estimate, dots: list[float]) -> IntervalRow:
+    percent = share.mapped(lambda value: 100 * value)
+    bounds = {"low": percent.low, "high": percent.high}
+    return IntervalRow(label=label, style=style, value=percent.mean, **bounds, hollow=percent.low is None, dots=dots)
 
 
 def _accuracy(context: ChartContext) -> ChartFigure | None:
@@ -115,18 +115,8 @@ def _accuracy(context: ChartContext) -> ChartFigure | None:
     for method, runs in context.cells.items():
         estimate = mean_of(runs, setup.measure)
         if estimate is not None:
-            low, high = _percent_bounds(estimate)
-            rows.append(
-                IntervalRow(
-                    label=method,
-                    style=context.styles[method],
-                    value=100 * estimate.mean,
-                    low=low,
-                    high=high,
-                    hollow=low is None,
-                    dots=[100 * value for run in runs if (value := run.figure(setup.measure.name)) is not None],
-                )
-            )
+            dots = [100 * value for run in runs if (value := run.figure(setup.measure.name)) is not None]
+            rows.append(_percent_row(method, context.styles[method], estimate, dots))
     if not rows:
         return None
     majority = setup.runs[0].result.majority

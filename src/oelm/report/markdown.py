@@ -39,9 +39,8 @@ def block_text(block: Block) -> str:
 
 def _table(table: Table) -> str:
     lines = ["| " + " | ".join(escape(title) for title in table.columns) + " |"]
-    lines.append(
-        "|" + "|".join("--:" if index in table.numeric else "---" for index in range(len(table.columns))) + "|"
-    )
+    marks = ("--:" if index in table.numeric else "---" for index in range(len(table.columns)))
+    lines.append(f"|{'|'.join(marks)}|")
     lines += ["| " + " | ".join(_cell(cell, True) for cell in row) + " |" for row in table.rows]
     return "\n".join(lines) + (f"\n\n{escape(table.caption)}" if table.caption else "")
 
@@ -72,5 +71,4 @@ def _target(folder: str) -> str:
 
 def escape(text: str) -> str:
     """Return text that Markdown shows as it is: the name of a run may contain anything."""
-    flat = " ".join(text.split())
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", flat) if re.search(r"[\\`*_\[\]<>|#]", flat) else flat
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))

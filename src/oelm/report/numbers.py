@@ -28,16 +28,16 @@ def figure(name: str, value: float | None) -> str:
     """Return a metric of a run in its usual unit and precision, a dash for None."""
     if value is None:
         return "–"
-    if name in ("accuracy", "best_accuracy", "macro_f1", "exact_match", "frozen_share"):
-        return f"{100 * value:.2f} %" if name != "frozen_share" else f"{100 * value:.1f} %"
-    if name in ("frozen", "trainable", "total", "steps"):
+    if name in ("accuracy", "best_accuracy", "macro_f1", "exact_match"):
+        return f"{100 * value:.2f} %"
+    if name == "frozen_share":
+        return f"{100 * value:.1f} %"
+    if name in ("frozen", "trainable", "total", "steps", "steps_per_hour"):
         return f"{value:,.0f}"
     if name in ("val_loss", "best_val_loss", "bits_per_byte", "matthews"):
         return f"{value:.4f}"
     if name == "step_seconds":
         return f"{1000 * value:.2f} ms"
-    if name == "steps_per_hour":
-        return f"{value:,.0f}"
     if name == "peak_memory":
         return f"{value / 2**30:.2f} GiB"
     if name == "seconds":
@@ -65,14 +65,9 @@ def change(comparison: Comparison, say: Words) -> str:
     return "–" if relative is None else percent(relative.mean)
 
 
-def change_bounds(comparison: Comparison) -> tuple[str, str] | None:
-    """Return the limits of the difference that `change` gives, or None when it has no interval."""
-    return _limits(comparison, bootstrap=False)
-
-
 def change_range(comparison: Comparison, say: Words) -> str:
     """Return the interval of a change for a table's cell, or why there is none."""
-    limits = change_bounds(comparison)
+    limits = _limits(comparison)
     return f"{limits[0]} – {limits[1]}" if limits else _no_interval(comparison, say)
 
 
@@ -82,7 +77,8 @@ def bootstrap_bounds(comparison: Comparison) -> str:
     return f"{limits[0]} – {limits[1]}" if limits else "–"
 
 
-def _limits(comparison: Comparison, bootstrap: bool) -> tuple[str, str] | None:
+def _limits(comparison: Comparison, bootstrap: bool = False) -> tuple[str, str] | None:
+    """Return the limits of the difference that `change` gives, or None when it has no interval."""
     estimate = comparison.change if comparison.measure.log else comparison.difference
     if estimate is None or (comparison.measure.log and too_noisy(estimate)):
         return None
@@ -96,7 +92,7 @@ def _limits(comparison: Comparison, bootstrap: bool) -> tuple[str, str] | None:
 
 def interval(comparison: Comparison, say: Words) -> str:
     """Return the interval of a change as part of a sentence, or why there is none."""
-    limits = change_bounds(comparison)
+    limits = _limits(comparison)
     if limits is None:
         return _no_interval(comparison, say)
     return say("interval", low=limits[0], high=limits[1], n=comparison.n)

@@ -87,9 +87,8 @@ def _block(block: Block) -> str:
 
 
 def _table(table: Table) -> str:
-    widths = [max(cell_len(row[index].text) for row in table.rows) for index in range(len(table.columns))]
-    handles = [max(8 * len(spans(row[index].runs)) for row in table.rows) for index in range(len(table.columns))]
-    needed = [max(text, runs) for text, runs in zip(widths, handles, strict=True)]
+    columns_of_cells = zip(*table.rows, strict=True)
+    needed = [max(max(cell_len(one.text), 8 * len(spans(one.runs))) for one in cells) for cells in columns_of_cells]
     total = sum(min(size, _WIDE) for size in needed)
     limit = _WIDE if total < 110 else 16
     columns = ", ".join(f"{min(4, size / 30):.2f}fr" if size > limit else "auto" for size in needed)
@@ -124,5 +123,5 @@ def _breakable(text: str) -> str:
 
 def _string(text: str) -> str:
     """Return the text as a string literal of typst, in one line."""
-    flat = " ".join(text.split(" ")).replace("\\", "\\\\").replace('"', '\\"')
+    flat = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + flat.replace("\n", " ").replace("\r", " ").replace("\t", " ") + '"'

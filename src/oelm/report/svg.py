@@ -12,8 +12,8 @@ from .charts import COLOURS
 
 INK, MUTED, RULE, PANEL, PAPER = "#1a1a1a", "#5c5c5c", "#d9d9d9", "#f4f5f7", "#ffffff"
 # The colours of a drawing as the variables of the page, which has two sets of them: one light, one dark.
-_THEME = {INK: "--ink", MUTED: "--muted", RULE: "--line", PANEL: "--panel", PAPER: "--paper"}
-_THEME |= {colour: f"--c{number}" for number, colour in enumerate(COLOURS)}
+_THEME = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--line)", PANEL: "var(--panel)", PAPER: "var(--paper)"}
+_THEME |= {colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)}
 _FONTS = "'DejaVu Sans', 'Noto Sans CJK SC', 'Noto Sans SC', 'PingFang SC', 'Microsoft YaHei', sans-serif"
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
@@ -69,17 +69,13 @@ def themed(svg: str) -> str:
     for element in root.iter():
         style = element.get("style")
         if style is not None:
-            element.set("style", re.sub(r"#[0-9a-f]{6}", lambda match: _variable(match[0]), style))
+            element.set("style", re.sub(r"#[0-9a-f]{6}", lambda match: _THEME.get(match[0], match[0]), style))
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def printable(text: str) -> str:
     """Return the text without control characters, which XML cannot hold, and with single spaces."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in " ".join(text.split()))
-
-
-def _variable(colour: str) -> str:
-    return f"var({_THEME[colour]})" if colour in _THEME else colour
 
 
 def _annotate(root: ElementTree.Element, notes: Notes) -> None:
