@@ -70,16 +70,9 @@ def estimate(values: _Numbers, confidence: float = CONFIDENCE, scale: float | No
     error = spread / math.sqrt(n)
     half = t_quantile(1 - (1 - confidence) / 2, n - 1) * error
     boot_low, boot_high = bootstrap(sample, confidence) if n >= BOOTSTRAP_PAIRS else (None, None)
-    return Estimate(
-        mean=mean,
-        n=n,
-        low=mean - half,
-        high=mean + half,
-        p=_two_sided(mean, error, n - 1),
-        spread=spread,
-        boot_low=boot_low,
-        boot_high=boot_high,
-    )
+    p = _two_sided(mean, error, n - 1)
+    interval = Estimate(mean=mean, n=n, low=mean - half, high=mean + half, p=p, spread=spread)
+    return replace(interval, boot_low=boot_low, boot_high=boot_high)
 
 
 def too_noisy(change: Estimate | None) -> bool:

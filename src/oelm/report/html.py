@@ -28,19 +28,16 @@ def to_html(document: Document, drawings: Mapping[str, str], refresh: int | None
 
     Whatever a record contains is escaped by the template, which has autoescape on.
     """
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            document=document,
-            sections=_sections(document),
-            drawings={name: themed(svg) for name, svg in drawings.items()},
-            language={"en": "en", "zh": "zh-CN"}[document.language],
-            say=words(document.language),
-            refresh=refresh,
-            css=_read("page.css"),
-            script=_read("page.js"),
-        )
+    page = _environment().get_template("page.html.j2")
+    return page.render(
+        document=document,
+        sections=_sections(document),
+        drawings={name: themed(svg) for name, svg in drawings.items()},
+        language={"en": "en", "zh": "zh-CN"}[document.language],
+        say=words(document.language),
+        refresh=refresh,
+        css=_read("page.css"),
+        script=_read("page.js"),
     )
 
 

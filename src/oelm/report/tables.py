@@ -164,22 +164,10 @@ def table_latex(table: Table) -> str:
 
 def latex(text: str) -> str:
     """Return text in which the special characters of LaTeX are escaped."""
-    special = {
-        "\\": r"\textbackslash{}",
-        "{": r"\{",
-        "}": r"\}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        "−": "$-$",
-        "–": "--",
-        "≤": r"$\leq$",
-        "≥": r"$\geq$",
-        "→": r"$\rightarrow$",
-    }
-    special |= {char: f"\\{char}" for char in "&%$#_"}
+    named = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
+    special = {char: rf"\text{name}{{}}" for char, name in named.items()}
+    special |= {"−": "$-$", "–": "--", "≤": r"$\leq$", "≥": r"$\geq$", "→": r"$\rightarrow$"}
+    special |= {char: f"\\{char}" for char in "&%$#_{}"}
     return "".join(special.get(char, char) for char in " ".join(text.split()))
 
 
