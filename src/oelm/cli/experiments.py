@@ -107,7 +107,9 @@ def matrix(
 
         axes = _axes(axis or [], lr_grid)
         sbatch = dict(_split_pair("--slurm", text, "key=value, such as account=lab") for text in slurm or [])
-        overrides = tuple(word for word in names if "=" in word and not _is_file(word))
+        # The path of an experiment's file may contain an equals sign, as an override does.
+        files = [word for word in names if word.endswith((".yaml", ".yml", ".json")) and Path(word).is_file()]
+        overrides = tuple(word for word in names if "=" in word and word not in files)
         seed_list = None if seeds is None else tuple(range(seeds))
         request = Request(scale, seed_list, axes, overrides, data, str(out))
         planned = _plan([word for word in names if word not in overrides], request, dry_run)
@@ -180,11 +182,6 @@ def _split_pair(option: str, text: str, form: str) -> tuple[str, str]:
     if not name or not value:
         raise LabError(f"{option} {text}: write it as {form}")
     return name, value
-
-
-def _is_file(word: str) -> bool:
-    """Return True for an experiment's file: its path may contain an equals sign, as an override does."""
-    return word.endswith((".yaml", ".yml", ".json")) and Path(word).is_file()
 
 
 def _run_matrix(planned: list[PlannedRun], launcher: Launcher, retries: int, yes: bool) -> int:

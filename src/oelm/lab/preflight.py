@@ -51,8 +51,7 @@ def require_available(runs: list[PlannedRun]) -> None:
     """Raise if anything is missing for these runs, with each missing thing once and how to get it."""
     lacking = dict.fromkeys(text for run in runs for text in missing(run))
     if lacking:
-        advice = "Or try it first on built-in data in a minute: --scale smoke"
-        raise LabError("\n".join((*lacking, advice)))
+        raise LabError("\n".join((*lacking, "Or try it first on built-in data in a minute: --scale smoke")))
 
 
 def missing(run: PlannedRun) -> list[str]:

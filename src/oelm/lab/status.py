@@ -74,24 +74,17 @@ def read_state(path: Path, name: str | None = None) -> RunState:
 def list_runs(root: Path) -> list[RunState]:
     """Return every run below a folder, ordered by name. Runs that a live matrix has only planned are waiting."""
     states = {path: read_state(path, _name(path, root)) for path in run_folders(root)}
-    for path in planned_by_live_matrices(root):
-        if path not in states or states[path].state == "new":
-            states[path] = RunState(name=_name(path, root), path=path, state="waiting", method=path.parent.name)
+    for folder in live_matrices(root):
+        with suppress(FileError):  # a matrix that ends at this moment removes its file
+            for path in (folder.parent.parent / name for name in read_record(folder / "matrix.json")["runs"]):
+                if path not in states or states[path].state == "new":
+                    states[path] = RunState(name=_name(path, root), path=path, state="waiting", method=path.parent.name)
     return [states[path] for path in sorted(states, key=_natural_order)]
 
 
 def run_folders(root: Path) -> Iterator[Path]:
     """Yield every folder below `root` (or `root` itself) that holds a run's records."""
     return (folder for folder, is_run in _walk(root) if is_run)
-
-
-def planned_by_live_matrices(root: Path) -> list[Path]:
-    """Return the folders of all runs that matrices which are running now have planned below `root`."""
-    planned = []
-    for folder in live_matrices(root):
-        with suppress(FileError):  # a matrix that ends at this moment removes its file
-            planned += [folder.parent.parent / name for name in read_record(folder / "matrix.json")["runs"]]
-    return planned
 
 
 def live_matrices(root: Path) -> list[Path]:

@@ -123,7 +123,8 @@ class RunFolder:
         recorded = read(path, RecordedConfig)
         if recorded.id == self.config.id:
             return
-        if self._has_steps():
+        trained = (self / "result.json").exists() or (self / "best").exists() or any(self.checkpoints.iterdir())
+        if trained or any(line.step > 0 for line in read_metrics(self.path)):
             fields = ", ".join(differing(recorded.config.to_dict(), self.config.to_dict())) or "the version of oelm"
             raise ConfigError(
                 f"{self.path}: holds another run; it differs in {fields}. Give this one another name "
@@ -131,11 +132,6 @@ class RunFolder:
             )
         for name in _BEFORE_A_STEP:
             (self / name).unlink(missing_ok=True)
-
-    def _has_steps(self) -> bool:
-        """Return True if the folder holds the result, a model, a checkpoint or a metric of an optimiser step."""
-        kept = (self / "result.json").exists() or (self / "best").exists() or any(self.checkpoints.iterdir())
-        return kept or any(line.step > 0 for line in read_metrics(self.path))
 
     def start_metrics(self, step: int) -> bool:
         """Open metrics.jsonl for appending, without the lines of steps after `step`, which will be taken again.
