@@ -60,20 +60,12 @@ def plan_arms(names: Sequence[str], setting: BenchSetting) -> dict[str, RunConfi
     for name in names:
         if name in arms:
             raise ConfigError(f"arm {name!r} is named twice")
-        method, batch_size = _split_name(name)
-        batch_override = [] if batch_size is None else [f"train.batch_size={batch_size}"]
-        arms[name] = RunConfig.load(merge(fields, {"method": method}), [*setting.overrides, *batch_override])
+        method, separator, size = name.partition("@")
+        if separator and not (size.isascii() and size.isdigit() and int(size) > 0):
+            raise ConfigError(f"arm {name!r}: @ must be followed by its batch size, 1 or more, as in oelm-freeze@8")
+        own_size = [f"train.batch_size={int(size)}"] if separator else []
+        arms[name] = RunConfig.load(merge(fields, {"method": method}), [*setting.overrides, *own_size])
     return arms
-
-
-def _split_name(name: str) -> tuple[str, int | None]:
-    """Return the preset of an arm `PRESET` or `PRESET@N`, and its own batch size N, if any."""
-    method, separator, size = name.partition("@")
-    if not separator:
-        return name, None
-    if not (size.isascii() and size.isdigit() and int(size) > 0):
-        raise ConfigError(f"arm {name!r}: @ must be followed by the arm's batch size, 1 or more, as in oelm-freeze@8")
-    return method, int(size)
 
 
 def _fitting_fields(setting: BenchSetting) -> dict[str, Any]:

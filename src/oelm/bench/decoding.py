@@ -22,8 +22,6 @@ from .rounds import Rounds, ShowProgress, median_seconds, no_progress, ratio_of_
 
 # Tokens before the first round.
 _WARMUP = 3
-# The mode of torch.compile by device: on a GPU, a token's kernels are recorded once and replayed as one graph.
-_COMPILE_MODE = {"cuda": "reduce-overhead"}
 
 
 def positions_needed(context: int, rounds: int, tokens: int) -> int:
@@ -109,7 +107,9 @@ class _Decoder:
         self.compiled = config.train.compile is True
         self.step: Any = self.model
         if self.compiled:
-            self.step = torch.compile(self.model, dynamic=False, mode=_COMPILE_MODE.get(device.type))
+            # On a GPU, a token's kernels are recorded once and replayed as one graph.
+            mode = "reduce-overhead" if device.type == "cuda" else None
+            self.step = torch.compile(self.model, dynamic=False, mode=mode)
         cached = [tensor for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
         # Of one token of one text.
         self.cache_bytes = sum(tensor[0].numel() * tensor.element_size() / tensor.shape[-2] for tensor in cached)

@@ -19,14 +19,8 @@ from ..training.best import model_step, stale_best_model
 from ..training.checkpoint import list_checkpoints, read_checkpoint
 from ..training.tasks.open import open_task
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-)
+# The files that a saved tokenizer may consist of.
+_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 
 
 def is_run(folder: Path) -> bool:
@@ -76,7 +70,7 @@ def save_tokenizer(source: Path, out: Path) -> None:
     if is_run(source) and not folder.is_dir():
         open_task(config_of(source)).save_tokenizer(out)
         return
-    for name in _TOKENIZER_FILES:
+    for name in _FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
 

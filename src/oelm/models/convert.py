@@ -6,13 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    GPT2Config,
-    GPTNeoXConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2Config, GPTNeoXConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from ..errors import ModelError
 from .gpt import OelmGPTForCausalLM, OelmGPTForSequenceClassification, OelmGPTPreTrainedModel

@@ -109,15 +109,13 @@ def _recorded_method(config: Any, path: str | PathLike[str]) -> Method:
     """Return the method that a config records. Raise when it records none or one that cannot be read."""
     try:
         record = read_record(config)
-        method = None if record is None else Method.load(record["method"])
+        if record is not None:
+            return Method.load(record["method"])
     except OelmError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    if method is None:
-        raise CheckpointError(
-            f"{path}: its config has no record of a method. Load it with transformers' from_pretrained, "
-            "then call oelm.apply"
-        )
-    return method
+    raise CheckpointError(
+        f"{path}: no record of a method in its config. Load it with transformers' from_pretrained, then call oelm.apply"
+    )
 
 
 def install_recorded_method(model: nn.Module) -> None:

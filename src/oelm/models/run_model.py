@@ -7,13 +7,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    GenerationConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
+from transformers.generation import GenerationConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from ..config import RANDOM, ModelConfig
 from ..errors import ConfigError, ModelError, first_line
@@ -45,7 +41,15 @@ def build_language_model(config: ModelConfig, vocab_size: int, length: int, seed
         model = build_model(config.name, revision=config.revision or "main")
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise ConfigError(f"model.name {config.name}: {type(model).__name__} has no language-model head")
-    _require_fit(model, config.name, vocab_size, length)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if vocab_size > rows:
+        raise ConfigError(
+            f"model.name {config.name}: its vocabulary has {rows} entries, the token file's has {vocab_size}. "
+            "Was the file made with another tokenizer?"
+        )
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and length > positions:
+        raise ConfigError(f"data.sequence_length {length} is more than the model's {positions} positions")
     return model.float()
 
 
@@ -133,16 +137,3 @@ def _load(config: ModelConfig, hf_config: Any, auto_class: Any) -> PreTrainedMod
             f"{sorted(missing)[0]}: it is not the model that its config describes"
         )
     return model
-
-
-def _require_fit(model: Any, name: str, vocab_size: int, length: int) -> None:
-    """Raise when the data has more token ids than the model's vocabulary, or longer sequences than its positions."""
-    rows = model.get_input_embeddings().weight.shape[0]
-    if vocab_size > rows:
-        raise ConfigError(
-            f"model.name {name}: its vocabulary has {rows} entries, the token file's has {vocab_size}. "
-            "Was the file made with another tokenizer?"
-        )
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and length > positions:
-        raise ConfigError(f"data.sequence_length {length} is more than the model's {positions} positions")

@@ -70,10 +70,6 @@ class OelmGPTAttention(nn.Module):
         """Return True when every head's key is its own slice of the hidden state, up to a factor."""
         return isinstance(self.k_proj, IdentityProjection) and self.k_proj.rows == self.config.hidden_size
 
-    def _can_mix_first(self, mask: Any) -> bool:
-        """Return True when a value is a plain matrix times a state (no adapter) and the mask is one for scores."""
-        return type(self.v_proj) is nn.Linear and (mask is None or (isinstance(mask, Tensor) and mask.ndim == 4))
-
     def _attend_to_states(
         self, hidden: Tensor, mask: Tensor | None, past_key_values: Cache, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
@@ -86,7 +82,9 @@ class OelmGPTAttention(nn.Module):
         query = self.q_proj(hidden).view(shape).transpose(1, 2)
         key = hidden.view(shape).transpose(1, 2)
         key, _ = past_key_values.update(key, key[..., :0], self.layer_idx)
-        if hidden.shape[1] > 1 or not self._can_mix_first(mask):
+        # Mixing first needs values that are a plain matrix times a state (no adapter) and a mask that fits scores.
+        mask_for_scores = mask is None or (isinstance(mask, Tensor) and mask.ndim == 4)
+        if hidden.shape[1] > 1 or type(self.v_proj) is not nn.Linear or not mask_for_scores:
             states = key.transpose(1, 2).flatten(-2)
             value = self.v_proj(states).view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
             out, weights = self._attend(query, key, value, mask, scaling, **kwargs)

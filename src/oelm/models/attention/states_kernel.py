@@ -29,15 +29,17 @@ def mix_on_gpu(query: Tensor, states: Tensor, mask: Tensor | None, scaling: floa
     each = -(-tokens // (parts * _TILE)) * _TILE
     sums = torch.empty(batch, parts, heads, width, dtype=torch.float32, device=query.device)
     tops = torch.empty(batch, parts, heads, 2, dtype=torch.float32, device=query.device)
+    mask_kind, mask_strides = "none", (0, 0)
     if mask is not None:
         mask = mask.expand(batch, 1, 1, mask.shape[-1])
+        mask_kind = "boolean" if mask.dtype == torch.bool else "additive"
+        mask_strides = mask.stride(0), mask.stride(3)
     rows, columns = _padded(heads, d_head)
     wide: dict[str, Any] = {"WIDTH": width, "WIDE": columns}
     _mix_part[(batch, parts)](
         query.contiguous(), states, query if mask is None else mask, sums, tops,
-        tokens, each, scaling,
-        *states.stride(), 0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(3),
-        HEADS=heads, D_HEAD=d_head, ROWS=rows, TILE=_TILE, MASK=_mask_kind(mask), **wide, **_LAUNCH,
+        tokens, each, scaling, *states.stride(), *mask_strides,
+        HEADS=heads, D_HEAD=d_head, ROWS=rows, TILE=_TILE, MASK=mask_kind, **wide, **_LAUNCH,
     )  # fmt: skip
     out = torch.empty(batch, heads, width, dtype=query.dtype, device=query.device)
     _join_parts[(batch, heads)](sums, tops, out, parts, HEADS=heads, **wide, num_warps=4)
@@ -53,10 +55,6 @@ def shared_bytes(heads: int, d_head: int) -> int:
 def _padded(heads: int, d_head: int) -> tuple[int, int]:
     """Return heads and width as Triton needs them: powers of two, and at least 16 rows for a matrix product."""
     return max(16, 1 << (heads - 1).bit_length()), 1 << (heads * d_head - 1).bit_length()
-
-
-def _mask_kind(mask: Tensor | None) -> str:
-    return "none" if mask is None else "boolean" if mask.dtype == torch.bool else "additive"
 
 
 @triton.jit

@@ -43,8 +43,12 @@ class ModelTokenizer:
         hf_config = build_hf_config(config.model, len(tokenizer), config.data.sequence_length)
         _require_match(hf_config, tokenizer, config.model)
         hf_config.pad_token_id = tokenizer.pad_token_id
-        if is_fresh(config.model):
-            _adopt_special_tokens(hf_config, tokenizer)
+        if is_fresh(config.model):  # the special tokens of a pretrained model are its own
+            end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+            if end is not None:
+                hf_config.eos_token_id = end
+            if getattr(hf_config, "is_encoder_decoder", False):
+                hf_config.decoder_start_token_id = tokenizer.pad_token_id
         return cls(tokenizer, hf_config, max_text_length(hf_config, config.data.sequence_length))
 
     @property
@@ -99,8 +103,8 @@ class ModelTokenizer:
     def save(self, folder: Path) -> None:
         """Save the tokenizer so that it later gives a model exactly the inputs that the model was trained on."""
         if not self._uses_token_types:
-            names = [name for name in self.tokenizer.model_input_names if name != "token_type_ids"]
-            self.tokenizer.model_input_names = names
+            inputs = self.tokenizer.model_input_names
+            self.tokenizer.model_input_names = [name for name in inputs if name != "token_type_ids"]
         self.tokenizer.save_pretrained(folder)
 
 
@@ -153,12 +157,3 @@ def _require_match(hf_config: Any, tokenizer: Any, config: ModelConfig) -> None:
                 f"{field}: its {name.removesuffix('_id').replace('_', ' ')} is {tokenizer_id}, the model's is "
                 f"{model_id}: not its tokenizer"
             )
-
-
-def _adopt_special_tokens(hf_config: Any, tokenizer: Any) -> None:
-    """Give a model with random weights the tokenizer's end-of-text token, and a decoder its start token."""
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    if end is not None:
-        hf_config.eos_token_id = end
-    if getattr(hf_config, "is_encoder_decoder", False):
-        hf_config.decoder_start_token_id = tokenizer.pad_token_id
