@@ -545,7 +545,7 @@ def test_the_learning_rate_of_the_reference_recipe_depends_on_the_method(argumen
     def note_rate(config, quiet):
         chosen.append(config.optimizer.learning_rate)
 
-    monkeypatch.setattr(commands, "_train_and_print", note_rate)
+    monkeypatch.setattr(commands, "train_and_print", note_rate)
     command = ["finetune", "sst2", "--recipe", "reference", "--out", "there", *arguments]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert chosen == [rate]
