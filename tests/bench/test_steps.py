@@ -257,6 +257,7 @@ def test_help_names_the_default_arms(monkeypatch):
     assert names == ["baseline", "oelm-freeze", "identity-key"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("more", "stages"),
     [

@@ -138,6 +138,7 @@ def test_export_of_a_missing_source_is_refused():
     assert_refused(run("export", "nowhere", "out"), "oelm: nowhere: no such folder", "Hub")
 
 
+@pytest.mark.full
 def test_export_writes_a_plain_checkpoint(folders, tmp_path):
     done = run("export", folders / "operated", tmp_path / "out")
     assert done.returncode == 0, done.stderr

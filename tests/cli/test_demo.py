@@ -73,6 +73,7 @@ def test_a_slow_machine_takes_fewer_steps(tmp_path, monkeypatch):
         assert demo_module._choose_steps(folder, 205, 2) == steps, "a resumed demo keeps its number of steps"
 
 
+@pytest.mark.full
 def test_the_demo_prints_perplexities_if_no_report_can_be_written(small_demo, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "oelm.report", None)
     monkeypatch.setattr(demo_module, "SEEDS", 1)

@@ -124,6 +124,7 @@ def test_the_orthogonal_start_has_a_gaussian_control():
         assert differing == {"init", "std"}
 
 
+@pytest.mark.full
 def test_the_documentation_has_a_command_for_every_experiment():
     """Every experiment of the group is in docs/lab.md with its command, and that command dry-runs."""
     text = (ROOT / "docs/lab.md").read_text(encoding="utf-8")

@@ -110,6 +110,7 @@ def test_finished_runs_are_skipped(tmp_path):
     assert all(finishes(run.folder) == 1 for run in planned)
 
 
+@pytest.mark.full
 def test_a_killed_run_is_retried_up_to_the_limit(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0]})
     lines: list[str] = []
@@ -263,6 +264,7 @@ def test_a_torchrun_run_stopped_before_its_first_step_is_left(tmp_path):
     assert work.run(lambda _: launcher.code or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}, lines
 
 
+@pytest.mark.full
 def test_a_run_that_another_process_has_is_waited_for_and_taken_over_when_that_dies(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     busy, other = planned[0].folder, planned[1].folder

@@ -210,6 +210,7 @@ BESIDE = [
 ]
 
 
+@pytest.mark.sample(3)
 @needs_peft
 @pytest.mark.parametrize(("name", "method"), BESIDE, ids=lambda value: str(value)[:60])
 def test_an_adapter_beside_frozen_matrices_trains_loads_and_exports(name, method, tmp_path):
@@ -535,6 +536,7 @@ def test_initial_values_of_adapters_depend_on_the_seed_and_the_name_alone():
 # Saving, loading, resuming
 
 
+@pytest.mark.sample(1)
 @needs_peft
 @pytest.mark.parametrize("chosen", ["lora", "oft"])
 def test_adapters_work_in_other_dtypes(chosen, tmp_path):
@@ -584,6 +586,7 @@ def test_a_missing_adapter_tensor_is_an_error(tmp_path):
         oelm.load(tmp_path)
 
 
+@pytest.mark.sample(1)
 @needs_peft
 @pytest.mark.parametrize("chosen", ["lora", "oft", "bitfit"])
 def test_hugging_faces_trainer_works_after_apply_alone(chosen, tmp_path):

@@ -52,7 +52,7 @@ REFUSED |= {(name, "bitfit"): "has no biases" for name in ("mistral", "qwen3", "
 STRUCTURES = ("oelm-exact", "identity-query", "identity-key", "identity-wide")
 
 
-@pytest.mark.covering(3)
+@pytest.mark.covering(2)
 @families
 @pytest.mark.parametrize("check", CHECKS)
 def test_every_family_passes_every_check(name, check, tmp_path):
@@ -108,6 +108,7 @@ def test_a_hundred_steps_with_weight_decay_change_no_frozen_tensor(name):
     oelm.verify(model)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [(name, {}) for name in SMALL]

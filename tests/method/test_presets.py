@@ -484,6 +484,7 @@ def qk(*layers):
     return [f"transformer.h.{layer}.attn.c_attn.{role}" for layer in layers for role in "qk"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("ratio", "frozen", "paths"),
     [

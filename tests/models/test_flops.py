@@ -82,6 +82,7 @@ def test_flops_of_bert_equal_torchs(method):
     assert flops_by_oelm(model) == pytest.approx(flops_by_torch(model), rel=1e-9)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("method", methods("oelm-freeze", "lora", "oft", "lora beside frozen q, k"))
 @pytest.mark.parametrize("name", ["roberta", "electra", "distilbert", "albert", "modernbert"])
 def test_flops_of_other_encoders_equal_torchs(name, method):
@@ -90,6 +91,7 @@ def test_flops_of_other_encoders_equal_torchs(name, method):
     assert flops_by_oelm(model) == pytest.approx(flops_by_torch(model), rel=1e-9)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("method", methods(*(name for name in METHODS if name != "head-only")))
 @pytest.mark.parametrize("name", ["oelm-gpt", "gpt2"])
 def test_flops_of_decoders_equal_torchs_without_the_masked_half(name, method, monkeypatch):

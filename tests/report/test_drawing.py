@@ -42,6 +42,7 @@ def named(name: str, title: str = "Title", caption: str = "Caption") -> ChartFig
     return ChartFigure("named", title, caption, [Lines(axes={"steps": "steps"}, y_label="loss", series=[series])])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:Glyph")
 @pytest.mark.parametrize("count", [3, 17, 40])
 def test_figures_of_many_long_names_are_legible(count):

@@ -51,6 +51,7 @@ def test_markup_in_the_name_of_a_folder_is_quoted(tmp_path):
     assert "<img" not in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_a_formula_in_a_record_is_quoted_in_the_csv(tmp_path):
     language_run(tmp_path / "runs", description="=1+1")
     write_report([tmp_path / "runs"], tmp_path / "out", formats=["md"])

@@ -102,6 +102,7 @@ def test_latex_tables_are_complete_and_escaped(report):
     assert latex("50 % of a_b & {c} <d>") == r"50 \% of a\_b \& \{c\} \textless{}d\textgreater{}"
 
 
+@pytest.mark.full
 def test_a_report_in_chinese(runs, tmp_path):
     report = write_report([runs], tmp_path / "out", language="zh", formats=("md", "html"))
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
@@ -144,6 +145,7 @@ def test_the_chinese_pdf_embeds_a_chinese_font(runs, tmp_path):
     assert "困惑度" in text
 
 
+@pytest.mark.full
 def test_without_typst_the_pdf_is_left_out_with_a_reason(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(typesetting, "available", lambda: False)
     report = write_report([runs], tmp_path)
@@ -176,6 +178,7 @@ def test_a_report_removes_only_files_that_an_earlier_one_listed(tmp_path):
     assert {path: path.read_text() for path in unrelated} == unrelated
 
 
+@pytest.mark.full
 def test_a_report_removes_the_tables_that_only_an_earlier_one_had(runs, tmp_path):
     write_report([runs], tmp_path / "out", formats=("html",))
     (tmp_path / "out" / "tables" / "mine.csv").write_text("kept")

@@ -14,7 +14,6 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium"),
-    pytest.mark.xdist_group("chromium"),
 ]
 
 
@@ -95,6 +94,7 @@ def test_a_click_on_a_name_in_the_legend_hides_its_lines_and_marks_show_their_va
     assert all(re.fullmatch(r"oelm-freeze \([\d.,]+\): [\d.]+ \(.+ – .+\)", value) for value in values), values
 
 
+@pytest.mark.full
 def test_figures_follow_the_theme(opened):
     def ink(page):
         return page.evaluate("getComputedStyle(document.querySelector('figure svg text')).fill")
@@ -130,6 +130,7 @@ def test_a_click_on_a_column_title_sorts_the_table(opened):
     assert column() == sorted(values, reverse=True)
 
 
+@pytest.mark.full
 def test_the_theme_follows_the_system_until_the_reader_chooses(opened):
     def background(page):
         return page.evaluate("getComputedStyle(document.body).backgroundColor")

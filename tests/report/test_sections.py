@@ -25,6 +25,7 @@ def test_a_figure_with_some_of_the_methods_says_so(tmp_path):
     assert "Shown: the first 6 of 8 methods." in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_a_run_that_nearly_diverged_gives_no_endless_numbers(tmp_path):
     for seed, (loss, other) in enumerate([(3.0, 3.0), (3.01, 190.0)]):
         language_run(tmp_path / "runs", "baseline", seed, loss)
@@ -64,6 +65,7 @@ def test_a_report_can_have_only_runs_that_are_not_counted(tmp_path):
     assert summary(report.analysis)[0].startswith("0 runs of 0 methods counted; 1 left out")
 
 
+@pytest.mark.full
 def test_with_six_seeds_a_bootstrap_interval_is_given_too(tmp_path):
     write_report([study(tmp_path / "runs", seeds=6)], tmp_path / "out", formats=("html",))
     with open(tmp_path / "out" / "tables" / "1-comparisons.csv", encoding="utf-8", newline="") as file:
@@ -101,6 +103,7 @@ def test_results_on_other_splits_give_the_step_of_their_model(tmp_path):
     assert re.search(r"mismatched .*\| 200 – 300 \|", (tmp_path / "out" / "report.md").read_text(encoding="utf-8"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("language", "cross"), [("en", "The cross is the time expected"), ("zh", "叉号为仅按")])
 def test_the_flop_bound_is_shown_only_with_a_reference(tmp_path, language, cross):
     for seed in (0, 1):

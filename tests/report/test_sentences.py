@@ -48,6 +48,7 @@ def test_a_ratio_whose_interval_contains_zero_is_undecided(tmp_path):
     assert "show neither a difference nor equivalence" in conclusion(one, words("en"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_pairs_that_all_differ_by_the_same_amount_get_a_note_and_no_verdict(tmp_path, language):
     for seed, right in enumerate((798, 801, 805)):
@@ -65,6 +66,7 @@ def test_pairs_that_all_differ_by_the_same_amount_get_a_note_and_no_verdict(tmp_
     assert say("note_no_spread") in text
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_step_times_that_are_too_noisy_have_no_interval(tmp_path, language):
     """One of two seeds ran on a busy machine, 70 times as slow."""
@@ -130,6 +132,7 @@ def test_the_summary_says_when_the_runs_select_no_scenario(tmp_path):
         assert "oelm-nofreeze" in line
 
 
+@pytest.mark.full
 def test_a_published_figure_is_not_judged_on_synthetic_data(tmp_path):
     smoke, synthetic = {"experiment": "GPT-02-smoke"}, {"data": {"synthetic": True}}
     for method in ("baseline", "oelm-freeze"):
@@ -140,6 +143,7 @@ def test_a_published_figure_is_not_judged_on_synthetic_data(tmp_path):
     assert "stand-in" not in section
 
 
+@pytest.mark.full
 def test_a_verdict_on_stand_in_data_says_so(tmp_path):
     for seed, noise in enumerate((0.0, 0.004, -0.003)):
         for method, loss in (("baseline", 3.8), ("oelm-freeze", 3.94 + noise)):

@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 
+import pytest
+
 from oelm.base.locks import hold, holder
 from oelm.report.write import watch
 from tests.support.records import (
@@ -19,6 +21,7 @@ APP = "import typer; from oelm.cli import report as c; a = typer.Typer(pretty_ex
 APP += "a.command('report')(c.report); a.command('compare')(c.compare); a()"
 
 
+@pytest.mark.full
 def test_watching_refreshes_until_no_run_is_in_progress(tmp_path):
     """From a folder without runs, to one with a run in progress, to one where all are finished."""
     runs, out = tmp_path / "runs", tmp_path / "out"

@@ -392,6 +392,7 @@ KEEPING_BEST = {"eval": {"every": 1}, "checkpoint": {"every": 50}}
 LOGGING = {"log": {"every": 1}, "checkpoint": {"every": 500}, "eval": {"every": 500}, "train": {"max_steps": 120}}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("size", "changes"),
     [("100k", SAVING), ("700k", SAVING), ("1400k", SAVING), ("150k", KEEPING_BEST), ("36k", LOGGING)],

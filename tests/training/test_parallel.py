@@ -43,7 +43,6 @@ from tests.support.distributed import (
 from tests.support.training import Held, die, outcome, read, timeless
 
 pytestmark = [
-    pytest.mark.xdist_group("distributed"),  # the runs below are shared by the tests
     pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"),
 ]
 
@@ -226,6 +225,7 @@ def cut(config: dict[str, Any], step: int, size: int) -> None:
     assert group.wait() == [-signal.SIGKILL] * size
 
 
+@pytest.mark.sample(1)
 def test_a_killed_run_resumes_exactly(two: Path, parallel: str, tmp_path: Path) -> None:
     config = fields(tmp_path, parallel)
     cut(config, 7, 2)

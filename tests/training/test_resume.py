@@ -367,6 +367,7 @@ def test_a_run_whose_result_was_lost_writes_it_again_without_a_step(tmp_path):
     assert (run / "best").is_dir()
 
 
+@pytest.mark.full
 def test_another_number_of_threads_is_refused_unless_allowed(tmp_path):
     fields = tiny(tmp_path / "runs")
     file = written(tmp_path / "run.yaml", fields)

@@ -89,6 +89,7 @@ def test_earlier_text_alone_gives_every_answer():
     assert set(kinds) == {"owner", "colour", "spot", "pet", "food"}
 
 
+@pytest.mark.full
 def test_the_words_before_an_answer_do_not_give_it_away():
     """Counting what follows four words predicts half of the other words, but few of the recalled ones."""
     follows: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)

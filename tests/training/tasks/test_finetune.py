@@ -325,6 +325,7 @@ def pretrained(folder, tokenizer=True):
     return folder
 
 
+@pytest.mark.full
 def test_a_loaded_model_trains_with_dropout_from_its_first_step(tmp_path):
     """transformers loads a model in evaluation mode. Measuring attention or resuming must not change the weights."""
     name = str(pretrained(tmp_path / "bert"))
