@@ -238,6 +238,7 @@ def test_json_goes_to_stdout_and_the_warning_to_stderr():
     assert warning == f"warning: {rows[1]['warning']}"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("more", [(), ("--decode",)])
 def test_the_line_below_the_table_explains_the_ratio(more):
     done = command("oelm-freeze", "--sequence-length", 8, "--vocab-size", 64, "--rounds", 2, "--steps", 1, *more)

@@ -160,6 +160,7 @@ def test_a_dry_run_uses_the_vocabulary_of_the_data(tmp_path):
     assert f"{fewer:,} parameters" in lab("matrix", "decide", "--data", tmp_path / "data", "--dry-run").output
 
 
+@pytest.mark.full
 def test_every_recorded_config_trains_again_as_it_is():
     """`oelm train RECORD/config.json` is the command that results/README.md names."""
     for path in sorted((ROOT / "results").rglob("config.json")):

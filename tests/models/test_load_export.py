@@ -217,6 +217,7 @@ assert not [name for name in sys.modules if name.startswith("oelm.")]
 """
 
 
+@pytest.mark.full
 def test_export_works_where_oelm_is_not_installed(saved, tmp_path):
     model, _ = saved
     folder = oelm.export(model, tmp_path / "plain")

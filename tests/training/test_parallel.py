@@ -332,7 +332,7 @@ def test_a_batch_that_the_processes_cannot_share_is_refused_by_all(tmp_path: Pat
         assert "3 processes" in output
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize(("parallel", "rank"), [("ddp", 0), ("ddp", 1), ("fsdp", 1)], indirect=["parallel"])
 def test_a_failure_of_one_process_ends_all(rank: int, parallel: str, two: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, parallel)

@@ -172,7 +172,7 @@ class AfterAnEvent:
         Stepper.step = deadly
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("moment", "name"),
     [

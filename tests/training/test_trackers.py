@@ -129,6 +129,7 @@ def waiting_for(released: threading.Event):
     return wait
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("where", ["start", "send", "close"])
 def test_a_tracker_that_does_not_answer_delays_nothing(where, tmp_path, monkeypatch):
     for limit in {"start": ("_START",), "send": ("_FLUSH", "_CLOSE"), "close": ("_CLOSE",)}[where]:

@@ -79,6 +79,7 @@ def test_every_method_trains_and_frozen_weights_do_not_change(method, tmp_path):
 # Learning
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("task", "rate", "steps"),
     [("builtin:sentiment", 3e-3, 150), pytest.param("builtin:inference", 1e-3, 600, marks=pytest.mark.slow)],
@@ -108,6 +109,7 @@ def test_a_run_at_chance_level_has_a_warning(tmp_path):
 # Records
 
 
+@pytest.mark.full
 def test_the_result_has_the_metrics_of_the_best_and_the_last_epoch(tmp_path):
     changes = {
         "train": {"max_steps": None, "epochs": 2.0},
