@@ -23,6 +23,7 @@ def small_demo(monkeypatch):
     monkeypatch.setattr(demo_module, "ForkedLauncher", lambda slots, _: ForkLauncher(slots))
 
 
+@pytest.mark.full
 def test_the_demo_prints_a_summary_and_writes_a_report(small_demo, tmp_path):
     pytest.importorskip("scipy")
     result = lab("demo", "--out", tmp_path / "demo")

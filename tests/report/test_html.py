@@ -102,6 +102,7 @@ def test_figures_follow_the_theme(opened):
     assert ink(opened(scheme="light")) != ink(opened(scheme="dark"))
 
 
+@pytest.mark.full
 def test_references_lead_to_the_run_and_its_folder(opened):
     page = opened()
     reference = page.locator("#summary ~ ul .refs a").first
@@ -144,6 +145,7 @@ def test_the_theme_follows_the_system_until_the_reader_chooses(opened):
     assert background(light) == "rgb(255, 255, 255)"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "width", "height"), [("desktop", 1280, 900), ("phone", 390, 844)])
 def test_the_page_fits_the_screen(opened, tmp_path, name, width, height):
     """The page does not scroll sideways; wide tables and figures do. OELM_SCREENSHOTS names a folder to keep images."""

@@ -108,6 +108,7 @@ def test_no_two_setups_have_the_same_name(tmp_path):
     assert sum("environment.data.splits.train.sha256 efef" in name for name in names) == 1
 
 
+@pytest.mark.full
 def test_a_confounded_comparison_has_the_same_mark_in_its_table_and_its_note(tmp_path):
     for seed in (0, 1, 2):
         language_run(tmp_path / "runs", "baseline", seed)
