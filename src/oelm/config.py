@@ -29,7 +29,6 @@ GPT, RANDOM = "gpt:", "random:"
 # Numbers that YAML 1.1 reads as strings. Others that Python could convert, such as "nan", stay strings.
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
-
 Column = Annotated[str, Field(min_length=1)]
 EPOCH: Literal["epoch"] = "epoch"
 LANGUAGE = "language"
@@ -47,7 +46,7 @@ class TaskConfig(Strict, refusal=ConfigError):
     source, target      the columns of text-to-text data
     languages           the languages that xnli is evaluated in
     validation_share    the share of the training examples held out if the task has no labelled validation split
-    revision            of the dataset on the Hub
+    revision            the dataset's revision on the Hub
     """
 
     name: str = LANGUAGE
@@ -62,7 +61,7 @@ class TaskConfig(Strict, refusal=ConfigError):
     revision: str | None = None
 
     @model_validator(mode="after")
-    def _is_coherent(self) -> TaskConfig:
+    def _check_fields_together(self) -> TaskConfig:
         if self.name == LANGUAGE and self.form == "text":
             raise ValueError("form 'text' belongs to a task with examples; 'language' learns from running text")
         if self.name == LANGUAGE and (self.text or self.pair or self.label):
@@ -75,6 +74,7 @@ class TaskConfig(Strict, refusal=ConfigError):
 
     @property
     def kind(self) -> Literal["language", "classification", "text2text"]:
+        """Return the training objective that follows from the task's name and form."""
         if self.name == LANGUAGE:
             return "language"
         return "text2text" if self.form == "text" else "classification"
@@ -96,13 +96,13 @@ class ModelConfig(Strict, refusal=ConfigError):
 
 
 class DataConfig(Strict, refusal=ConfigError):
-    """The data.
+    """The training data: where it is, how it is cut, how much of it is used and in what order.
 
     path                for `language` a folder that `oelm data prepare` wrote, or `builtin:stories` (synthetic); for
                         other tasks a folder of local files, instead of the Hub
     sequence_length     tokens per sequence (`language`), or the length at which examples are cut
     fraction            the share of the training data to use, from its start
-    seed                of the order of the data; by default the run's seed
+    seed                the seed of the data's order; by default the run's seed
     """
 
     path: str | None = None
@@ -114,8 +114,8 @@ class DataConfig(Strict, refusal=ConfigError):
 class OptimizerConfig(Strict, refusal=ConfigError):
     """AdamW and the learning rate: warm-up, then constant, or a cosine or linear decay to `floor`, a share of the rate.
 
-    `layer_decay` multiplies the rate once more for every block below the last. `multipliers` of the rate are by role:
-    q, k, v, o, ffn_in, ffn_out, core, adapter, embedding, norm, head.
+    `layer_decay` multiplies the rate once more for every block below the last. `multipliers` maps a role to a factor on
+    the rate of its parameters: q, k, v, o, ffn_in, ffn_out, core, adapter, embedding, norm, head.
     """
 
     learning_rate: Above0 = 3e-4
@@ -168,9 +168,9 @@ class EvalConfig(Strict, refusal=ConfigError):
     sequences       how many to validate on, by default all; fewer are the first windows of a token file, or labelled
                     examples selected by a hash of their content
     choose          the metric that selects the best model; by default accuracy for classification, else the loss
-    targets         perplexities or accuracies; when a run first reaches one is recorded
-    generations     how many answers of a text-to-text task are generated
-    probe           how many sequences the attention's entropy is measured on; 0 turns that off
+    targets         perplexities or accuracies; the result records when a run first reached each
+    generations     how many answers a text-to-text task generates at each validation
+    probe           how many sequences the attention's entropy is measured on; 0 turns the measurement off
     """
 
     every: Positive | Literal["epoch"] = 1000
@@ -227,7 +227,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class RunConfig(Strict, refusal=ConfigError):
-    """The whole config of a run: everything that may change a number in its result."""
+    """The config of a run: everything that may change a number in its result, and where and how the run is saved."""
 
     experiment: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     seed: Seed = 0
@@ -252,20 +252,23 @@ class RunConfig(Strict, refusal=ConfigError):
         if isinstance(fields.get("task"), str):
             fields["task"] = {"name": fields["task"]}
         defaults = dict(_DEFAULTS[_kind_of(fields.get("task"))])
-        length = fields.get("train")
-        if isinstance(length, dict) and any(length.get(unit) is not None for unit in ("max_steps", "epochs")):
-            defaults.pop("train")
+        train = fields.get("train")
+        if isinstance(train, dict) and any(train.get(unit) is not None for unit in ("max_steps", "epochs")):
+            defaults.pop("train")  # the only default in there is a length, and this run has its own
         return merge(defaults, fields)
 
     @model_validator(mode="after")
-    def _is_coherent(self) -> RunConfig:
+    def _check_fields_together(self) -> RunConfig:
         micro, batch = self.train.micro_batch_size, self.train.batch_size
         if micro is not None and batch % micro:
             raise ValueError(f"train.batch_size {batch} is not a multiple of train.micro_batch_size {micro}")
         if (self.train.max_steps is None) == (self.train.epochs is None):
             raise ValueError("train.max_steps and train.epochs both give the run's length: set one of the two")
         if self.eval.choose not in (None, "loss") and self.task.kind != "classification":
-            raise ValueError(f"eval.choose {self.eval.choose!r} is a figure of classification, not of {self.task.name}")
+            raise ValueError(
+                f"eval.choose {self.eval.choose!r} is a metric of classification; the task {self.task.name!r} can only "
+                "use 'loss'"
+            )
         if self.eval.targets and self.task.kind == "text2text":
             raise ValueError("eval.targets are perplexities or accuracies; a text-to-text run has neither")
         return self
@@ -289,15 +292,16 @@ class RunConfig(Strict, refusal=ConfigError):
             raise ConfigError(f"{origin}: {explain(error, cls)}") from None
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all fields, defaults included, as values that JSON can hold."""
         return self.model_dump(mode="json")
 
     def to_json(self) -> str:
-        """Canonical JSON: two equal configs give the same bytes."""
+        """Return canonical JSON: two equal configs give the same bytes."""
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
 
     @property
     def id(self) -> str:
-        """A hash of all settings that may change a number: not of where a run is kept, or how it is logged and saved.
+        """Return a hash of all settings that may change a number: where and how a run is saved or logged is left out.
 
         `checkpoint.best` is not part of it, though it decides whether other splits are evaluated at the best step or at
         the last: their figures record the step.
@@ -307,7 +311,7 @@ class RunConfig(Strict, refusal=ConfigError):
 
     @property
     def folder(self) -> Path:
-        """`<output>/<experiment>/<method>/seed-<n>`."""
+        """Return the run's folder, `<output>/<experiment>/<method>/seed-<n>`."""
         name = self.method.name
         if name == "custom":
             name = f"custom-{hashlib.sha256(self.method.to_json().encode()).hexdigest()[:8]}"
@@ -315,6 +319,7 @@ class RunConfig(Strict, refusal=ConfigError):
 
     @property
     def data_seed(self) -> int:
+        """Return the seed of the data's order, by default the run's seed."""
         return self.seed if self.data.seed is None else self.data.seed
 
 
@@ -332,10 +337,10 @@ def _load_method(fields: dict[str, Any]) -> dict[str, Any]:
     if "method" in fields:
         fields["method"] = Method.load(fields["method"])
     if study:
-        named = study_method(**study)
-        if fields.setdefault("method", named) != named:
+        meaning = study_method(**study)
+        if fields.setdefault("method", meaning) != meaning:
             raise ValueError(
-                f"{', '.join(f'{k}: {v}' for k, v in study.items())} means method {named.name!r}, "
+                f"{', '.join(f'{k}: {v}' for k, v in study.items())} means method {meaning.name!r}, "
                 f"but method is {fields['method'].name!r}: give one of the two"
             )
     return fields

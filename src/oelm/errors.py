@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-# How similar two names must be, from 0 to 1, for one to be a typing mistake for the other: mamba and llama have 0.6.
+# How similar two names must be, from 0 to 1, for one to count as a typo of the other: mamba and llama have 0.6.
 _CLOSE = 0.65
 
 
@@ -26,7 +26,7 @@ class ModelError(OelmError):
 
 
 class FreezeError(OelmError):
-    """A model whose frozen tensors differ from its record: one moved, became trainable or lost its form."""
+    """A model whose frozen tensors differ from its record: one changed, became trainable or is not orthonormal."""
 
 
 class ConfigError(OelmError):
@@ -71,7 +71,7 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> str:
-    """Return a hint for a mistyped name, " Did you mean 'a' or 'b'?" with up to `count` names, or an empty text."""
+    """Return a hint for a mistyped name, " Did you mean 'a' or 'b'?" with up to `count` names, or an empty string."""
     names = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), names, n=count, cutoff=_CLOSE)
     close += [name for name in names if count > 1 and word.lower() in name and name not in close]

@@ -1,1 +1,1 @@
-"""What every folder may use: files, locks, strict models, plain tables, the machine. Imports only `errors`."""
+"""Helpers that every folder may import: files, locks, strict models, plain tables, cores. Imports only `errors`."""

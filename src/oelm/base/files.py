@@ -1,6 +1,6 @@
 """Read JSON and YAML, and write files and folders so that a kill or a full disk loses nothing.
 
-Everything is written under a temporary name first, which holds the number of the writing process, and then renamed.
+Everything is written under a temporary name first, which contains the id of the writing process, and then renamed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import CheckpointError, FileError, first_line
 
 # Bytes that must stay free on a disk beside what is about to be written.
 _HEADROOM = 64 * 1024**2
-# YAML tags of what looks like a key but is none: `<<` merges another mapping and may occur twice.
+# YAML tags of keys that name no field: `<<` merges another mapping and may occur twice.
 _NOT_KEYS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 
 
@@ -109,7 +109,7 @@ def parse_yaml(text: str) -> Any:
 
 @cache
 def _yaml_loader() -> Any:
-    """Return yaml's safe loader, changed to refuse a repeated key: by itself it silently keeps the last value."""
+    """Return yaml's safe loader, changed to refuse a repeated key; the original silently keeps the last value."""
     import yaml
 
     class OneValuePerKey(yaml.SafeLoader):
@@ -184,20 +184,20 @@ def put_in_place(temporary: Path, path: Path) -> None:
     for file in temporary.rglob("*"):
         if file.is_file():
             sync(file)
-    aside = path.with_name(f".{path.name}.old")
+    old = path.with_name(f".{path.name}.old")
     if path.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        os.replace(path, aside)
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(path, old)
     os.replace(temporary, path)
     sync(path.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def recover_folder(path: Path) -> None:
     """Undo a `put_in_place` that was interrupted between its two renames."""
-    aside = path.with_name(f".{path.name}.old")
-    if aside.exists() and not path.exists():
-        os.replace(aside, path)
+    old = path.with_name(f".{path.name}.old")
+    if old.exists() and not path.exists():
+        os.replace(old, path)
 
 
 def sync(path: Path) -> None:
@@ -227,12 +227,12 @@ def _remove(path: Path) -> None:
 
 
 def _is_being_written(temporary: Path) -> bool:
-    """Return True when the process whose number is in a temporary name is alive and not this one."""
-    number = temporary.name.removesuffix(".tmp").rpartition(".")[2]
-    if not number.isdecimal() or int(number) == os.getpid():
+    """Return True when the process whose id is in a temporary name is alive and not this one."""
+    pid = temporary.name.removesuffix(".tmp").rpartition(".")[2]
+    if not pid.isdecimal() or int(pid) == os.getpid():
         return False
     try:
-        os.kill(int(number), 0)
+        os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:  # it is another user's process
@@ -251,6 +251,7 @@ def require_space(folder: Path, needed: int) -> None:
 
 
 def _finite(content: Any) -> Any:
+    """Return the content with None for every number that is not finite."""
     if isinstance(content, dict):
         return {key: _finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):

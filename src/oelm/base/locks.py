@@ -12,7 +12,7 @@ from typing import TextIO
 
 from ..errors import FileError
 
-# Seconds for which a taken lock is tried again. `holder` below takes a lock for an instant, just to test it.
+# Seconds for which a taken lock is tried again: `holder` below takes a lock for an instant, just to test it.
 _PATIENCE = 1.0
 
 
@@ -21,7 +21,7 @@ def hold(folder: Path, name: str = "lock", patience: float = _PATIENCE) -> TextI
 
     The lock is held until the file is closed, or until this process and all that inherited the file have ended.
     """
-    until = time.monotonic() + patience
+    deadline = time.monotonic() + patience
     lock = open(folder / name, "a+", encoding="utf-8")
     while True:
         try:
@@ -32,7 +32,7 @@ def hold(folder: Path, name: str = "lock", patience: float = _PATIENCE) -> TextI
             lock.close()
             lock = open(folder / name, "a+", encoding="utf-8")
         except BlockingIOError:
-            if time.monotonic() < until:
+            if time.monotonic() < deadline:
                 time.sleep(0.02)
                 continue
             lock.seek(0)

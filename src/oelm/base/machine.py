@@ -1,4 +1,4 @@
-"""How many cores and threads a process may use."""
+"""Count the cores and threads that a process may use."""
 
 from __future__ import annotations
 

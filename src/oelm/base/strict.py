@@ -47,7 +47,7 @@ class Strict(BaseModel):
                 raise ValueError(f"should be a number (got {value!r})")
         return value
 
-    # pydantic then does not call this constructor for nested models, whose errors would lose the path above them.
+    # With this mark pydantic does not call the constructor for nested models, whose errors would lose the path to them.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
@@ -97,7 +97,7 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, with dotted names. An empty mapping stays as it is."""
+    """Return nested mappings as one mapping with dotted names. An empty mapping stays a value."""
     flattened: dict[str, Any] = {}
     for key, value in values.items():
         nested = isinstance(value, dict) and value

@@ -46,12 +46,13 @@ from .schema import (
 UNCOMPARABLE_TIMES = "step times are not comparable"
 # A file of this name in a run's folder asks the run to stop: the run looks for it whenever it logs.
 STOP = "stop"
-# In the folder of a run or a matrix: the process that was asked to stop. The process number may be reused later.
+# A file of this name in the folder of a run or a matrix names the process that was asked to stop. It is removed when
+# another process takes the folder, whose id may be the same.
 ASKED = "stopping"
-# What a run may have written before its first step, beside its config and its log.
+# Files that a run may have written before its first step, beside its config and its log.
 _BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl", "trackers.json")
-# After so many seconds without a new status, a run on another machine counts as dead unless its lock is seen: some
-# shared file systems keep locks to one machine.
+# Seconds without a new status after which a run on another machine counts as dead, unless its lock is visible here:
+# some shared file systems keep locks to one machine.
 SILENCE = 300.0
 
 
@@ -60,7 +61,7 @@ class RunFolder:
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.path = config, config.folder
-        self._made: list[Path] = []
+        self._created: list[Path] = []
         self._lock: TextIO | None = None
         self._metrics: TextIO | None = None
         self._log: TextIO | None = None
@@ -71,16 +72,17 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
+        """Return the folder of the run's checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def claimed(self) -> bool:
-        """True when this process may write here."""
+        """Return True when this process may write here."""
         return self._log is not None
 
     def claim(self) -> None:
         """Lock the folder for this process; raise if a live process has it, or if another run was trained in it."""
-        self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self._created = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = hold(self.path)
@@ -99,23 +101,23 @@ class RunFolder:
             raise
 
     def withdraw(self) -> bool:
-        """Undo a claim that led to nothing, with the folders that were made for it; return True if it was undone.
+        """Remove the folders that the claim created, if no metrics were written; return True if they were removed.
 
-        A folder that existed before the claim stays: a launcher may be waiting to read the run's error there.
+        A run's folder that existed before the claim stays: a launcher may be waiting to read the run's error there.
         """
-        if self._metrics is not None or self.path not in self._made:
+        if self._metrics is not None or self.path not in self._created:
             return False
         shutil.rmtree(self.path, ignore_errors=True)  # before the lock is released: another process may wait for it
         self.close()
-        for folder in self._made[1:]:
-            with suppress(OSError):  # another run is in there by now
+        for folder in self._created[1:]:
+            with suppress(OSError):  # the folder may hold another run by now
                 folder.rmdir()
         return True
 
     def _make_room(self) -> None:
-        """Raise if another run was trained here. Of a run that failed before its first step, only the log is kept.
+        """Raise if another run was trained here; remove the records of one that failed before its first step.
 
-        Steps that left neither a checkpoint nor a line of metrics do not count: their own run would start anew too.
+        Steps that left neither a checkpoint nor a line of metrics do not count: that run could not resume from them.
         """
         path = self / "config.json"
         if not path.exists():
@@ -134,15 +136,14 @@ class RunFolder:
             (self / name).unlink(missing_ok=True)
 
     def start_metrics(self, step: int) -> bool:
-        """Open metrics.jsonl for appending, without the lines of steps after `step`, which will be taken again.
+        """Open metrics.jsonl for appending, without the lines of steps after `step`, which will be repeated.
 
-        Return False if the file should have lines of earlier steps but was removed. An event happens at the start of
-        its step, so it is later than the checkpoint with the same number of steps.
+        Return False if the file should have lines of earlier steps but was removed.
         """
         path = self / "metrics.jsonl"
         complete = path.exists() or step == 0
-        kept = [text for text, line in _whole_lines(path) if _was_done_by(step, line)]
-        write_text(path, "".join(f"{text}\n" for text in kept))
+        earlier = [text for text, line in _complete_lines(path) if _was_done_by(step, line)]
+        write_text(path, "".join(f"{text}\n" for text in earlier))
         self._metrics = open(path, "a", encoding="utf-8", buffering=1)
         return complete
 
@@ -158,10 +159,10 @@ class RunFolder:
 
     def status(self, state: State, **values: Any) -> None:
         """Rewrite status.json, which live tables show; `values` are fields of Status, and those given before stay."""
-        here = {"host": socket.gethostname(), "pid": os.getpid(), "updated": time.time()}
-        self._status = {**self._status, "id": self.config.id, "state": state, **here, **values}
+        process = {"host": socket.gethostname(), "pid": os.getpid(), "updated": time.time()}
+        self._status = {**self._status, "id": self.config.id, "state": state, **process, **values}
         Status.model_validate(self._status).write(self / "status.json")
-        # A request to stop that was left from another machine becomes the signal that it would be on this one.
+        # Another machine cannot signal this process, so it leaves a file instead: treat that as the signal.
         if state == "running" and (self / STOP).exists() and callable(signal.getsignal(signal.SIGTERM)):
             (self / STOP).unlink(missing_ok=True)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -176,14 +177,14 @@ class RunFolder:
 
 
 def ending(loss: float | None) -> str:
-    """Return how a run ended that took all its steps, from its last validation loss: "finished" or "diverged"."""
+    """Return "finished" or, if the last validation loss is not finite, "diverged", for a run that took all steps."""
     return "finished" if loss is not None and math.isfinite(loss) else "diverged"
 
 
 def is_alive(folder: Path, status: Status | None) -> bool:
     """Return True when a process has the run now: it holds the folder's lock, or its status is fresh.
 
-    The status counts only for a run on another machine, whose lock may not be visible here. The process number is not
+    The status counts only for a run on another machine, whose lock may not be visible here. The process id is not
     used: another process may have it by now.
     """
     if holder(folder) is not None:
@@ -194,8 +195,8 @@ def is_alive(folder: Path, status: Status | None) -> bool:
 
 
 def read_metrics(folder: Path) -> list[MetricLine]:
-    """Return the metrics of a run, whole lines only: the last one may have been cut when the process was killed."""
-    return [line for _, line in _whole_lines(folder / "metrics.jsonl")]
+    """Return the metrics of a run, without a last line that was cut when the process was killed."""
+    return [line for _, line in _complete_lines(folder / "metrics.jsonl")]
 
 
 def line_to_json(line: MetricLine) -> str:
@@ -204,7 +205,7 @@ def line_to_json(line: MetricLine) -> str:
 
 
 def environment(data: DataRecord, device: str, world_size: int) -> Environment:
-    """Return the versions, hardware, code and data of this process: what a number depends on beside its config."""
+    """Return the versions, hardware, code and data of this process: all that results depend on beside the config."""
     import numpy
     import tokenizers
     import torch
@@ -248,19 +249,23 @@ def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> l
 
 
 def _was_done_by(step: int, line: MetricLine) -> bool:
-    """Return True if a line is about the first `step` steps. A run that starts anew has done nothing yet."""
+    """Return True if a line is about the first `step` steps, of which a run that starts from scratch has none.
+
+    An event happens at the start of its step, so it is later than the checkpoint with the same number of steps.
+    """
     return line.step < step or (line.step == step > 0 and line.kind != "event")
 
 
 def _append(file: TextIO, line: str) -> None:
+    """Append a line to an open file; raise a FileError that names the file if that fails."""
     try:
         file.write(line + "\n")
     except OSError as error:
         raise FileError(f"{file.name}: cannot be written ({error.strerror})") from None
 
 
-def _whole_lines(path: Path) -> list[tuple[str, MetricLine]]:
-    """Return the lines of metrics.jsonl that were written whole, as text and parsed; raise for any other damage."""
+def _complete_lines(path: Path) -> list[tuple[str, MetricLine]]:
+    """Return the lines of metrics.jsonl as text and parsed, without a cut last one; raise for any other damage."""
     if not path.exists():
         return []
     texts = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
@@ -281,15 +286,15 @@ def _git_commit() -> str | None:
     Where this package is installed below another project's checkout, git does not track this file, and that project's
     commit is not recorded.
     """
-    here = Path(__file__)
-    tracked = _git("ls-files", "--error-unmatch", here.name, cwd=here.parent)
-    return tracked and _git("describe", "--always", "--dirty", "--abbrev=40", cwd=here.parent)
+    this_file = Path(__file__)
+    tracked = _git("ls-files", "--error-unmatch", this_file.name, cwd=this_file.parent)
+    return tracked and _git("describe", "--always", "--dirty", "--abbrev=40", cwd=this_file.parent)
 
 
 def _git(*arguments: str, cwd: Path) -> str | None:
-    """Return what a git command prints; None if it fails."""
+    """Return the output of a git command, or None if it fails or prints nothing."""
     try:
-        run = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, timeout=10, check=False)
+        command = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return run.stdout.strip() or None if run.returncode == 0 else None
+    return command.stdout.strip() or None if command.returncode == 0 else None

@@ -56,12 +56,12 @@ def load() -> Published:
     experiments = {id: _experiment(content, id=id, **entry) for id, entry in content["experiments"].items()}
     for id, experiment in experiments.items():
         if experiment.against not in (None, *experiments):
-            raise OelmError(f"published.yaml: {id}.against names {experiment.against!r}, which is not there")
+            raise OelmError(f"published.yaml: {id}.against names {experiment.against!r}, which is no entry of the file")
     return Published(experiments, {name: tuple(words) for name, words in content["datasets"].items()})
 
 
 def reference_rate(method: Method) -> float:
-    """Return the learning rate that the study fine-tuned a method with: another one where anything is frozen."""
+    """Return the study's learning rate for fine-tuning with a method, which depends on whether anything is frozen."""
     frozen = method.q.frozen or method.k.frozen or method.ffn.frozen or method.rest != "trained"
     return FROZEN_RATE if frozen else BASELINE_RATE
 

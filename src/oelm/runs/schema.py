@@ -32,7 +32,7 @@ from ..base.strict import explain
 from ..config import RunConfig
 from ..errors import FileError, FormatError, OelmError
 
-# Increase this whenever a record changes in a way that code for the other form would misread.
+# Increase this whenever a record changes in a way that an older or a newer version of oelm would misread.
 FORMAT = 2
 
 Kind = Literal["language", "classification", "text2text"]
@@ -69,8 +69,8 @@ class RecordedConfig(Record):
         if not isinstance(value, dict) or "config" in value:
             return value
         fields = dict(value)
-        own = {key: fields.pop(key) for key in ("format", "id") if key in value}
-        return {**own, "config": RunConfig.load(fields)}
+        header = {key: fields.pop(key) for key in ("format", "id") if key in value}
+        return {**header, "config": RunConfig.load(fields)}
 
     @model_serializer(mode="wrap")
     def _spread(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class RecordedConfig(Record):
 
 
 class Versions(RecordPart):
-    """Versions of what a number may depend on."""
+    """Versions of the packages that a result may depend on."""
 
     oelm: str
     python: str
@@ -115,7 +115,7 @@ class SplitRecord(RecordPart):
 
 
 class DataSummary(RecordPart):
-    """What a result says of its data."""
+    """What result.json says about the data."""
 
     description: str
     synthetic: bool
@@ -134,7 +134,7 @@ class DataRecord(DataSummary):
 
 
 class Environment(Record):
-    """environment.json: what a number depends on beside its config."""
+    """environment.json: what a result depends on beside its config."""
 
     versions: Versions
     git_commit: str | None = None
@@ -147,7 +147,7 @@ class Environment(Record):
 
     @property
     def hardware(self) -> str:
-        """The GPU's name, or the device where there is none."""
+        """Return the GPU's name, or the device where there is none."""
         return self.gpu.name if self.gpu is not None else self.device
 
 
@@ -233,7 +233,7 @@ class Majority(RecordPart):
 
 
 class ClassMetrics(RecordPart):
-    """How well one class was recognised: `support` is how many examples have it, `predicted` how often it was said."""
+    """How well one class was recognised: `support` examples have it, and `predicted` times it was the answer."""
 
     support: int
     predicted: int
@@ -243,7 +243,7 @@ class ClassMetrics(RecordPart):
 
 
 class TaskMetrics(RecordPart):
-    """The metrics of a validation beside its loss. Which of them are measured depends on the task."""
+    """The metrics of a validation beside its loss. The task decides which of them are measured."""
 
     perplexity: float | None = None
     bits_per_byte: float | None = None
@@ -268,7 +268,7 @@ class Metrics(TaskMetrics):
 
 
 class Validation(Metrics):
-    """The metrics at one step; other splits than the validation split have no epoch."""
+    """The metrics of one split at one step; only those of the validation split have an epoch."""
 
     step: int
     epoch: float | None = None
@@ -339,7 +339,7 @@ class RunProgress(RecordPart):
 
 
 class Status(Record, RunProgress):
-    """status.json: the state of a run and its progress. An archived one has neither host nor process number."""
+    """status.json: the state of a run and its progress. An archived one has neither host nor process id."""
 
     id: str
     state: State
@@ -347,7 +347,7 @@ class Status(Record, RunProgress):
 
 
 class Clock(RecordPart):
-    """Seconds since the run's first step, and of one step since the line before."""
+    """Seconds since the run's first step, and the mean seconds per step since the last line."""
 
     seconds: float
     step_seconds: float | None = None
@@ -454,9 +454,9 @@ def read(path: Path, record: type[_R]) -> _R:
     A record of another format raises FormatError, which says which format was found and which is needed.
     """
     content = read_record(path)
-    found = content.get("format")
-    if found != FORMAT:
-        written = "no format number" if found is None else f"format {found!r}"
+    number = content.get("format")
+    if number != FORMAT:
+        written = "no format number" if number is None else f"format {number!r}"
         raise FormatError(
             f"{path}: a record with {written}, and this oelm reads format {FORMAT}. Read it with the version of oelm "
             "that wrote it, or train the run again"
@@ -465,7 +465,7 @@ def read(path: Path, record: type[_R]) -> _R:
         return record.model_validate(content)
     except ValidationError as error:
         raise FileError(f"{path}: {explain(error, record)}") from None
-    except OelmError as error:  # the config's own classes raise theirs
+    except OelmError as error:  # the classes of the config raise their own errors
         raise FileError(f"{path}: {error}") from None
 
 
@@ -475,7 +475,7 @@ def read_optional(path: Path, record: type[_R]) -> _R | None:
 
 
 def parse_line(line: str) -> MetricLine:
-    """Return one line of metrics.jsonl as its type; raise a ValueError where it is none."""
+    """Return one line of metrics.jsonl as its type; raise a ValueError where it is malformed."""
     return _LINE.validate_python(json.loads(line))
 
 

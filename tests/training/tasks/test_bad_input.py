@@ -33,7 +33,7 @@ def opened(tmp_path, **changes):
         ({"task": {"name": "folder", "form": "text", "source": "a"}}, "name both columns"),
         ({"task": {"name": "language", "form": "text"}}, "form 'text' belongs to a task with examples"),
         ({"task": {"name": "sst2", "form": "text"}, "eval": {"targets": [0.5]}}, "a text-to-text run has neither"),
-        ({"task": "language", "eval": {"choose": "accuracy"}}, "is a figure of classification, not of language"),
+        ({"task": "language", "eval": {"choose": "accuracy"}}, "the task 'language' can only use 'loss'"),
     ],
 )
 def test_an_invalid_config_is_refused(changes, message, tmp_path):
