@@ -45,6 +45,7 @@ def _outside_covering(items, times):
 
 
 def _label(value, item):
+    """Return a plain value itself, and the case's id for anything else, such as an object that cannot be hashed."""
     return value if isinstance(value, str | int | float | bool | None) else item.callspec.id
 
 

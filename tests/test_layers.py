@@ -1,4 +1,4 @@
-"""Which folder may import which: the flow of CONTRIBUTING.md as a rule. Imports in functions and for types count."""
+"""Which folder may import which, as in CONTRIBUTING.md; imports inside functions and under TYPE_CHECKING count."""
 
 import ast
 from graphlib import TopologicalSorter
@@ -66,7 +66,7 @@ def _folder(module: str) -> str:
     if module == "oelm":
         return "the public API"
     folder = module.split(".")[1]
-    assert folder in MAY_IMPORT, f"{module}: give {folder} its line in MAY_IMPORT"
+    assert folder in MAY_IMPORT, f"{module}: add a line for {folder} to MAY_IMPORT"
     return folder
 
 
@@ -101,14 +101,16 @@ def test_no_module_imports_a_folder_that_it_may_not_import(graph):
     assert _forbidden(graph) == []
 
 
-def test_the_gpt_does_not_know_how_a_method_is_applied(graph):
-    gpt = {module for module in graph if module.startswith(("oelm.models.gpt", "oelm.models.attention"))}
-    method = {imported for module in gpt for imported in graph[module] if imported.startswith("oelm.method.")}
-    assert method == {"oelm.method.projections"}
+def test_the_gpt_imports_only_projections_from_method(graph):
+    gpt_modules = {module for module in graph if module.startswith(("oelm.models.gpt", "oelm.models.attention"))}
+    imported_from_method = {
+        imported for module in gpt_modules for imported in graph[module] if imported.startswith("oelm.method.")
+    }
+    assert imported_from_method == {"oelm.method.projections"}
 
 
-def test_no_modules_import_each_other_in_a_circle(graph):
-    TopologicalSorter(graph).prepare()  # raises with the circle in its message
+def test_there_is_no_import_cycle(graph):
+    TopologicalSorter(graph).prepare()  # raises a CycleError that names the modules
 
 
 @pytest.mark.parametrize(
@@ -126,10 +128,10 @@ def test_a_forbidden_import_is_found_anywhere_in_a_module(line):
     assert _forbidden({"oelm.data.tables": imported}) == ["oelm.data.tables imports oelm.training.engine"]
 
 
-def test_no_class_name_stands_twice():
-    places: dict[str, list[str]] = {}
+def test_no_two_classes_have_the_same_name():
+    files_by_class: dict[str, list[str]] = {}
     for path in sorted(Path(oelm.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(path.name)
-    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+                files_by_class.setdefault(node.name, []).append(path.name)
+    assert {name: files for name, files in files_by_class.items() if len(files) > 1} == {}

@@ -50,7 +50,9 @@ def test_the_guides_have_examples():
     }
 
 
-@pytest.mark.parametrize("document", [one for one in DOCUMENTS if python_in(one)], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document", [document for document in DOCUMENTS if python_in(document)], ids=lambda path: path.name
+)
 def test_the_examples_of_a_guide_run(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(families, "_FAMILIES", dict(families._FAMILIES))  # an example may register a family
@@ -67,17 +69,17 @@ def test_every_preset_init_and_field_is_described():
 def test_every_family_is_in_the_table():
     text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     table = [line for line in text.splitlines() if line.startswith("|")][2:]
-    named = {name for line in table for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
-    assert named == set(families.known_types())
+    listed = {name for line in table for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
+    assert listed == set(families.known_types())
 
 
 def test_every_section_of_a_config_is_in_the_table():
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").split("## The config")[1].split("## ")[0]
-    named = {name for line in text.splitlines() if line.startswith("|") for name in re.findall(r"`(\w+)`", line)}
-    assert set(RunConfig.model_fields) <= named
+    listed = {name for line in text.splitlines() if line.startswith("|") for name in re.findall(r"`(\w+)`", line)}
+    assert set(RunConfig.model_fields) <= listed
 
 
-def test_links_and_folders_in_the_documents_exist():
+def test_files_that_the_documents_link_to_exist():
     for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCUMENTS):
         text = document.read_text(encoding="utf-8")
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
@@ -88,6 +90,6 @@ def test_the_map_of_the_readme_has_every_folder():
     """One line per folder of src/oelm, and the modules beside them."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ((?:`[\w./]+`(?:, )?)+) \|", text, re.MULTILINE)
-    named = {name.rstrip("/") for row in rows for name in re.findall(r"`([^`]+)`", row)} - {"src/oelm"}
+    listed = {name.rstrip("/") for row in rows for name in re.findall(r"`([^`]+)`", row)} - {"src/oelm"}
     entries = {path.name for path in (ROOT / "src" / "oelm").iterdir() if path.is_dir() or path.suffix == ".py"}
-    assert named == entries - {"__pycache__", "__main__.py"}
+    assert listed == entries - {"__pycache__", "__main__.py"}

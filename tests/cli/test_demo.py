@@ -8,7 +8,7 @@ from oelm.cli import demo as demo_module
 from oelm.lab.experiment import find_experiment
 from oelm.lab.matrix import Matrix
 from oelm.lab.status import list_runs
-from tests.support.lab import ForkLauncher, lab, refusal, started
+from tests.support.lab import ForkLauncher, lab, refusal, start_command
 from tests.support.training import tiny
 
 
@@ -87,7 +87,7 @@ def test_the_demo_prints_perplexities_if_no_report_can_be_written(small_demo, tm
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_demo_at_full_size(tmp_path):
-    process = started("demo", "--out", tmp_path / "demo")
+    process = start_command("demo", "--out", tmp_path / "demo")
     output, _ = process.communicate(timeout=580)
     assert process.returncode == 0, output
     assert "What these small runs show" in output

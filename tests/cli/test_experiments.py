@@ -8,7 +8,7 @@ from oelm.base.strict import merge
 from oelm.lab.experiment import runnable_experiments
 from oelm.lab.plan import Request, plan_runs
 from oelm.lab.status import list_runs
-from tests.support.lab import ForkLauncher, experiment_file, lab, started
+from tests.support.lab import ForkLauncher, experiment_file, lab, start_command
 from tests.support.training import read
 from tests.test_import import loaded_modules
 
@@ -85,7 +85,7 @@ def test_every_experiment_trains_at_smoke_scale(tmp_path, monkeypatch):
 @pytest.mark.timeout(600)
 def test_a_pretrained_model_is_fine_tuned(tmp_path):
     """Run both stages of pretrain-finetune in real processes, with the export between them."""
-    process = started("matrix", "pretrain-finetune", "--scale", "smoke", "--jobs", 2, "--out", tmp_path, "--yes")
+    process = start_command("matrix", "pretrain-finetune", "--scale", "smoke", "--jobs", 2, "--out", tmp_path, "--yes")
     output, _ = process.communicate(timeout=580)
     assert process.returncode == 0, output
     assert "6 finished" in output

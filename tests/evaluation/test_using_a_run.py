@@ -17,7 +17,7 @@ from oelm.errors import CheckpointError, ConfigError, ModelError
 from oelm.evaluation.load import config_of, find_model, is_run, load_run
 from oelm.evaluation.use import evaluate_run, generate_text
 from oelm.runs.schema import RecordedConfig
-from tests.support.training import config, finished, run_here, start, tiny, token_folder, weights, written
+from tests.support.training import config, run_here, run_to_end, start, tiny, token_folder, weights, write_yaml
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_saved_models_stop_at_the_end_of_text_token(trained, tmp_path):
         model.transformer.ln_f.weight.zero_()
     assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=9).shape[1] == 3
     changed = config(tmp_path, model={"fields": {"eos_token_id": 7}})
-    assert find_model(str(written(tmp_path / "changed.json", changed.to_dict())))[0].config.eos_token_id == 7
+    assert find_model(str(write_yaml(tmp_path / "changed.json", changed.to_dict())))[0].config.eos_token_id == 7
 
 
 def test_folders_without_a_trained_run_are_refused(trained, tmp_path):
@@ -186,7 +186,7 @@ def test_a_killed_export_leaves_no_folder(trained, tmp_path):
     process = start("export", trained[0], tmp_path / "plain", sabotage=kill_before_the_weights)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "plain").exists()
-    finished("export", trained[0], tmp_path / "plain")
+    run_to_end("export", trained[0], tmp_path / "plain")
     complete = {"config.json", "model.safetensors", "tokenizer.json"}
     assert complete <= {file.name for file in (tmp_path / "plain").iterdir()}
 
@@ -236,7 +236,7 @@ def test_export_of_a_run(trained, tmp_path):
 
 
 def test_train_through_the_command_line(tmp_path):
-    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
     done = command("train", file, "method=oelm-freeze", "train.max_steps=3", "--quiet")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["steps"] == 3

@@ -18,7 +18,7 @@ from oelm.runs.folder import SILENCE, STOP, RunFolder, read_metrics
 from oelm.training.engine import train
 from tests.support.lab import lab, refusal, wait_for
 from tests.support.records import language_run, write_status
-from tests.support.training import Slow, assert_same_run, die, finished, start, tiny, written
+from tests.support.training import Slow, assert_same_run, die, run_to_end, start, tiny, write_yaml
 
 HERE = socket.gethostname()
 
@@ -26,7 +26,7 @@ HERE = socket.gethostname()
 def run_config(folder: Path, **changes) -> tuple[Path, RunConfig]:
     """Write a run's config file; return it and the config."""
     fields = tiny(folder / "runs", **changes)
-    return written(folder / f"{changes.get('experiment', 'run')}.yaml", fields), RunConfig.load(fields)
+    return write_yaml(folder / f"{changes.get('experiment', 'run')}.yaml", fields), RunConfig.load(fields)
 
 
 @pytest.fixture(scope="module")
@@ -186,9 +186,9 @@ def test_a_stopped_run_saves_and_resumes_exactly(tmp_path):
     assert "was asked before" in again.stdout or "is not running" in again.stderr, "asking twice is harmless"
     assert process.wait() == 75
     assert read_state(config.folder).state == "stopped"
-    finished("train", file)
+    run_to_end("train", file)
     other, undisturbed = run_config(tmp_path / "other")
-    finished("train", other)
+    run_to_end("train", other)
     assert_same_run(config.folder, undisturbed.folder)
 
 
@@ -202,7 +202,7 @@ def test_a_run_on_another_machine_is_stopped_by_a_file(tmp_path, monkeypatch):
     assert read_state(config.folder).state == "stopped"
     assert not (config.folder / STOP).exists()
     (config.folder / STOP).touch()
-    finished("train", file)  # a file from before this start is ignored
+    run_to_end("train", file)  # a file from before this start is ignored
 
 
 def test_all_runs_are_stopped_at_once(tmp_path):
@@ -313,7 +313,7 @@ def test_a_killed_run_releases_its_lock(tmp_path):
     process = start("train", file, sabotage=die)
     process.wait()
     assert holder(config.folder) is None
-    finished("train", file)
+    run_to_end("train", file)
 
 
 # Archive

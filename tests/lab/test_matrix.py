@@ -21,17 +21,17 @@ from oelm.training.engine import train
 from tests.support.lab import (
     AXES,
     ForkLauncher,
+    count_finishes,
     experiment_file,
-    finishes,
-    into,
     lab,
+    line_appender,
     longer_config,
     plan,
-    started,
-    undisturbed,
+    start_command,
+    train_uninterrupted,
     wait_for,
 )
-from tests.support.training import Slow, die, outcome, read, timeless
+from tests.support.training import Slow, die, metrics_without_times, read, result_without_times
 
 
 @pytest.mark.full
@@ -49,7 +49,7 @@ def test_a_matrix_resumes_after_its_process_was_killed(tmp_path):
     planned = plan_runs([load_experiment(file)], Request(output=str(tmp_path / "runs")))
     first, second = planned[0].folder, planned[1].folder
 
-    runner = started(*arguments)
+    runner = start_command(*arguments)
     wait_for(lambda: all(any((run / "checkpoints").glob("step-*")) for run in (first, second)), 180)
     runner.kill()
     runner.wait()
@@ -61,25 +61,25 @@ def test_a_matrix_resumes_after_its_process_was_killed(tmp_path):
     if not (second / "result.json").exists():
         assert holder(second, RUNNER_LOCK) is not None, "still locked: its process lives"
 
-    again = started(*arguments)
+    again = start_command(*arguments)
     output, _ = again.communicate(timeout=300)
     assert again.returncode == 0, output
     assert "4 finished" in output
 
     with pytest.raises(ProcessLookupError):
         os.kill(orphan, 0)
-    for name, folder in undisturbed(planned, tmp_path / "undisturbed").items():
+    for name, folder in train_uninterrupted(planned, tmp_path / "undisturbed").items():
         run = tmp_path / "runs" / name
-        assert outcome(run) == outcome(folder)
-        assert timeless(run) == timeless(folder), "all losses are bit-identical"
-        assert finishes(run) == 1
+        assert result_without_times(run) == result_without_times(folder)
+        assert metrics_without_times(run) == metrics_without_times(folder), "all losses are bit-identical"
+        assert count_finishes(run) == 1
     assert "resumed from step" in (first / "train.log").read_text()
     assert "resumed from step" not in (second / "train.log").read_text()
 
     third = lab(*arguments)
     assert (third.exit_code, third.stdout.strip()) == (0, "4 finished")
     assert third.stderr.count("done before") == 4
-    assert all(finishes(run.folder) == 1 for run in planned)
+    assert all(count_finishes(run.folder) == 1 for run in planned)
 
 
 def test_methods_with_one_seed_share_their_batches_and_initial_weights(tmp_path):
@@ -107,7 +107,7 @@ def test_finished_runs_are_skipped(tmp_path):
     assert len(launcher.jobs) == 2
     assert Matrix(planned, launcher).run() == {"finished": 4}
     assert len(launcher.jobs) == 4
-    assert all(finishes(run.folder) == 1 for run in planned)
+    assert all(count_finishes(run.folder) == 1 for run in planned)
 
 
 @pytest.mark.full
@@ -115,24 +115,26 @@ def test_a_killed_run_is_retried_up_to_the_limit(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0]})
     lines: list[str] = []
     launcher = ForkLauncher(1, {0: die, 1: die})
-    assert Matrix(planned, launcher, retries=2, notify=into(lines)).run() == {"finished": 1}
+    assert Matrix(planned, launcher, retries=2, notify=line_appender(lines)).run() == {"finished": 1}
     assert len(launcher.jobs) == 3
     assert sum("killed by signal 9; it is tried again" in line for line in lines) == 2
 
     launcher = ForkLauncher(1, {0: die, 1: die})
     other = plan(tmp_path, "other", axes={"seed": [0]})
-    work = Matrix(other, launcher, retries=1, notify=into(lines))
+    work = Matrix(other, launcher, retries=1, notify=line_appender(lines))
     assert work.run() == {"failed": 1}
     assert len(launcher.jobs) == 2
     assert "after 2 attempts" in lines[-1]
-    assert Matrix(other, ForkLauncher(1), notify=into(lines)).run() == {"finished": 1}, "a new matrix resumes it"
+    assert Matrix(other, ForkLauncher(1), notify=line_appender(lines)).run() == {"finished": 1}, (
+        "a new matrix resumes it"
+    )
 
 
 def test_a_refused_run_is_not_retried_and_the_others_continue(tmp_path):
     planned = plan(tmp_path, axes={"data.fraction": [1e-9, 1.0]})
     lines: list[str] = []
     launcher = ForkLauncher(1)
-    assert Matrix(planned, launcher, retries=5, notify=into(lines)).run() == {"failed": 1, "finished": 1}
+    assert Matrix(planned, launcher, retries=5, notify=line_appender(lines)).run() == {"failed": 1, "finished": 1}
     assert len(launcher.jobs) == 2
     assert sum(line.startswith("failed") for line in lines) == 1
 
@@ -144,7 +146,7 @@ def test_a_folder_that_holds_another_run_is_left_unchanged(tmp_path):
     changed = run.config.model_copy(update={"optimizer": run.config.optimizer.model_copy(update={"clip": 0.5})})
     lines: list[str] = []
     other = type(run)(run.experiment, changed, run.order)
-    assert Matrix([other], ForkLauncher(), notify=into(lines)).run() == {"failed": 1}
+    assert Matrix([other], ForkLauncher(), notify=line_appender(lines)).run() == {"failed": 1}
     assert "holds another run" in lines[0]
     assert (run.folder / "result.json").read_bytes() == before
 
@@ -169,7 +171,7 @@ def test_a_damaged_record_fails_only_its_own_run(name, content, finished, tmp_pa
     size = estimate(planned, 1)
     assert (size.runs, size.done) == (2, 0)
     lines: list[str] = []
-    assert Matrix(planned, ForkLauncher(), notify=into(lines)).run() == {"failed": 1, "finished": 1}
+    assert Matrix(planned, ForkLauncher(), notify=line_appender(lines)).run() == {"failed": 1, "finished": 1}
     assert any(line.startswith("failed") and str(planned[0].folder / name) in line for line in lines)
     assert (planned[0].folder / name).read_text() == content
 
@@ -181,7 +183,7 @@ def test_a_result_without_a_config_is_not_taken_for_this_runs(tmp_path):
     (one.folder / "result.json").rename(other.folder / "result.json")
     assert estimate([other], 1).done == 0
     lines: list[str] = []
-    assert Matrix([other], ForkLauncher(), notify=into(lines)).run() == {"failed": 1}
+    assert Matrix([other], ForkLauncher(), notify=line_appender(lines)).run() == {"failed": 1}
     assert "holds another run" in lines[0]
 
 
@@ -196,7 +198,7 @@ def test_a_run_that_cannot_be_started_does_not_stop_the_others(obstacle, tmp_pat
         folder.mkdir()
         (folder / RUNNER_LOCK).symlink_to("/dev/full")
     lines: list[str] = []
-    assert Matrix(planned, ForkLauncher(2), notify=into(lines)).run() == {"finished": 1, "failed": 1}
+    assert Matrix(planned, ForkLauncher(2), notify=line_appender(lines)).run() == {"finished": 1, "failed": 1}
     assert any(f"it could not be started: {folder}" in line for line in lines)
 
 
@@ -214,7 +216,7 @@ def test_a_diverged_run_is_not_reported_as_finished(tmp_path):
     file.write_text(yaml.safe_dump({**content, "config": merge(content["config"], diverging)}))
     planned = plan_runs([load_experiment(file)], Request(output=str(tmp_path / "runs")))
     lines: list[str] = []
-    assert Matrix(planned, ForkLauncher(), notify=into(lines)).run() == {"diverged": 1}
+    assert Matrix(planned, ForkLauncher(), notify=line_appender(lines)).run() == {"diverged": 1}
     assert "its last validation loss is not a number" in lines[-1]
     assert read_state(planned[0].folder).state == "diverged"
     again = lab("matrix", file, "--out", tmp_path / "runs")
@@ -232,7 +234,7 @@ def test_a_run_whose_folder_is_removed_is_retried(tmp_path):
         if len(launcher.jobs) == 1 and (read_state(run.folder).step or 0) >= 3:
             run.folder.rename(tmp_path / "gone")  # renamed, because the run still writes into it
 
-    assert Matrix([run], launcher, notify=into(lines)).run(remove) == {"finished": 1}, lines
+    assert Matrix([run], launcher, notify=line_appender(lines)).run(remove) == {"finished": 1}, lines
     assert "its folder was removed while it ran; it is tried again" in lines[1]
 
 
@@ -260,7 +262,7 @@ def test_a_torchrun_run_stopped_before_its_first_step_is_left(tmp_path):
 
     (run,) = plan(tmp_path, axes={"seed": [0]})
     launcher, lines = Torchrun(), []
-    work = Matrix([run], launcher, notify=into(lines))
+    work = Matrix([run], launcher, notify=line_appender(lines))
     assert work.run(lambda _: launcher.code or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}, lines
 
 
@@ -279,7 +281,7 @@ def test_a_run_that_another_process_has_is_waited_for_and_taken_over_when_that_d
             assert len(launcher.jobs) == 1
             lock.close()
 
-    assert Matrix(planned, launcher, notify=into(lines)).run(release) == {"finished": 2}
+    assert Matrix(planned, launcher, notify=line_appender(lines)).run(release) == {"finished": 2}
     assert any(f"waiting  {planned[0].name}: it is run by process {os.getpid()}" in line for line in lines)
     assert any(f"taking over {planned[0].name}" in line for line in lines)
 
@@ -299,14 +301,14 @@ def test_two_matrices_share_the_work(tmp_path):
         thread.join(120)
     assert ends == [{"finished": 3}] * 2, "both see every run finished"
     assert sum(len(launcher.jobs) for launcher in launchers) == 3, "each run was started once"
-    assert all(finishes(run.folder) == 1 for run in planned)
+    assert all(count_finishes(run.folder) == 1 for run in planned)
 
 
 def test_a_stopped_matrix_saves_its_runs_and_resumes_later(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
     launcher = ForkLauncher(2, {number: Slow(0.1) for number in range(3)})
     lines: list[str] = []
-    work = Matrix(planned, launcher, notify=into(lines))
+    work = Matrix(planned, launcher, notify=line_appender(lines))
 
     def interrupt(_: Matrix) -> None:
         if all(read_state(run.folder).step for run in planned[:2]) and not work.stopped:
@@ -318,7 +320,7 @@ def test_a_stopped_matrix_saves_its_runs_and_resumes_later(tmp_path):
     progress = [line.rpartition(" [")[2] for line in lines[-2:]]
     assert progress == ["0/3, 1 stopped, 1 left]", "0/3, 2 stopped, 1 left]"], "stopped and left runs are not done"
     assert [read_state(run.folder).state for run in planned] == ["stopped", "stopped", "new"]
-    assert Matrix(planned, ForkLauncher(), notify=into(lines)).run() == {"finished": 3}
+    assert Matrix(planned, ForkLauncher(), notify=line_appender(lines)).run() == {"finished": 3}
     assert "resumed from step" in (planned[0].folder / "train.log").read_text()
 
 
@@ -368,14 +370,14 @@ def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, monkeypatch):
     linked = type(downstream)(downstream.experiment, downstream.config, downstream.order, upstream)
     order: list[str] = []
     monkeypatch.setattr(matrix_module, "export_plain", lambda run: order.append(f"export {run.name}") or "")
-    work = Matrix([linked, upstream], ForkLauncher(), notify=into(order))
+    work = Matrix([linked, upstream], ForkLauncher(), notify=line_appender(order))
     assert work.run() == {"finished": 2}
     kinds = [line.split()[0] for line in order]
     assert kinds == ["started", "finished", "export", "started", "finished"]
 
     broken = plan(tmp_path, "broken", axes={"seed": [0, 1]})
     linked = type(broken[1])(broken[1].experiment, broken[1].config, broken[1].order, broken[0])
-    work = Matrix([broken[0], linked], ForkLauncher(1, {0: die}), retries=0, notify=into(order))
+    work = Matrix([broken[0], linked], ForkLauncher(1, {0: die}), retries=0, notify=line_appender(order))
     assert work.run() == {"failed": 1, "blocked": 1}
 
 

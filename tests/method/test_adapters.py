@@ -38,7 +38,7 @@ from oelm.method.trainable import frozen_by_rest, head_of
 from oelm.models.small import small_model
 from oelm.training.optim import placements
 from tests.support.models import assert_exports, distance, flip_bit, freeze_error, hashes, lively, lively_model, logits
-from tests.support.training import Death, assert_same_run, finished, start, tiny, written
+from tests.support.training import Death, assert_same_run, run_to_end, start, tiny, write_yaml
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 
@@ -628,20 +628,20 @@ def test_hugging_faces_trainer_works_after_apply_alone(chosen, tmp_path):
 def test_a_killed_and_resumed_run_ends_with_the_same_bits(preset, adapter, tmp_path):
     """Real processes: one run is killed halfway and resumed, the other runs without interruption."""
     method = {"preset": preset, "adapter": {"dropout": 0.3, "rank": 4, **adapter}}
-    interrupted = written(
+    interrupted = write_yaml(
         tmp_path / "interrupted.yaml", tiny(tmp_path / "interrupted", method=method, checkpoint={"every": 3})
     )
-    whole = written(tmp_path / "whole.yaml", tiny(tmp_path / "whole", method=method, checkpoint={"every": 3}))
+    whole = write_yaml(tmp_path / "whole.yaml", tiny(tmp_path / "whole", method=method, checkpoint={"every": 3}))
     assert start("train", interrupted, sabotage=Death(45)).wait() < 0
     (run,) = (tmp_path / "interrupted").glob("*/*/seed-0")
     assert list((run / "checkpoints").glob("step-*")), "it must have been killed after a checkpoint"
-    finished("train", interrupted)
-    finished("train", whole)
+    run_to_end("train", interrupted)
+    run_to_end("train", whole)
     (other,) = (tmp_path / "whole").glob("*/*/seed-0")
     assert_same_run(run, other)
     best = oelm.load(run / "best")
     assert oelm.audit(best).adapter.startswith(Method.load(method).adapter.kind)
-    finished("export", run, tmp_path / "plain")
+    run_to_end("export", run, tmp_path / "plain")
     assert distance(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "plain")), logits(best)) < 1e-4
 
 

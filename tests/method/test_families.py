@@ -24,7 +24,7 @@ from tests.support.models import (
     lively,
     lively_model,
     logits,
-    operated,
+    model_with_method,
 )
 
 families = pytest.mark.parametrize("name", SMALL)
@@ -64,7 +64,7 @@ def test_every_family_passes_every_check(name, check, tmp_path):
     ("name", "preset"), [pair for pair in itertools.product(SMALL, STRUCTURES) if pair not in REFUSED]
 )
 def test_every_kind_of_module_is_saved_loaded_and_exported(name, preset, tmp_path):
-    model = operated(name, preset, steps=1)
+    model = model_with_method(name, preset, steps=1)
     assert_loads_back(model, tmp_path / "saved")
     assert_exports(model, tmp_path / "plain")
 
@@ -99,7 +99,7 @@ def test_every_preset_works_or_is_refused_with_a_reason(name, preset):
 @pytest.mark.sample(3)
 @families
 def test_a_hundred_steps_with_weight_decay_change_no_frozen_tensor(name):
-    model = operated(name)
+    model = model_with_method(name)
     frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)
     train_steps(model, 100, weight_decay=0.1)
     assert hashes(model, frozen=True) == frozen
@@ -224,22 +224,23 @@ KINDS = {
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in KINDS.items() for kind in kinds])
 def test_each_kind_of_attention_can_be_chosen(name, kind):
-    model = operated(name, {"preset": "oelm-freeze", "attention": [kind]})
+    model = model_with_method(name, {"preset": "oelm-freeze", "attention": [kind]})
     frozen = set(hashes(model, frozen=True))
     assert frozen == {n for n, _ in model.named_parameters() if re.match(KINDS[name][kind], n)}
     layers = {"encoder": 2, "decoder": 3, "cross": 3}[kind]
     weights = [n for n in frozen if n.endswith(".weight")]
     assert len(weights) == 2 * layers
-    everything = set(hashes(operated(name), frozen=True))
+    everything = set(hashes(model_with_method(name), frozen=True))
     others = [
-        set(hashes(operated(name, {"preset": "oelm-freeze", "attention": [k]}), frozen=True)) for k in KINDS[name]
+        set(hashes(model_with_method(name, {"preset": "oelm-freeze", "attention": [k]}), frozen=True))
+        for k in KINDS[name]
     ]
     assert set().union(*others) == everything
 
 
 def test_a_kind_of_attention_that_the_model_lacks_is_refused():
     with pytest.raises(oelm.MethodError, match=r"attention cross.* only encoder"):
-        operated("bert", {"preset": "oelm-freeze", "attention": ["cross"]})
+        model_with_method("bert", {"preset": "oelm-freeze", "attention": ["cross"]})
 
 
 @pytest.mark.parametrize(("groups", "inner"), [(1, 1), (2, 2)])
@@ -253,12 +254,12 @@ def test_albert_counts_distinct_modules(groups, inner):
 @pytest.mark.parametrize("layers", ["first:1", "last:1", "except-first:1", [0]])
 def test_albert_has_no_layers_to_choose(layers):
     with pytest.raises(oelm.MethodError, match="one attention module for all its layers"):
-        operated("albert", {"preset": "oelm-freeze", "layers": layers})
+        model_with_method("albert", {"preset": "oelm-freeze", "layers": layers})
 
 
 def test_an_identity_query_without_a_scale_is_refused_where_heads_are_not_slices():
     with pytest.raises(oelm.MethodError, match="4 x 16 is not 48"):
-        operated("qwen3", {"q": {"init": "identity", "frozen": True}})
+        model_with_method("qwen3", {"q": {"init": "identity", "frozen": True}})
 
 
 def test_t5_scores_keep_their_size():
@@ -291,7 +292,7 @@ def test_t5_scores_keep_their_size():
     ids=["gain", "last layer", "share", "polar", "hadamard query", "identities with a core"],
 )
 def test_methods_beyond_the_presets_are_saved_loaded_and_exported(name, method, tmp_path):
-    model = operated(name, method, steps=1)
+    model = model_with_method(name, method, steps=1)
     assert_loads_back(model, tmp_path / "saved")
     assert_exports(model, tmp_path / "plain")
 

@@ -13,7 +13,7 @@ from oelm.method.families import Fused
 from oelm.method.fused import fuse, unfuse
 from oelm.method.projections import CoreProjection, SplitProjection
 from oelm.method.sites import find_sites, weight_matrix
-from tests.support.models import distance, lively_model, operated
+from tests.support.models import distance, lively_model, model_with_method
 
 # Every fused layout: small model -> (kind of attention, the role of each head in the order of the output rows).
 LAYOUTS = {
@@ -106,7 +106,7 @@ def test_only_plain_linears_are_unfused_and_fused():
         unfuse(nn.Bilinear(4, 4, 12), Fused("qkv"), heads=2, kv_heads=2)
     with pytest.raises(oelm.ModelError, match="13 rows"):
         unfuse(nn.Linear(4, 13), Fused("qkv"), heads=2, kv_heads=2)
-    split = operated("gpt2", "oelm-exact").transformer.h[0].attn.c_attn
+    split = model_with_method("gpt2", "oelm-exact").transformer.h[0].attn.c_attn
     assert isinstance(split, SplitProjection)
     assert isinstance(split.q, CoreProjection)
     with pytest.raises(oelm.ModelError, match="'q' is a CoreProjection"):
@@ -114,6 +114,6 @@ def test_only_plain_linears_are_unfused_and_fused():
 
 
 def test_only_the_chosen_layers_are_unfused():
-    model = operated("gpt_neox", {"preset": "oelm-freeze", "layers": [1]})
+    model = model_with_method("gpt_neox", {"preset": "oelm-freeze", "layers": [1]})
     kinds = [isinstance(block.attention.query_key_value, SplitProjection) for block in model.gpt_neox.layers]
     assert kinds == [False, True, False]

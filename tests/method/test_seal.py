@@ -16,7 +16,7 @@ from oelm.method.diagnose import sample_batch
 from oelm.method.seal import DTYPES, fingerprint
 from oelm.method.sites import find_sites
 from oelm.models.small import small_model
-from tests.support.models import flip_bit, freeze_error, hashes, lively_model, logits, operated
+from tests.support.models import flip_bit, freeze_error, hashes, lively_model, logits, model_with_method
 
 QUERY = "bert.encoder.layer.1.attention.self.query"
 NAME = f"{QUERY}.weight"
@@ -73,7 +73,7 @@ def test_buffers_are_reported_apart():
 
 
 def test_report_describes_every_matrix():
-    report = oelm.audit(operated("gpt2", {"preset": "oelm-exact", "layers": "last:1"}))
+    report = oelm.audit(model_with_method("gpt2", {"preset": "oelm-exact", "layers": "last:1"}))
     rows = {(row.layer, row.role): row for row in report.rows}
     assert rows["0", "q+k+v"].state == "trainable"
     query, key, value = (rows["2", role] for role in ("q", "k", "v"))
@@ -83,11 +83,11 @@ def test_report_describes_every_matrix():
     assert query.orthogonality_error < 1e-6
     assert value.orthogonality_error is None
     assert sum(row.frozen for row in report.rows) == report.frozen
-    assert oelm.audit(operated("gpt2", "identity-query")).rows[0].state == "no parameters"
+    assert oelm.audit(model_with_method("gpt2", "identity-query")).rows[0].state == "no parameters"
 
 
 def test_audit_reads_the_model_anew_at_every_call():
-    model = operated("bert")
+    model = model_with_method("bert")
     before = oelm.audit(model)
     _weight(model).requires_grad_(True)
     flip_bit(_weight(model))
@@ -111,7 +111,7 @@ def test_apply_finds_sites_and_measures_each_tensor_once(monkeypatch):
     monkeypatch.setattr(plan, "find_sites", counted(plan.find_sites))
     for name in ("content_hash", "orthogonality_error"):
         monkeypatch.setattr(seal, name, counted(getattr(seal, name)))
-    model = operated("bert")
+    model = model_with_method("bert")
     # 12 frozen weights and biases in three dtypes; of the 12 trained matrices the report names one hash each.
     assert calls == {"find_sites": 1, "content_hash": 12 * 3 + 12, "orthogonality_error": 6}
     calls.clear()
@@ -171,7 +171,7 @@ def _not_a_number(model):
     ids=lambda damage: damage.__name__.strip("_"),
 )
 def test_damage_is_detected_and_named(damage):
-    model = operated("bert")
+    model = model_with_method("bert")
     oelm.verify(model)
     expected = damage(model)
     line = next(line for line in freeze_error(model).splitlines() if QUERY in line)
@@ -180,7 +180,7 @@ def test_damage_is_detected_and_named(damage):
 
 @pytest.mark.parametrize("name", ["gpt2", "phi3"])
 def test_putting_a_fused_projection_back_is_detected(name):
-    model = operated(name)
+    model = model_with_method(name)
     site = find_sites(model)[1][0]
     plain = lively_model(name).get_submodule(site.fused_path)
     model.set_submodule(site.fused_path, plain)
@@ -188,7 +188,7 @@ def test_putting_a_fused_projection_back_is_detected(name):
 
 
 def test_a_changed_identity_is_detected():
-    model = operated("bert", "identity-query")
+    model = model_with_method("bert", "identity-query")
     oelm.verify(model)
     model.get_submodule(QUERY).factor = 1.0
     assert f"{QUERY} was the identity times 2.0 and is not any more" in freeze_error(model)
@@ -197,7 +197,7 @@ def test_a_changed_identity_is_detected():
 
 
 def test_frozen_feed_forward_and_bias_are_sealed_too():
-    model = operated("bert", "oelm-qk-ffn")
+    model = model_with_method("bert", "oelm-qk-ffn")
     for name in ("bert.encoder.layer.2.output.dense.weight", f"{QUERY}.bias"):
         flip_bit(model.get_parameter(name))
         assert name in freeze_error(model)
@@ -231,7 +231,7 @@ WRAPPERS = {
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_a_wrapped_model_is_verified_inside_its_wrapper(wrap):
-    model = operated("bert")
+    model = model_with_method("bert")
     wrapped = wrap(model)
     for either in (model, wrapped):
         assert oelm.verify(either).exact == 12
@@ -269,7 +269,7 @@ def test_cast_models_verify_and_the_result_names_the_cast(sealed, cast):
 
 
 def test_a_cast_down_and_up_again_is_verified_and_named():
-    model = operated("bert").to(torch.bfloat16).float()
+    model = model_with_method("bert").to(torch.bfloat16).float()
     verification = oelm.verify(model)
     assert verification.casts["bfloat16"] + verification.exact == verification.tensors
     assert verification.casts["bfloat16"] >= 6  # every weight; a bias may hold values of bfloat16 anyway
@@ -293,7 +293,7 @@ def test_models_of_one_config_object_do_not_share_the_record():
 
 @pytest.mark.parametrize("preset", ["oelm-freeze", "oelm-exact", "identity-key", "oelm-random-orthogonal"])
 def test_applying_the_same_again_changes_nothing(preset):
-    model = operated("gpt2", preset)
+    model = model_with_method("gpt2", preset)
     before, outputs = {**hashes(model, frozen=True), **hashes(model, frozen=False)}, logits(model)
     report = oelm.audit(model)
     assert oelm.apply(model, preset) == report
@@ -303,14 +303,14 @@ def test_applying_the_same_again_changes_nothing(preset):
 
 @pytest.mark.parametrize(("preset", "seed"), [("oelm-exact", 0), ("baseline", 0), ("oelm-freeze", 1)])
 def test_applying_another_method_or_seed_is_refused(preset, seed):
-    model = operated("bert")
+    model = model_with_method("bert")
     with pytest.raises(oelm.ModelError, match=r"operated on already, with 'oelm-freeze' \(seed 0\)"):
         oelm.apply(model, preset, seed=seed)
     oelm.verify(model)
 
 
 def test_training_changes_a_core_and_not_its_basis():
-    model = operated("deberta-v2", "oelm-exact")
+    model = model_with_method("deberta-v2", "oelm-exact")
     before = hashes(model, frozen=False)
     model.train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)  # all of them, as many trainers do

@@ -29,7 +29,7 @@ from tests.support.models import (
     hashes,
     lively_model,
     logits,
-    operated,
+    model_with_method,
 )
 
 CORE = "transformer.h.1.attn.c_attn.q.core"
@@ -40,7 +40,7 @@ VALUE = "transformer.h.1.attn.c_attn.v.weight"
 @pytest.fixture
 def saved(tmp_path):
     """A GPT-2 with bases and cores, and its folder."""
-    model = operated("gpt2", "oelm-exact", steps=2)
+    model = model_with_method("gpt2", "oelm-exact", steps=2)
     model.save_pretrained(tmp_path)
     return model, tmp_path
 
@@ -50,7 +50,7 @@ def saved(tmp_path):
 
 @pytest.mark.parametrize("name", ["gpt2", "vit", "gpt_neox", "t5", "falcon-40b"])
 def test_sharded_folders_load(name, tmp_path):
-    model = operated(name, "oelm-exact", steps=1)
+    model = model_with_method(name, "oelm-exact", steps=1)
     model.save_pretrained(tmp_path, max_shard_size="40KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     assert_same_model(oelm.load(tmp_path), model)
@@ -59,7 +59,7 @@ def test_sharded_folders_load(name, tmp_path):
 @pytest.mark.parametrize("name", ["bert", "gpt2", "modernbert", "qwen3", "t5"])
 @pytest.mark.parametrize("preset", ["oelm-freeze", "oelm-exact"])
 def test_loading_in_bfloat16_casts_and_verifies(name, preset, tmp_path):
-    model = operated(name, preset, steps=1)
+    model = model_with_method(name, preset, steps=1)
     model.save_pretrained(tmp_path)
     loaded = oelm.load(tmp_path, dtype=torch.bfloat16)
     verification = oelm.verify(loaded)
@@ -135,7 +135,7 @@ def test_truncated_file_is_named(saved, kept):
 
 
 def test_truncated_or_lost_shard_is_named(tmp_path):
-    operated("gpt2").save_pretrained(tmp_path, max_shard_size="40KB")
+    model_with_method("gpt2").save_pretrained(tmp_path, max_shard_size="40KB")
     shard = sorted(tmp_path.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-8])
     with pytest.raises(oelm.CheckpointError, match=shard.name):
@@ -188,7 +188,7 @@ def test_folder_without_a_method_is_refused(tmp_path):
 
 def test_plain_from_pretrained_reinitialises_query_and_key_without_an_error(tmp_path):
     """Why oelm.load exists: transformers misses the fused weight, initialises it at random, and raises nothing."""
-    model = operated("gpt2")
+    model = model_with_method("gpt2")
     model.save_pretrained(tmp_path)
     plain = GPT2LMHeadModel.from_pretrained(tmp_path)
     assert distance(logits(plain), logits(model)) > 0.1
@@ -263,7 +263,7 @@ def test_exported_model_is_plain_and_trainable(saved, tmp_path):
 
 @pytest.mark.parametrize("wrap", [torch.compile, torch.nn.DataParallel])
 def test_a_wrapped_model_is_exported_without_its_wrapper(wrap, tmp_path):
-    model = operated("gpt2", "oelm-exact")
+    model = model_with_method("gpt2", "oelm-exact")
     oelm.export(wrap(model), tmp_path)
     torch.testing.assert_close(logits(GPT2LMHeadModel.from_pretrained(tmp_path)), logits(model), atol=1e-5, rtol=1e-4)
 
@@ -271,7 +271,7 @@ def test_a_wrapped_model_is_exported_without_its_wrapper(wrap, tmp_path):
 def test_adapters_added_after_apply_must_be_merged_before_an_export(tmp_path):
     peft = pytest.importorskip("peft")
     options = peft.LoraConfig(target_modules=["value"], r=4, init_lora_weights=False)
-    model = operated("bert")
+    model = model_with_method("bert")
     adapted = peft.get_peft_model(model, options)
     with pytest.raises(oelm.ModelError, match=r"peft added after oelm\.apply.*unload"):
         oelm.export(adapted, tmp_path)
@@ -288,7 +288,7 @@ def test_adapters_added_after_apply_must_be_merged_before_an_export(tmp_path):
     ("name", "preset"), [("bert", "oelm-freeze"), ("bert", "oelm-exact"), ("oelm-gpt", "identity-core")]
 )
 def test_trainer_needs_only_apply(name, preset, tmp_path):
-    model = operated(name, preset)
+    model = model_with_method(name, preset)
     batch = sample_batch(model)
     rows = [{key: value[i] for key, value in batch.items()} for i in range(len(batch["labels"]))]
     frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)

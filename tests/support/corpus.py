@@ -13,7 +13,7 @@ SEPARATOR = "<|endoftext|>"
 
 
 @cache
-def _trained() -> tuple[dict[str, int], list[list[str]]]:
+def _vocab_and_merges() -> tuple[dict[str, int], list[list[str]]]:
     content = json.loads(train_bpe(stories(7, 200), 600).backend.to_str())
     return content["model"]["vocab"], content["model"]["merges"]
 
@@ -21,7 +21,7 @@ def _trained() -> tuple[dict[str, int], list[list[str]]]:
 def gpt2_folder(folder: Path) -> Path:
     """Write vocab.json and merges.txt in GPT-2's format, with 600 entries; return the folder."""
     folder.mkdir(parents=True)
-    vocab, merges = _trained()
+    vocab, merges = _vocab_and_merges()
     (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
     lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
     (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Shared by the distributed tests: groups of real processes, what each of them did, and ways to break one of them.
+"""Shared by the distributed tests: groups of real processes, records of what each process did, and ways to break one.
 
 A group is started as a scheduler starts it, by environment variables alone, from a process that has imported
 everything. The real torchrun takes several seconds, so only what depends on it is tested with it.
@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from oelm.base.strict import merge
 from oelm.method.seal import content_hash
 from oelm.training.checkpoint import list_checkpoints
-from tests.support.training import LIMIT, PRELOADED, SERVERS, Held, Process, read, start, tiny, written
+from tests.support.training import LIMIT, PRELOADED, SERVERS, Held, Process, read, start, tiny, write_yaml
 
 # Imported in the server that all processes are forked from: what a process imports when it joins a group.
 SERVERS.set_forkserver_preload(
@@ -88,8 +88,8 @@ class Group:
         port = free_port()
         self.processes: list[Process] = []
         for rank in range(size):
-            own = sabotage.get(rank) if isinstance(sabotage, dict) else sabotage
-            member = Member(rank, size, port, own)
+            own_sabotage = sabotage.get(rank) if isinstance(sabotage, dict) else sabotage
+            member = Member(rank, size, port, own_sabotage)
             self.processes.append(start("train", config, *arguments, sabotage=member))
 
     def wait(self, seconds: float = LIMIT) -> list[int]:
@@ -114,7 +114,7 @@ def launch(
 ) -> Group:
     """Start a run on `size` processes."""
     file = Path(config["output"]) / "run.yaml"
-    return Group(written(file, config), size, sabotage, arguments)
+    return Group(write_yaml(file, config), size, sabotage, arguments)
 
 
 def finish(config: dict[str, Any], *arguments: str, size: int = 2, sabotage: Any = None) -> Path:
@@ -132,7 +132,7 @@ class Torchrun:
     """
 
     def __init__(self, config: dict[str, Any], *options: str, sabotage: str | None = None) -> None:
-        file = written(Path(config["output"]) / "run.yaml", config)
+        file = write_yaml(Path(config["output"]) / "run.yaml", config)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
         command += ["-m", "oelm"] if sabotage is None else ["-m", __name__, sabotage]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
@@ -172,10 +172,10 @@ def free_port() -> int:
             return port
 
 
-def wait_until(happened: Callable[[], bool], seconds: float = LIMIT) -> None:
-    """Wait until something has happened."""
+def wait_until(condition: Callable[[], bool], seconds: float = LIMIT) -> None:
+    """Wait until a condition holds."""
     until = time.monotonic() + seconds
-    while not happened():
+    while not condition():
         assert time.monotonic() < until, f"did not happen in {seconds} s"
         time.sleep(0.01)
 
@@ -200,11 +200,14 @@ def hashes(run: Path) -> dict[str, str]:
     return {name: content_hash(value) for name, value in tensors(run).items()}
 
 
-# What every process of a run did
+# Notes of what every process of a run did
 
 
 class Watch:
-    """Notes in `folder/rank-N.json` what its process does: samples by step, final weights, what outlived the run."""
+    """Notes in `folder/rank-N.json` the samples of each step, the final weights, and objects that outlived the run.
+
+    Calls `then`, a sabotage, after that.
+    """
 
     def __init__(self, folder: Path, then: Sabotage | None = None) -> None:
         self.folder, self.then = folder, then
@@ -218,13 +221,13 @@ class Watch:
 
         self.folder.mkdir(parents=True, exist_ok=True)
         self.now: list[int] = []
-        self.seen: dict[str, Any] = {"samples": {}, "without_sync": 0, "weights": {}, "left": None, "verified": 0}
+        self.notes: dict[str, Any] = {"samples": {}, "without_sync": 0, "weights": {}, "leftovers": None, "verified": 0}
         step, batch, loop = Stepper._step, Stepper._batch, engine._loop
         no_sync, leave = DistributedDataParallel.no_sync, dist.destroy_process_group
         verify = state.verify
 
         def watched_step(stepper: Stepper, state: Any) -> None:
-            self.now = self.seen["samples"].setdefault(str(state.step), [])
+            self.now = self.notes["samples"].setdefault(str(state.step), [])
             step(stepper, state)
 
         def watched_batch(stepper: Stepper, first: int, count: int) -> Any:
@@ -233,22 +236,22 @@ class Watch:
 
         def watched_loop(run: Any) -> bool:
             ended = loop(run)
-            self.seen["weights"] = {name: content_hash(value) for name, value in run.model.state_dict().items()}
+            self.notes["weights"] = {name: content_hash(value) for name, value in run.model.state_dict().items()}
             self._write()
             return ended
 
         def watched_no_sync(module: DistributedDataParallel) -> Any:
-            self.seen["without_sync"] += 1
+            self.notes["without_sync"] += 1
             return no_sync(module)
 
         def watched_leave(*arguments: Any) -> None:
-            self.seen["left"] = [type(one).__name__ for one in gc.get_objects() if holds_the_group(one)]
+            self.notes["leftovers"] = [type(obj).__name__ for obj in gc.get_objects() if holds_the_group(obj)]
             leave(*arguments)
-            self.seen["left"] += [name for name in thread_names() if "gloo" in name]
+            self.notes["leftovers"] += [name for name in thread_names() if "gloo" in name]
             self._write()
 
         def watched_verify(model: Any) -> Any:
-            self.seen["verified"] += 1
+            self.notes["verified"] += 1
             return verify(model)
 
         Stepper._step, Stepper._batch = watched_step, watched_batch  # type: ignore[method-assign]
@@ -259,12 +262,12 @@ class Watch:
             self.then()
 
     def _write(self) -> None:
-        (self.folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(self.seen))
+        (self.folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(self.notes))
 
 
-def holds_the_group(one: Any) -> bool:
-    """Return whether this is a model, a wrapper or an optimiser: while one is alive, gloo may abort at exit."""
-    return isinstance(one, PreTrainedModel | DistributedDataParallel | FSDPModule | torch.optim.Optimizer)
+def holds_the_group(obj: Any) -> bool:
+    """Return True for a model, a wrapper or an optimiser: while one of these is alive, gloo may abort at exit."""
+    return isinstance(obj, PreTrainedModel | DistributedDataParallel | FSDPModule | torch.optim.Optimizer)
 
 
 def thread_names() -> list[str]:
@@ -272,8 +275,8 @@ def thread_names() -> list[str]:
     return [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
 
 
-def seen(folder: Path, size: int = 2) -> list[dict[str, Any]]:
-    """Return what `Watch` noted, by rank."""
+def process_notes(folder: Path, size: int = 2) -> list[dict[str, Any]]:
+    """Return the notes that `Watch` wrote for each rank."""
     return [read(folder / f"rank-{rank}.json") for rank in range(size)]
 
 
@@ -325,14 +328,14 @@ def poison() -> None:
 
 
 def keep_first_wrapper() -> None:
-    """Keep the first wrapper when the schedule changes what trains."""
+    """Keep using the first wrapper when the schedule changes which tensors train."""
     from oelm.training import build
 
-    wrap, made = build.wrap, []
+    wrap, wrappers = build.wrap, []
 
     def once(*arguments: Any) -> Any:
-        made.append(made[0] if made else wrap(*arguments))
-        return made[0]
+        wrappers.append(wrappers[0] if wrappers else wrap(*arguments))
+        return wrappers[0]
 
     build.wrap = once
 

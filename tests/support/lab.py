@@ -42,7 +42,7 @@ def refusal(*arguments: object) -> str:
     return str(result.stderr)
 
 
-def started(*arguments: object) -> subprocess.Popen[str]:
+def start_command(*arguments: object) -> subprocess.Popen[str]:
     """Start an `oelm` command in its own process, with stdout and stderr in one stream."""
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "oelm", *map(str, arguments)]
@@ -51,8 +51,8 @@ def started(*arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def into(lines: list[str]) -> Callable[[MatrixEvent], None]:
-    """Return a function that appends the line of a matrix's event to a list."""
+def line_appender(lines: list[str]) -> Callable[[MatrixEvent], None]:
+    """Return a function that appends the log line of each matrix event to a list."""
     return lambda event: lines.append(event_line(event))
 
 
@@ -111,13 +111,13 @@ def plan(folder: Path, name: str = "study", **fields):
     return plan_runs([load_experiment(experiment_file(folder, name, **fields))], Request(output=str(folder / "runs")))
 
 
-def finishes(folder: Path) -> int:
-    """Return how often a run was finished."""
+def count_finishes(folder: Path) -> int:
+    """Return how many times the run in a folder finished, according to its log."""
     return (folder / "train.log").read_text(encoding="utf-8").count("finished: ")
 
 
-def undisturbed(planned, output: Path) -> dict[str, Path]:
-    """Train the same runs without interruption in this process; return their folders by their names in the matrix."""
+def train_uninterrupted(planned, output: Path) -> dict[str, Path]:
+    """Train planned runs in this process, without interruption; return their folders by run name."""
     folders = {}
     for run in planned:
         config = RunConfig.load({**run.config.to_dict(), "output": str(output)})

@@ -42,7 +42,7 @@ def lively_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     return lively(small_model(name, seed, **changes), seed)
 
 
-def operated(name: str, method: Any = "oelm-freeze", steps: int = 0, **changes: Any) -> PreTrainedModel:
+def model_with_method(name: str, method: Any = "oelm-freeze", steps: int = 0, **changes: Any) -> PreTrainedModel:
     """Return a lively model with a method applied, and trained for some steps after that."""
     model = lively_model(name, **changes)
     oelm.apply(model, method)
@@ -80,10 +80,14 @@ def assert_same_model(left: nn.Module, right: nn.Module) -> None:
     """Assert that class, parameters, all buffers, requires_grad and outputs are the same to the bit."""
     assert type(left) is type(right)
     for kind in ("named_parameters", "named_buffers"):
-        one, other = dict(getattr(left, kind)()), dict(getattr(right, kind)())
-        assert list(one) == list(other)
-        assert {n: content_hash(t) for n, t in one.items()} == {n: content_hash(t) for n, t in other.items()}
-        assert {n: t.requires_grad for n, t in one.items()} == {n: t.requires_grad for n, t in other.items()}
+        left_tensors, right_tensors = dict(getattr(left, kind)()), dict(getattr(right, kind)())
+        assert list(left_tensors) == list(right_tensors)
+        assert {n: content_hash(t) for n, t in left_tensors.items()} == {
+            n: content_hash(t) for n, t in right_tensors.items()
+        }
+        assert {n: t.requires_grad for n, t in left_tensors.items()} == {
+            n: t.requires_grad for n, t in right_tensors.items()
+        }
     assert list(left.state_dict()) == list(right.state_dict())
     assert torch.equal(logits(left), logits(right))
 
@@ -147,7 +151,7 @@ def check_apply(name: str, folder: Path) -> None:
 
 def check_verify(name: str, folder: Path) -> None:
     """Check that a model verifies right after apply, and fails with one flipped bit in any frozen tensor."""
-    model = operated(name)
+    model = model_with_method(name)
     verification = oelm.verify(model)
     frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
     assert verification.tensors == verification.exact == len(frozen) > 0
@@ -160,19 +164,19 @@ def check_verify(name: str, folder: Path) -> None:
 
 def check_step(name: str, folder: Path) -> None:
     """Check that one AdamW step with weight decay changes every trainable tensor and no frozen one."""
-    model = operated(name)
+    model = model_with_method(name)
     result = diagnose(model, steps=1)
     assert result.healthy, (result.frozen_but_moved, result.trainable_but_still)
 
 
 def check_save_load(name: str, folder: Path) -> None:
     """Check that a trained model is loaded from its folder the same in every respect."""
-    assert_loads_back(operated(name, steps=1), folder)
+    assert_loads_back(model_with_method(name, steps=1), folder)
 
 
 def check_export(name: str, folder: Path) -> None:
     """Check that a trained model's export is a plain checkpoint of the family with the same outputs."""
-    assert_exports(operated(name, steps=1), folder)
+    assert_exports(model_with_method(name, steps=1), folder)
 
 
 CHECKS: dict[str, Callable[[str, Path], None]] = {

@@ -1,4 +1,4 @@
-"""Write the records of runs that were never trained: what the tests of analysis and report read."""
+"""Write records of runs that were never trained, for the tests of analysis and report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LAYERS, _WIDTH, _INNER = 4, 64, 256
 
 
 class LanguageOptions(TypedDict, total=False):
-    """What `language_run` may be told beside the arm: its defaults are in the function."""
+    """Optional settings of `language_run`; their defaults are in the function."""
 
     step_seconds: float
     changes: dict[str, Any]
@@ -53,7 +53,7 @@ class LanguageOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Records:
-    """The records of a run that differ between tasks, and what the others are made from."""
+    """The records of a run that differ between tasks, and the values that the other records are made from."""
 
     config: RunConfig
     result: dict[str, Any]
@@ -71,7 +71,7 @@ def write(folder: Path, name: str, content: Any) -> None:
 
 def write_status(folder: Path, state: str, **fields: Any) -> None:
     """Write the status of a run."""
-    write(folder, "status.json", {"format": FORMAT, "id": "the run's", "state": state, **fields})
+    write(folder, "status.json", {"format": FORMAT, "id": "run-id", "state": state, **fields})
 
 
 def bench_row(arm: str = "baseline", **fields: Any) -> dict[str, Any]:
@@ -144,19 +144,19 @@ def _language_lines(
         common: dict[str, Any] = {"step": step, "tokens": step * 2048, "time": clock}
         lines.append(TrainLine(loss=value + 0.05, learning_rate=rate * (1 - step / steps), **common))
         if step % (steps // 4) == 0:
-            now = None if loss is None and step == steps else value
-            lines.append(ValLine(loss=now, perplexity=now and math.exp(now), **common))
+            val_loss = None if loss is None and step == steps else value
+            lines.append(ValLine(loss=val_loss, perplexity=val_loss and math.exp(val_loss), **common))
             for target in config.eval.targets:
-                if now is not None and math.exp(now) <= target:
-                    when = Reached(step=step, tokens=step * 2048, seconds=step * step_seconds)
-                    reached.setdefault(target, when)
+                if val_loss is not None and math.exp(val_loss) <= target:
+                    reached_at = Reached(step=step, tokens=step * 2048, seconds=step * step_seconds)
+                    reached.setdefault(target, reached_at)
             if attention:
                 lines.append(AttentionLine(step=step, layers=[_layer_attention(n) for n in range(_LAYERS)]))
     return lines, reached
 
 
 class ClassificationOptions(TypedDict, total=False):
-    """What `classification_run` may be told beside the arm: its defaults are in the function."""
+    """Optional settings of `classification_run`; their defaults are in the function."""
 
     task: str
     changes: dict[str, Any]
@@ -185,35 +185,35 @@ def classification_run(
         "output": str(root),
     }
     config = RunConfig.load(merge(fields, options.get("changes", {})))
-    right = round(1000 * accuracy)
-    confusion = [[right // 2, 500 - right // 2], [500 - (right - right // 2), right - right // 2]]
-    figures = {"loss": 1 - accuracy, "accuracy": accuracy, "macro_f1": accuracy - 0.001, "matthews": 2 * accuracy - 1}
+    correct = round(1000 * accuracy)
+    confusion = [[correct // 2, 500 - correct // 2], [500 - (correct - correct // 2), correct - correct // 2]]
+    metrics = {"loss": 1 - accuracy, "accuracy": accuracy, "macro_f1": accuracy - 0.001, "matthews": 2 * accuracy - 1}
     lines: list[MetricLine] = []
     for epoch in (1, 2, 3):
         common: dict[str, Any] = {"step": 100 * epoch, "tokens": 1000 * epoch, "time": Clock(seconds=50.0 * epoch)}
         lines.append(TrainLine(loss=1.2 / epoch, learning_rate=rate * (3 - epoch) / 3, **common))
-        measured: dict[str, Any] = {**figures, "accuracy": accuracy - 0.02 * (3 - epoch)}
-        lines.append(ValLine(**measured, epoch=float(epoch), **common))
-    elsewhere = Validation.model_validate({"step": 300, **figures, "accuracy": accuracy - 0.01})
+        validation_metrics: dict[str, Any] = {**metrics, "accuracy": accuracy - 0.02 * (3 - epoch)}
+        lines.append(ValLine(**validation_metrics, epoch=float(epoch), **common))
+    mismatched = Validation.model_validate({"step": 300, **metrics, "accuracy": accuracy - 0.01})
     result: dict[str, Any] = {
-        "last": Validation.model_validate({"step": 300, "epoch": 3.0, **figures, "confusion": confusion, "n": 1000}),
-        "best": Validation.model_validate({"step": 300, "epoch": 3.0, **figures}),
+        "last": Validation.model_validate({"step": 300, "epoch": 3.0, **metrics, "confusion": confusion, "n": 1000}),
+        "best": Validation.model_validate({"step": 300, "epoch": 3.0, **metrics}),
         "labels": LABELS,
         "majority": Majority(label="positive", accuracy=0.51),
         "at_chance": options.get("at_chance", False),
-        "val_loss": figures["loss"],
-        **{name: figures[name] for name in ("accuracy", "macro_f1", "matthews")},
+        "val_loss": metrics["loss"],
+        **{name: metrics[name] for name in ("accuracy", "macro_f1", "matthews")},
         "best_accuracy": accuracy,
         "steps": 300,
         "tokens": 3000,
         "seconds": 150.0,
-        "evaluations": {"mismatched": elsewhere} if task == "mnli" else {},
+        "evaluations": {"mismatched": mismatched} if task == "mnli" else {},
     }
     return _write_run(_Records(config, result, lines, 0.1, f"{task} of GLUE", options.get("environment", {})))
 
 
 def audit(method: str) -> Audit:
-    """Return the audit of a small model: Q and K frozen in the methods that freeze them, none of an identity."""
+    """Return the audit of a small model: Q and K are frozen if the method freezes them; an identity has no weights."""
     rows = []
     for layer in range(_LAYERS):
         for role in ("q", "k", "v", "o", "ffn_in", "ffn_out"):
@@ -258,8 +258,8 @@ def audit(method: str) -> Audit:
 
 
 def _layer_attention(layer: int) -> LayerAttention:
-    shares = {"entropy": 2.0 - layer / 9, "entropy_share": 0.8 - layer / 9, "logit_std": 1.0 + layer}
-    return LayerAttention(label=f"decoder {layer}", **shares)
+    statistics = {"entropy": 2.0 - layer / 9, "entropy_share": 0.8 - layer / 9, "logit_std": 1.0 + layer}
+    return LayerAttention(label=f"decoder {layer}", **statistics)
 
 
 def _write_run(records: _Records) -> Path:
@@ -282,7 +282,7 @@ def _write_run(records: _Records) -> Path:
         task=TaskRecord(kind=config.task.kind, name=config.task.name),
         epochs=3.0,
         parameters=Parameters.model_validate(report.model_dump(include=set(Parameters.model_fields))),
-        # Every trained weight costs six, and a frozen one four: no gradient of its own.
+        # A trained weight costs six FLOPs per token, a frozen one four: it needs no gradient.
         flops_per_token=float(6 * report.trainable + 4 * report.frozen),
         step_seconds=statistics,
         data=DataSummary(description=records.description, synthetic=False),

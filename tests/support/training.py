@@ -38,16 +38,16 @@ from oelm.training.engine import train
 SERVERS = multiprocessing.get_context("forkserver")
 PRELOADED = ["oelm.cli.app", "oelm.evaluation.use", "oelm.training.engine", "oelm.data", "yaml"]
 SERVERS.set_forkserver_preload(PRELOADED)
-_made: list[tempfile.TemporaryDirectory[str]] = []
-# Seconds after which a process hangs. Far more than any takes on a busy machine, and below the time limit of a test.
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+# Seconds after which a process counts as hanging: far more than any needs on a busy machine, but below a test's limit.
 LIMIT = 150.0
 
 
 @cache
 def token_folder() -> Path:
     """Prepare a small token folder of built-in stories with a vocabulary of 400, once per test session."""
-    _made.append(tempfile.TemporaryDirectory(prefix="oelm-tokens-"))
-    folder = Path(_made[-1].name)
+    _folders.append(tempfile.TemporaryDirectory(prefix="oelm-tokens-"))
+    folder = Path(_folders[-1].name)
     text = folder / "stories.txt"
     text.write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories(0, 150)), encoding="utf-8")
     prepare(text, folder / "tokens", train_bpe=400, val_fraction=0.1, workers=1, synthetic=True)
@@ -81,7 +81,7 @@ def run_here(output: Path, **changes: Any) -> dict[str, Any]:
     return train(config(output, **changes), quiet=True)
 
 
-def written(path: Path, fields: dict[str, Any]) -> Path:
+def write_yaml(path: Path, fields: dict[str, Any]) -> Path:
     """Write the fields to a YAML file and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(fields), encoding="utf-8")
@@ -124,12 +124,16 @@ class Process:
     def output(self) -> str:
         return Path(self._log.name).read_text(encoding="utf-8")
 
-    def wait_for(self, happened: Callable[[], bool], seconds: float = LIMIT) -> None:
-        """Wait until something has happened; fail when the process ends before that."""
+    def wait_for(self, condition: Callable[[], bool], seconds: float = LIMIT) -> None:
+        """Wait until a condition holds; fail when the process ends before that."""
         until = time.monotonic() + seconds
-        while not happened():
-            assert self.alive, f"ended with {self._process.exitcode} before it happened; its output:\n{self.output}"
-            assert time.monotonic() < until, f"did not happen in {seconds} s; its output:\n{self.output}"
+        while not condition():
+            assert self.alive, (
+                f"ended with {self._process.exitcode} before the condition held; its output:\n{self.output}"
+            )
+            assert time.monotonic() < until, (
+                f"the condition did not hold within {seconds} s; its output:\n{self.output}"
+            )
             time.sleep(0.005)
 
 
@@ -151,7 +155,7 @@ def start(*arguments: object, sabotage: Callable[[], None] | None = None, thread
     return Process([str(argument) for argument in arguments], sabotage, threads)
 
 
-def finished(*arguments: object, sabotage: Callable[[], None] | None = None, threads: int = 1) -> Process:
+def run_to_end(*arguments: object, sabotage: Callable[[], None] | None = None, threads: int = 1) -> Process:
     """Run `oelm ARGUMENTS` to its end and require exit code 0."""
     process = start(*arguments, sabotage=sabotage, threads=threads)
     code = process.wait()
@@ -184,15 +188,15 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return {k.removeprefix("model/"): v for k, v in checkpoint_tensors(run).items() if k.startswith("model/")}
 
 
-def timeless(run: Path) -> list[dict[str, Any]]:
+def metrics_without_times(run: Path) -> list[dict[str, Any]]:
     """Return the metrics of a run without its times."""
     return [{"kind": line.kind, **line.model_dump(exclude={"time"}, exclude_unset=True)} for line in read_metrics(run)]
 
 
-def outcome(run: Path) -> dict[str, Any]:
+def result_without_times(run: Path) -> dict[str, Any]:
     """Return the result of a run without its times."""
-    timed = ("step_seconds", "tokens_per_second", "seconds", "gpu_hours")
-    result = {key: value for key, value in read(run / "result.json").items() if key not in timed}
+    timed_keys = ("step_seconds", "tokens_per_second", "seconds", "gpu_hours")
+    result = {key: value for key, value in read(run / "result.json").items() if key not in timed_keys}
     result["reached"] = {key: {**value, "seconds": None} for key, value in result["reached"].items()}
     return result
 
@@ -204,8 +208,8 @@ def read(path: Path) -> Any:
 def assert_same_run(run: Path, other: Path) -> None:
     """Require the same weights, optimiser state, metrics and result, to the bit."""
     assert final_tensors(run) == final_tensors(other)
-    assert timeless(run) == timeless(other)
-    assert outcome(run) == outcome(other)
+    assert metrics_without_times(run) == metrics_without_times(other)
+    assert result_without_times(run) == result_without_times(other)
 
 
 # Sabotage, called in the process that trains
@@ -215,7 +219,7 @@ class Death:
     """Kills its process at the count-th of the steps, writes, renames and removals that a run does."""
 
     def __init__(self, count: int) -> None:
-        self.left = count
+        self.remaining = count
 
     def __call__(self) -> None:
         import shutil
@@ -238,8 +242,8 @@ class Death:
 
     def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:
-            self.left -= 1
-            if self.left == 0:
+            self.remaining -= 1
+            if self.remaining == 0:
                 die()
             return function(*arguments, **options)
 
@@ -293,7 +297,7 @@ class Held:
         Stepper.step = held_step  # type: ignore[method-assign]
 
 
-class Noted:
+class RecordSteps:
     """Writes the number of every step, and the numbers of its samples, to a file."""
 
     def __init__(self, file: Path, then: Callable[[], None] | None = None) -> None:

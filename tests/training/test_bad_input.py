@@ -14,7 +14,7 @@ from oelm.cli.app import app
 from oelm.config import RunConfig, TrainConfig
 from oelm.errors import ConfigError
 from oelm.method.spec import PRESETS, Method
-from tests.support.training import LIMIT, config, oelm, tiny, token_folder, written
+from tests.support.training import LIMIT, config, oelm, tiny, token_folder, write_yaml
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def refused(tmp_path, monkeypatch):
 
     def run(*overrides: str, **changes: object) -> str:
         fields = tiny(tmp_path / "runs", **changes)
-        done = CliRunner().invoke(app, ["train", str(written(tmp_path / "run.yaml", fields)), *overrides])
+        done = CliRunner().invoke(app, ["train", str(write_yaml(tmp_path / "run.yaml", fields)), *overrides])
         assert done.exit_code == 2, (done.output, done.exception)
         assert done.stdout == ""
         lines = done.stderr.splitlines()
@@ -43,7 +43,7 @@ def refused(tmp_path, monkeypatch):
 
 def test_an_error_is_one_line_without_traceback_or_folder(tmp_path):
     """In a process of its own, as a user sees it."""
-    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs", train={"max_step": 10}))
+    file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs", train={"max_step": 10}))
     process = oelm("train", file)
     output, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 2
@@ -240,7 +240,7 @@ def test_an_invalid_model_or_method_is_refused(overrides, message, refused, tmp_
     if "model.fields={}" in overrides:  # an override adds to the fields, so a config without them is written
         fields = tiny(tmp_path / "runs")
         fields["model"] = {"name": overrides[0].partition("=")[2]}
-        done = CliRunner().invoke(app, ["train", str(written(tmp_path / "run.yaml", fields))])
+        done = CliRunner().invoke(app, ["train", str(write_yaml(tmp_path / "run.yaml", fields))])
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
         assert message in done.stderr
     else:
@@ -322,7 +322,7 @@ def test_a_mistake_is_reported_with_an_override_too(fields, override, message):
 
 
 def test_the_error_of_an_override_names_the_override(tmp_path):
-    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
     with pytest.raises(ConfigError) as error:
         RunConfig.load(file, ["seed=1", "out=runs"])
     assert str(error.value).startswith(f"{file} with seed=1 out=runs: out: unknown key. Did you mean 'output'?")

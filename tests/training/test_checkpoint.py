@@ -36,14 +36,14 @@ from tests.support.training import (
     config,
     die,
     final_tensors,
-    finished,
     mounted,
     read,
     run_here,
+    run_to_end,
     start,
     tiny,
     token_folder,
-    written,
+    write_yaml,
 )
 
 
@@ -401,7 +401,7 @@ LOGGING = {"log": {"every": 1}, "checkpoint": {"every": 500}, "eval": {"every": 
 def test_a_disk_that_fills_up_is_one_clear_line(size, changes, tmp_path):
     """On a real, tiny file system: no traceback, no partial checkpoint, and an exact resume once there is room."""
     fields = tiny(tmp_path / "disk", **changes)
-    file = written(tmp_path / "run.yaml", fields)
+    file = write_yaml(tmp_path / "run.yaml", fields)
     with mounted(tmp_path / "disk", f"size={size}"):
         process = start("train", file, sabotage=NoSpaceCheck())
         assert process.wait() == 2, process.output
@@ -414,7 +414,7 @@ def test_a_disk_that_fills_up_is_one_clear_line(size, changes, tmp_path):
         assert [path for path in run.rglob("*.tmp") if path.is_dir()] == [], "what did not fit was removed"
         shutil.copytree(run, tmp_path / "saved")
     shutil.copytree(tmp_path / "saved", run)
-    finished("train", file)
+    run_to_end("train", file)
     run_here(tmp_path / "whole", **changes)
     assert_same_run(run, config(tmp_path / "whole", **changes).folder)
 
@@ -574,7 +574,7 @@ def test_settings_without_effect_on_numbers_may_change_on_resume(cut, tmp_path):
 
 
 def test_a_folder_in_use_by_a_live_process_is_refused(tmp_path):
-    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
     process = start("train", file, sabotage=Held(3))
     run = config(tmp_path / "runs").folder
     process.wait_for((run / "metrics.jsonl").exists)
@@ -600,11 +600,11 @@ class DieInAStep:
 
 
 def test_the_folder_of_a_dead_process_is_free(tmp_path):
-    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
     assert start("train", file, sabotage=DieInAStep()).wait() == -signal.SIGKILL
     run = config(tmp_path / "runs").folder
     assert read(run / "status.json")["state"] == "running", "it had no time to write another state"
-    finished("train", file)
+    run_to_end("train", file)
     assert read(run / "status.json")["state"] == "finished"
 
 

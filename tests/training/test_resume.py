@@ -18,19 +18,19 @@ from tests.support.training import (
     LIMIT,
     Death,
     Held,
-    Noted,
+    RecordSteps,
     assert_same_run,
     die,
     final_tensors,
-    finished,
+    metrics_without_times,
     oelm,
-    outcome,
     read,
+    result_without_times,
     run_here,
+    run_to_end,
     start,
-    timeless,
     tiny,
-    written,
+    write_yaml,
 )
 
 # Checkpoints come every 3 steps, so that events of the schedules fall on one, right after one, and between two.
@@ -60,8 +60,8 @@ def uncut(tmp_path_factory):
 
     def get(name: str) -> Path:
         if name not in runs:
-            file = written(folder / f"{name}.yaml", arm(name, folder / name))
-            finished("train", file, sabotage=Noted(folder / f"{name}.steps"))
+            file = write_yaml(folder / f"{name}.yaml", arm(name, folder / name))
+            run_to_end("train", file, sabotage=RecordSteps(folder / f"{name}.steps"))
             runs[name] = folder_of(folder / name)
         return runs[name]
 
@@ -82,7 +82,7 @@ def assert_checkpoints_are_complete(run: Path) -> None:
 @pytest.mark.parametrize("name", ARMS)
 def test_a_run_that_is_killed_many_times_ends_the_same(name, tmp_path, uncut):
     """SIGKILL at random steps, writes, renames and removals, until the run ends by itself."""
-    file = written(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
     draw = random.Random(name)
     kills = 0
     while (code := start("train", file, sabotage=Death(draw.randint(10, 90))).wait()) != 0:
@@ -195,10 +195,10 @@ class AfterAnEvent:
     ),
 )
 def test_a_run_that_is_killed_at_a_critical_moment_ends_the_same(moment, name, tmp_path, uncut):
-    file = written(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
     assert start("train", file, sabotage=moment).wait() == -signal.SIGKILL
     run = folder_of(tmp_path / "runs")
-    resumed = finished("train", file)
+    resumed = run_to_end("train", file)
     assert sum(line.startswith("resumed from step") for line in resumed.output.splitlines()) == 1, resumed.output
     assert_same_run(run, uncut(name))
     assert_checkpoints_are_complete(run)
@@ -208,9 +208,9 @@ def test_a_run_that_is_killed_at_a_critical_moment_ends_the_same(moment, name, t
 
 def test_a_resumed_run_takes_exactly_the_steps_after_the_checkpoint(tmp_path, uncut):
     """On the same samples as in the uninterrupted run."""
-    file = written(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
     assert start("train", file, sabotage=DieAround("step-00000006", 1, after=True)).wait() == -signal.SIGKILL
-    finished("train", file, sabotage=Noted(tmp_path / "steps"))
+    run_to_end("train", file, sabotage=RecordSteps(tmp_path / "steps"))
     whole = (uncut("baseline").parents[3] / "baseline.steps").read_text().splitlines()
     assert whole[:4] == ["step 0", "samples 0 4", "samples 4 4", "step 1"]
     assert [line for line in whole if line.startswith("step")] == [f"step {step}" for step in range(12)]
@@ -220,7 +220,7 @@ def test_a_resumed_run_takes_exactly_the_steps_after_the_checkpoint(tmp_path, un
 @pytest.mark.full
 def test_a_process_killed_from_outside_is_resumed_by_the_same_command(tmp_path, uncut):
     """`python -m oelm train`, SIGKILL at a random time after a checkpoint, and the same command again."""
-    file = written(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs"))
     process = oelm("train", file)
     while not list((tmp_path / "runs/unfreeze").glob("*/seed-0/checkpoints/step-*")):
         assert process.poll() is None, process.communicate()
@@ -239,7 +239,7 @@ def test_a_process_killed_from_outside_is_resumed_by_the_same_command(tmp_path, 
 @pytest.mark.full
 def test_a_run_goes_on_when_its_output_is_closed(tmp_path):
     """As in `oelm train ... 2>&1 | head -1`."""
-    process = oelm("train", written(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs")), "log.every=1")
+    process = oelm("train", write_yaml(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs")), "log.every=1")
     assert process.stderr.readline()
     process.stderr.close()
     process.stdout.close()
@@ -253,7 +253,7 @@ def test_a_run_goes_on_when_its_output_is_closed(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
 def test_a_signal_stops_after_the_step_and_a_checkpoint(number, tmp_path, uncut):
     name = {signal.SIGTERM: "baseline", signal.SIGINT: "unfreeze", signal.SIGUSR2: "freeze"}[number]
-    file = written(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
     process = start("train", file, sabotage=Held(4))
     process.wait_for(lambda: any((tmp_path / "runs").glob("*/*/*/metrics.jsonl")))
     run = folder_of(tmp_path / "runs")
@@ -267,7 +267,7 @@ def test_a_signal_stops_after_the_step_and_a_checkpoint(number, tmp_path, uncut)
     assert not (run / "result.json").exists()
     assert f"stopped by {signal.Signals(number).name} at step {status['step']}: saved" in process.output
 
-    resumed = finished("train", file)
+    resumed = run_to_end("train", file)
     assert f"resumed from step {status['step']}" in resumed.output
     assert read(run / "status.json")["state"] == "finished"
     assert_same_run(run, uncut(name))
@@ -302,7 +302,7 @@ class EndlessSave:
 
 
 def test_a_second_signal_ends_at_once(tmp_path, uncut):
-    file = written(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
     process = start("train", file, sabotage=EndlessSave(tmp_path))
     process.wait_for((tmp_path / "saving").exists)
     process.signal(signal.SIGTERM)
@@ -312,7 +312,7 @@ def test_a_second_signal_ends_at_once(tmp_path, uncut):
     assert process.wait() == 128 + signal.SIGTERM
     run = folder_of(tmp_path / "runs")
     assert [path.name for path in list_checkpoints(run / "checkpoints")] == ["step-00000003"]
-    finished("train", file)
+    run_to_end("train", file)
     assert_same_run(run, uncut("baseline"))
 
 
@@ -333,8 +333,8 @@ class SignalAtTheLastStep:
 
 
 def test_a_run_finishes_when_the_signal_comes_in_its_last_step(tmp_path, uncut):
-    file = written(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
-    finished("train", file, sabotage=SignalAtTheLastStep())
+    file = write_yaml(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
+    run_to_end("train", file, sabotage=SignalAtTheLastStep())
     assert_same_run(folder_of(tmp_path / "runs"), uncut("baseline"))
 
 
@@ -344,7 +344,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     run = folder_of(tmp_path / "runs")
     files = [file for file in run.rglob("*") if file.is_file() and file.name not in ("lock", "train.log")]
     before = {file: file.read_bytes() for file in files}
-    process = finished("train", written(tmp_path / "run.yaml", fields), sabotage=Noted(tmp_path / "steps"))
+    process = run_to_end("train", write_yaml(tmp_path / "run.yaml", fields), sabotage=RecordSteps(tmp_path / "steps"))
     assert not (tmp_path / "steps").exists()
     assert {file: file.read_bytes() for file in before} == before
     assert run_here(tmp_path / "runs") == first
@@ -356,13 +356,15 @@ def test_a_run_whose_result_was_lost_writes_it_again_without_a_step(tmp_path):
     """The checkpoint of the last step is there, so only the final records are written again."""
     run_here(tmp_path / "runs")
     run = folder_of(tmp_path / "runs")
-    before, kept = final_tensors(run), outcome(run)
+    before, kept = final_tensors(run), result_without_times(run)
     (run / "result.json").unlink()
     os.replace(run / "best", run / ".best.old")  # as a kill between two renames leaves it
-    finished("train", written(tmp_path / "run.yaml", tiny(tmp_path / "runs")), sabotage=Noted(tmp_path / "steps"))
+    run_to_end(
+        "train", write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs")), sabotage=RecordSteps(tmp_path / "steps")
+    )
     assert not (tmp_path / "steps").exists()
     assert final_tensors(run) == before
-    assert outcome(run) == kept
+    assert result_without_times(run) == kept
     assert load_run(run).config.oelm["seed"] == 0
     assert (run / "best").is_dir()
 
@@ -370,7 +372,7 @@ def test_a_run_whose_result_was_lost_writes_it_again_without_a_step(tmp_path):
 @pytest.mark.full
 def test_another_number_of_threads_is_refused_unless_allowed(tmp_path):
     fields = tiny(tmp_path / "runs")
-    file = written(tmp_path / "run.yaml", fields)
+    file = write_yaml(tmp_path / "run.yaml", fields)
     sabotage = DieAround("step-00000010", 1, after=False)
     assert start("train", file, sabotage=sabotage).wait() == -signal.SIGKILL
     run = folder_of(tmp_path / "runs")
@@ -381,14 +383,14 @@ def test_another_number_of_threads_is_refused_unless_allowed(tmp_path):
     assert "checkpoint.resume" in refused.output
     assert (run / "metrics.jsonl").read_bytes() == metrics, "a refusal changes nothing"
     assert final_tensors(run) == before
-    allowed = finished("train", file, "checkpoint.resume=inexact", threads=2)
+    allowed = run_to_end("train", file, "checkpoint.resume=inexact", threads=2)
     assert "resumed from step 5" in allowed.output
     notes = read(run / "result.json")["notes"]
     assert any("threads 1 then, 2 now" in note for note in notes), notes
 
 
 def test_resume_never_refuses_a_folder_with_a_checkpoint(tmp_path):
-    file = written(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
     assert start("train", file, sabotage=DieAround("step-00000010", 1, after=False)).wait() == -signal.SIGKILL
     refused = start("train", file, "checkpoint.resume=never")
     assert refused.wait() == 2
@@ -401,8 +403,8 @@ def test_weights_do_not_depend_on_how_often_a_run_validates_saves_and_logs(tmp_p
     a, b = folder_of(tmp_path / "a"), folder_of(tmp_path / "b")
     assert final_tensors(a) == final_tensors(b)
     assert often["val_loss"] == seldom["val_loss"]
-    losses = [line["loss"] for line in timeless(a) if line["kind"] == "train"]
-    (mean,) = [line["loss"] for line in timeless(b) if line["kind"] == "train"]
+    losses = [line["loss"] for line in metrics_without_times(a) if line["kind"] == "train"]
+    (mean,) = [line["loss"] for line in metrics_without_times(b) if line["kind"] == "train"]
     assert mean == pytest.approx(sum(losses) / 12, rel=1e-12)
 
 

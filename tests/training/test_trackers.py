@@ -15,7 +15,7 @@ import pytest
 from oelm.training import trackers
 from oelm.training.step import Stepper
 from oelm.training.trackers import Tracker, Trackers
-from tests.support.training import config, die, finished, read, run_here, start, tiny, written
+from tests.support.training import config, die, read, run_here, run_to_end, start, tiny, write_yaml
 
 
 class Tracking:
@@ -43,11 +43,11 @@ class Tracking:
 def killed_and_resumed(folder: Path, name: str) -> Path:
     """Train a run of 12 steps: killed after step 8 with a checkpoint at 5, then resumed, then started again."""
     fields = tiny(folder / "runs", log={"trackers": [name], "every": 1, "note": "long " * 2000})
-    file = written(folder / "run.yaml", fields)
+    file = write_yaml(folder / "run.yaml", fields)
     assert start("train", file, sabotage=Tracking(folder, dies_at=8)).wait() == -9
     time.sleep(1.1)  # TensorBoard orders its files by the second in which they were created
     for _ in range(2):
-        assert "is off" not in finished("train", file, sabotage=Tracking(folder)).output
+        assert "is off" not in run_to_end("train", file, sabotage=Tracking(folder)).output
     return config(folder / "runs").folder
 
 

@@ -10,8 +10,8 @@ from oelm.cli.train import train_and_exit
 from oelm.lab.launch.forked import ForkedLauncher
 from oelm.lab.matrix import Matrix
 from oelm.lab.status import read_state
-from tests.support.lab import longer_config, plan, undisturbed
-from tests.support.training import outcome, read
+from tests.support.lab import longer_config, plan, train_uninterrupted
+from tests.support.training import read, result_without_times
 
 
 @pytest.mark.timeout(300)
@@ -19,10 +19,10 @@ def test_forked_runs(tmp_path):
     """They have the same results as other runs, their own session, and save when they are stopped."""
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     assert Matrix(planned, ForkedLauncher(2, train_and_exit)).run() == {"finished": 2}
-    for name, folder in undisturbed(planned, tmp_path / "undisturbed").items():
+    for name, folder in train_uninterrupted(planned, tmp_path / "undisturbed").items():
         threads = read(tmp_path / "runs" / name / "environment.json")["cpu"]["threads"]
         assert threads == threads_each(2)
-        assert outcome(tmp_path / "runs" / name).keys() == outcome(folder).keys()
+        assert result_without_times(tmp_path / "runs" / name).keys() == result_without_times(folder).keys()
     (slow,) = plan(tmp_path, "slow", axes={"seed": [0]}, config=longer_config(tmp_path, 5000, 10_000))
     work = Matrix([slow], ForkedLauncher(1, train_and_exit))
 

@@ -10,7 +10,7 @@ import pytest
 from oelm.lab.launch.interface import LAUNCH, LaunchInfo
 from oelm.lab.launch.local import LocalLauncher, Slot, command, local_launcher
 from oelm.lab.matrix import Matrix
-from tests.support.lab import into, plan
+from tests.support.lab import line_appender, plan
 from tests.support.training import read
 
 
@@ -103,5 +103,5 @@ def test_several_processes_are_started_through_torchrun_on_a_free_port():
 def test_a_run_with_two_processes(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]})
     lines: list[str] = []
-    assert Matrix([run], local_launcher("", 1, 2), notify=into(lines)).run() == {"finished": 1}, lines
+    assert Matrix([run], local_launcher("", 1, 2), notify=line_appender(lines)).run() == {"finished": 1}, lines
     assert read(run.folder / "environment.json")["world_size"] == 2

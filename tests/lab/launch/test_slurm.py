@@ -11,8 +11,8 @@ from oelm.lab.launch.interface import LaunchInfo
 from oelm.lab.launch.slurm import SlurmJob, SlurmOptions, TrainJob, slurm_launcher
 from oelm.lab.matrix import Matrix
 from oelm.lab.status import read_state
-from tests.support.lab import finishes, into, longer_config, plan, refusal, undisturbed
-from tests.support.training import outcome, timeless
+from tests.support.lab import count_finishes, line_appender, longer_config, plan, refusal, train_uninterrupted
+from tests.support.training import metrics_without_times, result_without_times
 
 submitit = pytest.importorskip("submitit")
 
@@ -37,16 +37,16 @@ def test_a_preempted_job_is_requeued_and_resumes_exactly(tmp_path):
             os.kill(state.pid, signal.SIGUSR2)
 
     launcher = slurm_launcher(tmp_path / "runs", SlurmOptions(gpus=0, minutes=5), cluster="local")
-    assert Matrix([run], launcher, notify=into(lines)).run(preempt) == {"finished": 1}, lines
+    assert Matrix([run], launcher, notify=line_appender(lines)).run(preempt) == {"finished": 1}, lines
     assert len(signalled) == 1
     log = (run.folder / "train.log").read_text()
     assert "stopped by SIGUSR2" in log
     assert "resumed from step" in log
     assert read_state(run.folder).pid != signalled[0], "another process finished it"
-    assert finishes(run.folder) == 1
-    (alone,) = undisturbed([run], tmp_path / "undisturbed").values()
-    assert outcome(run.folder) == outcome(alone)
-    assert timeless(run.folder) == timeless(alone)
+    assert count_finishes(run.folder) == 1
+    (alone,) = train_uninterrupted([run], tmp_path / "undisturbed").values()
+    assert result_without_times(run.folder) == result_without_times(alone)
+    assert metrics_without_times(run.folder) == metrics_without_times(alone)
 
 
 @pytest.mark.full
@@ -163,7 +163,7 @@ def test_a_job_cancelled_in_the_queue_is_not_retried(tmp_path):
     def cancel(_: Matrix) -> None:
         queue.job.state = "CANCELLED by 1000"
 
-    assert Matrix([run], queue, retries=5, notify=into(lines)).run(cancel) == {"stopped": 1}
+    assert Matrix([run], queue, retries=5, notify=line_appender(lines)).run(cancel) == {"stopped": 1}
     assert queue.starts == 1
     assert "its job was cancelled" in lines[-1]
 
@@ -193,7 +193,7 @@ def test_a_run_that_sbatch_refuses_fails_without_ending_the_matrix(tmp_path, mon
 
     monkeypatch.setattr(launcher.executor, "submit", refuse)
     lines: list[str] = []
-    assert Matrix(plan(tmp_path), launcher, notify=into(lines)).run() == {"failed": 4}
+    assert Matrix(plan(tmp_path), launcher, notify=line_appender(lines)).run() == {"failed": 4}
     assert "sbatch refused it: sbatch: error: QOSMaxSubmitJobPerUserLimit" in lines[0]
 
 

@@ -27,7 +27,7 @@ from oelm.training.tasks.metrics import classification_metrics
 from oelm.training.tasks.model_tokenizer import ModelTokenizer
 from oelm.training.tasks.open import open_task
 from tests.support.finetuning import config, fields, labelled_folder, run_here
-from tests.support.training import Death, assert_same_run, final_tensors, finished, read, start, written
+from tests.support.training import Death, assert_same_run, final_tensors, read, run_to_end, start, write_yaml
 
 METHODS = [
     "baseline",
@@ -233,14 +233,14 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bits(tmp_path):
     for method in ("oelm-exact", "lora"):
         changes = {"method": method, "checkpoint": {"every": 10}}
         whole, cut = (tmp_path / method / name for name in ("whole", "cut"))
-        finished("train", written(whole / "run.yaml", fields(whole, **changes)), "-q")
-        file = written(cut / "run.yaml", fields(cut, **changes))
+        run_to_end("train", write_yaml(whole / "run.yaml", fields(whole, **changes)), "-q")
+        file = write_yaml(cut / "run.yaml", fields(cut, **changes))
         process = start("train", file, "-q", sabotage=Death(60))
         assert process.wait() == -9
         run = config(cut, **changes).folder
         assert list_checkpoints(run / "checkpoints"), "it died after a checkpoint"
         assert not (run / "result.json").exists()
-        finished("train", file, "-q")
+        run_to_end("train", file, "-q")
         assert_same_run(run, config(whole, **changes).folder)
 
 
@@ -335,15 +335,15 @@ def test_a_loaded_model_trains_with_dropout_from_its_first_step(tmp_path):
 
     def run(arm, **changes):
         given = fields(tmp_path / arm, **common, **changes) | {"model": {"name": name}}
-        return written(tmp_path / arm / "run.yaml", given), config(tmp_path / arm).folder
+        return write_yaml(tmp_path / arm / "run.yaml", given), config(tmp_path / arm).folder
 
     whole, unmeasured, cut = run("whole"), run("unmeasured", eval={"probe": 0}), run("cut")
     for file, _ in (whole, unmeasured):
-        finished("train", file, "-q")
+        run_to_end("train", file, "-q")
     assert final_tensors(unmeasured[1]) == final_tensors(whole[1])
     assert start("train", cut[0], "-q", sabotage=Death(60)).wait() == -9
     assert [path.name for path in list_checkpoints(cut[1] / "checkpoints")] == ["step-00000010"]
-    finished("train", cut[0], "-q")
+    run_to_end("train", cut[0], "-q")
     assert_same_run(cut[1], whole[1])
 
 
@@ -398,7 +398,7 @@ def test_the_export_runs_in_a_plain_pipeline(family, tmp_path):
     changes["model"] = {"name": f"random:{family}"}
     run = oelm.RunConfig.load(changes)
     oelm.train(run, quiet=True)
-    finished("export", run.folder, tmp_path / "plain")
+    run_to_end("export", run.folder, tmp_path / "plain")
     texts = open_task(run).data.splits["train"].texts[:4]
     ours = [predict_one(run.folder, text) for text in texts]
     assert len({round(one["probabilities"]["positive"], 3) for one in ours}) > 1, "it tells texts apart"
@@ -501,7 +501,7 @@ def test_a_run_without_a_best_model_can_be_evaluated_queried_and_exported(tmp_pa
     assert result["evaluations"]["test"]["step"] == result["steps"]
     run = config(tmp_path, **changes).folder
     assert predict_one(run, "film good")["label"] in ("0", "1")
-    finished("export", run, tmp_path / "plain")
+    run_to_end("export", run, tmp_path / "plain")
     assert (tmp_path / "plain/tokenizer.json").is_file()
 
 
@@ -512,7 +512,7 @@ def test_the_commands_train_and_predict(tmp_path):
     small = [f"model.fields={json.dumps({'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 2})}"]
     options = ["train.max_steps=6", "eval.sequences=50", "eval.every=6", "train.device=cpu", *small]
     command = ["finetune", "builtin:inference", "--model", "random:bert", "--output", tmp_path, "method=oelm-freeze"]
-    process = finished(*command, "--recipe", "reference", *options, "--quiet")
+    process = run_to_end(*command, "--recipe", "reference", *options, "--quiet")
     assert set(json.loads(process.output.splitlines()[-1])) == {
         "val_loss",
         "accuracy",
@@ -522,10 +522,10 @@ def test_the_commands_train_and_predict(tmp_path):
     }
     run = tmp_path / "builtin-inference/oelm-freeze/seed-0"
     assert read(run / "config.json")["optimizer"]["learning_rate"] == 1e-4
-    answer = json.loads(finished("predict", run, "tom has a ball", "tom has nothing").output)
+    answer = json.loads(run_to_end("predict", run, "tom has a ball", "tom has nothing").output)
     assert answer["label"] in ("entailment", "neutral", "contradiction")
     assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
-    again = json.loads(finished("eval", run).output)
+    again = json.loads(run_to_end("eval", run).output)
     assert again["examples"] == 400, "all of them"
     refused = start("generate", run)
     assert refused.wait() == 2
@@ -558,7 +558,7 @@ def test_the_command_takes_a_method_file_with_changes(tmp_path):
     (tmp_path / "method.yaml").write_text("preset: oelm-freeze\nlayers: last:1\n")
     options = ["train.max_steps=2", "eval.sequences=8", "train.device=cpu", "method.k.scale=2", "--quiet"]
     command = ["finetune", "builtin:sentiment", "--model", "random:bert", "--output", tmp_path]
-    finished(*command, "--method", tmp_path / "method.yaml", *options)
+    run_to_end(*command, "--method", tmp_path / "method.yaml", *options)
     (config,) = tmp_path.glob("builtin-sentiment/custom-*/seed-0/config.json")
     method = read(config)["method"]
     assert (method["layers"], method["k"]["scale"], method["q"]["frozen"]) == ("last:1", 2, True)
