@@ -1,4 +1,4 @@
-"""Hypotheses: rules, verdicts, scenarios, hypotheses of a user's file, and malformed files."""
+"""Hypotheses: rules, verdicts, scenarios, files of hypotheses, and malformed files."""
 
 import math
 
@@ -15,15 +15,16 @@ NOISE = (0.0, 0.004, -0.003)
 
 
 def verdicts(path, hypotheses=None):
-    return {one.hypothesis.id: one for one in analyse([path], hypotheses).verdicts}
+    """Return the verdicts on the runs in a folder, by hypothesis; a file may add hypotheses."""
+    return {verdict.hypothesis.id: verdict for verdict in analyse([path], hypotheses).verdicts}
 
 
 def arms(path, **gaps):
     """Write a baseline with a loss of 3 and other arms above it by their gaps, with three seeds each."""
     for seed, noise in enumerate(NOISE):
         language_run(path, "baseline", seed, 3.0 + noise)
-        for times, (method, gap) in enumerate(gaps.items(), start=2):
-            loss = 3.0 + gap + times * noise
+        for noise_factor, (method, gap) in enumerate(gaps.items(), start=2):
+            loss = 3.0 + gap + noise_factor * noise
             language_run(path, method.replace("_", "-"), seed, loss, step_seconds=0.02 + noise / 100)
     return path
 
@@ -38,7 +39,7 @@ def test_a_loss_of_two_percent_is_within_the_target_and_one_of_twenty_is_not(tmp
     assert near["H2"].notes[0].code == "no_runs"
 
 
-def test_an_interval_across_the_bound_decides_nothing(tmp_path):
+def test_an_interval_that_contains_the_bound_decides_nothing(tmp_path):
     for seed, noise in enumerate((0.0, 0.08, -0.07)):
         language_run(tmp_path, "baseline", seed, 3.0)
         language_run(tmp_path, "oelm-freeze", seed, 3.0 + math.log(1.10) + noise)
@@ -65,7 +66,7 @@ def test_an_undecided_verdict_selects_no_scenario(tmp_path):
     assert (verdict.verdict, verdict.towards, verdict.scenario) == ("undecided", "refuted", None)
 
 
-def test_counts_are_judged_without_a_test_and_shown_with_the_expected_value(tmp_path):
+def test_counts_are_judged_without_a_significance_test_and_shown_beside_another_measure(tmp_path):
     claim = {"id": "MINE", "title": "40,000 are frozen", "arm": "oelm-freeze", "measure": "frozen", "compare": "value"}
     beside = {"measure": "frozen_share", "expected": 0.15}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump([{**claim, "rule": {"above": 40_000}, "beside": beside}]))
@@ -76,7 +77,7 @@ def test_counts_are_judged_without_a_test_and_shown_with_the_expected_value(tmp_
 
 
 @pytest.mark.parametrize(("bound", "expected"), [(-0.05, "supported"), (-0.5, "refuted")])
-def test_counts_of_two_arms_are_compared_without_a_test(tmp_path, bound, expected):
+def test_counts_of_two_arms_are_compared_without_a_significance_test(tmp_path, bound, expected):
     """The number of trained parameters does not depend on the seed, so equal differences are expected."""
     claim = {"id": "MINE", "title": "fewer are trained", "arm": "oelm-freeze", "against": "baseline"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump([{**claim, "measure": "trainable", "rule": {"below": bound}}]))
@@ -88,7 +89,7 @@ def test_a_hypothesis_about_large_models_is_not_judged_on_a_small_one(tmp_path):
     """More than 3 million frozen parameters are a claim about the study's model, not about a tiny one."""
     arms(tmp_path, oelm_freeze=0.1)
     analysis = analyse([tmp_path])
-    verdict = next(one for one in analysis.verdicts if one.hypothesis.id == "H1")
+    verdict = next(verdict for verdict in analysis.verdicts if verdict.hypothesis.id == "H1")
     assert (verdict.verdict, verdict.notes[0].code, verdict.estimate) == ("undecided", "too_small", None)
     assert not any("H1" in line for line in summary(analysis))
     for folder in tmp_path.rglob("seed-*"):
@@ -106,7 +107,9 @@ def test_steps_per_hour_are_compared_where_times_are_comparable(tmp_path):
 
 def test_the_value_of_orthogonality_is_judged_against_matched_random(tmp_path):
     alone = verdicts(arms(tmp_path / "alone", oelm_freeze=0.1, oelm_random=0.3))
-    assert alone["ORTHOGONAL"].notes[0].code == "no_runs"  # short random rows are no control
+    assert (
+        alone["ORTHOGONAL"].notes[0].code == "no_runs"
+    )  # rows of oelm-random are shorter, so it is no control for orthogonality
     both = verdicts(arms(tmp_path / "both", oelm_freeze=0.1, oelm_random_matched=0.1))
     assert both["ORTHOGONAL"].verdict == "undecided"
 
@@ -125,7 +128,7 @@ def test_orthogonality_is_not_judged_on_pretrained_models(tmp_path):
     assert verdicts(tmp_path / "gpt2")["ORTHOGONAL"].notes[0].code == "pretrained"
 
 
-def test_classifiers_are_judged_in_accuracy(tmp_path):
+def test_classifiers_are_judged_by_accuracy(tmp_path):
     for seed, noise in enumerate(NOISE):
         classification_run(tmp_path, "baseline", seed, 0.93 + noise)
         classification_run(tmp_path, "oelm-freeze", seed, 0.928 + 1.2 * noise)
@@ -134,7 +137,7 @@ def test_classifiers_are_judged_in_accuracy(tmp_path):
     assert judged["H4"].notes[0].code == "no_runs"
 
 
-def test_a_figure_of_zero_has_no_relative_change(tmp_path):
+def test_a_relative_change_is_not_computed_from_an_accuracy_of_zero(tmp_path):
     for seed, accuracy in enumerate((0.0, 0.9)):
         classification_run(tmp_path, "baseline", seed, 0.9 + 0.01 * seed)
         classification_run(tmp_path, "oelm-freeze", seed, accuracy)
@@ -172,17 +175,19 @@ def test_a_trend_is_tested_against_the_bound_of_its_rule(tmp_path):
         "undecided": [{"above": 0.02}, {"within": 0.02}],
     }
     claim = {"title": "a trend", "arm": "oelm-freeze", "against": "baseline", "measure": "perplexity"}
-    asked = [
-        {**claim, "id": f"{verdict}-{number}", "compare": "trend", "rule": rule}
-        for verdict, several in rules.items()
-        for number, rule in enumerate(several)
+    hypotheses = [
+        {**claim, "id": f"{verdict}-{index}", "compare": "trend", "rule": rule}
+        for verdict, rules_with_verdict in rules.items()
+        for index, rule in enumerate(rules_with_verdict)
     ]
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(asked))
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(hypotheses))
     judged = verdicts(tmp_path / "runs", tmp_path / "mine.yaml")
-    assert {one["id"]: judged[one["id"]].verdict for one in asked} == {one["id"]: one["id"][:-2] for one in asked}
+    for hypothesis in hypotheses:
+        expected, _, _ = hypothesis["id"].partition("-")
+        assert judged[hypothesis["id"]].verdict == expected, hypothesis["rule"]
 
 
-def test_points_on_a_line_decide_no_trend(tmp_path):
+def test_points_exactly_on_a_line_decide_no_trend(tmp_path):
     for size, gap in ((1, 0.1), (2, 0.2), (4, 0.3)):
         data = {"data": {"splits": {"train": {"tokens": size * 10**6, "sha256": str(size) * 8}}}}
         language_run(tmp_path / f"{size}", "baseline", 0, 3.0, description=f"{size}", environment=data)
@@ -206,7 +211,7 @@ def test_a_trend_takes_the_setup_with_the_most_seeds_of_a_data_set(tmp_path):
     assert len(verdict.runs) == 12
 
 
-def test_hypotheses_of_a_file_are_added_to_the_built_in_ones(tmp_path):
+def test_hypotheses_in_a_file_are_added_to_the_built_in_ones(tmp_path):
     arms(tmp_path / "runs", identity_key=-0.05)
     mine = tmp_path / "mine.yaml"
     claim = {"id": "MINE", "title": "identity-key costs nothing", "arm": "identity-key", "against": "baseline"}
@@ -219,10 +224,10 @@ def test_hypotheses_of_a_file_are_added_to_the_built_in_ones(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"measure": "perplexty"}, "unknown measure 'perplexty'. Did you mean 'perplexity'"),
+        ({"measure": "perplexty"}, "'perplexty'.*'perplexity'"),
         ({"rule": {}}, "exactly one of"),
         ({"rule": {"above": 1, "below": 2}}, "exactly one of"),
-        ({"rule": {"within": -0.1}}, "within -0.1"),
+        ({"rule": {"within": -0.1}}, r"within -0\.1"),
         ({"compare": "points"}, "not for perplexity"),
         ({"against": None}, "against"),
         ({"id": "H1"}, "built-in"),
@@ -235,7 +240,7 @@ def test_a_malformed_hypothesis_is_refused_with_the_reason(tmp_path, entry, mess
     base = {"id": "X", "title": "x", "arm": "oelm-freeze", "against": "baseline", "measure": "perplexity"}
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump([{**base, "rule": {"below": 0}, **entry}]))
-    with pytest.raises(AnalysisError, match=message.replace(".", r"\.")):
+    with pytest.raises(AnalysisError, match=message):
         load_hypotheses(file)
 
 

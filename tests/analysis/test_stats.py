@@ -23,7 +23,7 @@ def test_the_paired_interval_is_that_of_the_textbook_example():
     low, high = expected.confidence_interval(0.95)
     assert (result.mean, result.n) == (pytest.approx(1.58), 10)
     assert result.p == pytest.approx(expected.pvalue, rel=1e-9)
-    assert result.p == pytest.approx(0.00283289, rel=1e-5)  # as every textbook has it
+    assert result.p == pytest.approx(0.00283289, rel=1e-5)  # the value in textbooks
     assert (result.low, result.high) == (pytest.approx(low, rel=1e-9), pytest.approx(high, rel=1e-9))
 
 
@@ -57,23 +57,23 @@ def test_corrected_values_are_never_smaller_and_keep_their_order(values):
     assert min(adjusted) == pytest.approx(min(1.0, len(values) * min(values)))
 
 
-def test_the_bootstrap_is_scipys_bca():
+def test_the_bootstrap_interval_is_that_of_scipys_bca():
     skewed = np.random.default_rng(3).lognormal(size=12)
     interval = bootstrap(skewed, resamples=40_000)
     expected = scipy_stats.bootstrap(
         (skewed,), np.mean, n_resamples=40_000, method="BCa", rng=np.random.default_rng(1)
     ).confidence_interval
     assert interval == (pytest.approx(expected.low, rel=0.02), pytest.approx(expected.high, rel=0.02))
-    assert bootstrap(skewed) == bootstrap(skewed)  # seeded: a report says the same twice
+    assert bootstrap(skewed) == bootstrap(skewed)  # seeded, so that a report can be reproduced
     assert bootstrap([2.0] * 7) == (2.0, 2.0)
 
 
-def test_there_is_a_bootstrap_from_six_pairs_on():
+def test_the_bootstrap_needs_six_pairs():
     assert estimate(GAIN[:5]).boot_low is None
     assert estimate(GAIN[:6]).boot_low is not None
 
 
-def test_the_slope_is_scipys():
+def test_the_slope_and_its_p_values_are_those_of_scipy():
     x, y = [1.0, 2.0, 4.0, 7.0], [0.1, 0.15, 0.2, 0.45]
     expected = scipy_stats.linregress(x, y)
     line = slope(x, y)
@@ -91,10 +91,11 @@ def test_one_value_has_no_interval_and_no_p():
     assert (result.mean, result.n, result.low, result.high, result.p) == (0.3, 1, None, None, None)
 
 
-ROWS = [798, 801, 805]  # of 872 answered rightly; two more each time is the same difference but for rounding
+# Correct answers of 872. Two more for each seed is the same difference, but for rounding.
+CORRECT = [798, 801, 805]
 
 
-@pytest.mark.parametrize("values", [[0.0] * 3, [0.2] * 7, [(rows + 2) / 872 - rows / 872 for rows in ROWS]])
+@pytest.mark.parametrize("values", [[0.0] * 3, [0.2] * 7, [(correct + 2) / 872 - correct / 872 for correct in CORRECT]])
 def test_values_that_differ_only_by_rounding_have_no_interval(values):
     result = estimate(values)
     assert result.mean == pytest.approx(values[0])
@@ -106,7 +107,7 @@ def test_rounding_errors_are_relative_to_the_scale():
     values = [1.001 - 1.0, 1000.001 - 1000.0, 3000.001 - 3000.0]
     assert estimate(values).spread > 0
     assert estimate(values, scale=3000.001).p is None
-    assert estimate([1e-9, 2e-9, 3e-9], scale=1.0).p < 0.1, "a difference that is small is one all the same"
+    assert estimate([1e-9, 2e-9, 3e-9], scale=1.0).p < 0.1, "a small difference is not a rounding error"
 
 
 def test_points_on_a_line_have_a_slope_and_no_interval():
@@ -122,25 +123,25 @@ def test_values_that_are_not_finite_are_refused(values):
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=9), st.floats(-2, 2))
-def test_shifting_the_sample_shifts_the_interval(values, by):
+def test_shifting_the_sample_shifts_the_interval(values, shift):
     assume(np.std(values) > 1e-9)
-    one, other = estimate(values), estimate([value + by for value in values])
-    assert other.low == pytest.approx(one.low + by, abs=1e-9)
-    assert other.high == pytest.approx(one.high + by, abs=1e-9)
+    original, shifted = estimate(values), estimate([value + shift for value in values])
+    assert shifted.low == pytest.approx(original.low + shift, abs=1e-9)
+    assert shifted.high == pytest.approx(original.high + shift, abs=1e-9)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_with_no_true_difference_the_interval_covers_zero_95_times_in_a_hundred(n):
-    """4,000 simulated comparisons of n paired seeds; the standard error of the share is 0.0034."""
+def test_with_no_true_difference_95_percent_of_the_intervals_cover_zero(n):
+    """4,000 simulated comparisons of n paired seeds; the coverage has a standard error of 0.0034."""
     samples = np.random.default_rng(n).normal(0, 0.02, (4000, n))
-    covered = sum(one.low <= 0 <= one.high for one in map(estimate, samples))
+    covered = sum(result.low <= 0 <= result.high for result in map(estimate, samples))
     assert covered / len(samples) == pytest.approx(0.95, abs=0.012)
 
 
-def test_a_true_difference_at_the_margin_is_rarely_called_alike():
+def test_a_true_difference_at_the_margin_is_called_alike_in_5_percent_of_samples():
     samples = np.random.default_rng(7).normal(math.log(1.05), 0.01, (3000, 4))
-    called = sum(tost(sample, math.log(0.95), math.log(1.05)) < 0.05 for sample in samples)
-    assert called / len(samples) == pytest.approx(0.05, abs=0.014)
+    called_alike = sum(tost(sample, math.log(0.95), math.log(1.05)) < 0.05 for sample in samples)
+    assert called_alike / len(samples) == pytest.approx(0.05, abs=0.014)
 
 
 # Computed once with statsmodels 0.15.0.
