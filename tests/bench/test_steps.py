@@ -32,7 +32,7 @@ BERT = {"model": "random:bert", "batch_size": 4, "length": LENGTH}
 
 
 def planned(*names: str, **setting: object):
-    """The run configs of arms; `setting` has the fields of BenchSetting."""
+    """Return the run configs of arms; `setting` has the fields of BenchSetting."""
     return plan_arms(names, BenchSetting(**{"model": "random:bert", **setting}))
 
 
@@ -46,17 +46,17 @@ class Terminal(io.StringIO):
 
 
 def open_terminal(monkeypatch) -> Terminal:
-    """Make standard error a terminal and return the text written to it."""
+    """Make standard error a terminal, and return it with the text that is written to it."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    shown = Terminal()
-    monkeypatch.setattr("sys.stderr", shown)
-    return shown
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    return terminal
 
 
 @pytest.fixture(scope="module")
 def unequal():
-    """Rows of a benchmark of a small BERT, one arm with a batch size of its own, and the shapes of all batches."""
+    """Return the rows of a benchmark where one of three arms has smaller batches, and the shapes of all batches."""
     shapes = []
     forward = ClassifierLoss.forward
 
@@ -152,8 +152,8 @@ def test_other_families_can_be_timed_at_classification(model):
 def test_a_causal_model_of_another_family_can_be_timed():
     arms = planned("baseline", model="random:llama", batch_size=2, length=LENGTH, vocab_size=50)
     (arm,) = benchmark(arms, rounds=1, steps=1, warmup=0)
-    changed = small_model("llama", vocab_size=50, max_position_embeddings=64)
-    assert arm.trainable == sum(p.numel() for p in changed.parameters())
+    same_size = small_model("llama", vocab_size=50, max_position_embeddings=64)
+    assert arm.trainable == sum(p.numel() for p in same_size.parameters())
 
 
 def test_overrides_apply_to_every_arm():
@@ -166,19 +166,19 @@ def test_overrides_apply_to_every_arm():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "parts"),
     [
         (["baseline@0"], ["'baseline@0'", "batch size", "1 or more"]),
         (["baseline@-2"], ["'baseline@-2'", "batch size"]),
         (["baseline@x"], ["'baseline@x'", "batch size"]),
         (["baseline@"], ["'baseline@'", "batch size"]),
-        (["oelm-freez@8"], ["'oelm-freez'", "Did you mean 'oelm-freeze'?"]),
-        (["baseline", "baseline"], ["'baseline' is named twice"]),
+        (["oelm-freez@8"], ["'oelm-freez'", "'oelm-freeze'"]),
+        (["baseline", "baseline"], ["'baseline'", "twice"]),
         (["task.name=sst2"], ["task.name=sst2", "model, optimizer, train"]),
         (["model.name=random:gpt2"], ["model.name=random:gpt2", "--model"]),
         (["model.name=x"], ["model.name=x", "--model"]),
-        (["train.precison=float32"], ["Did you mean 'precision'?"]),
-        (["model.fields.hiden_size=96"], ["bert", "'hiden_size'", "Did you mean 'hidden_size'?"]),
+        (["train.precison=float32"], ["precison", "'precision'"]),
+        (["model.fields.hiden_size=96"], ["bert", "'hiden_size'", "'hidden_size'"]),
         (["--model", "random:t5"], ["model.name random:t5", "language models", "text encoders"]),
         (["--model", "random:t5", "--task", "classification"], ["model.name random:t5", "text encoders"]),
         (["--model", "random:vit"], ["model.name random:vit", "text encoders"]),
@@ -186,12 +186,12 @@ def test_overrides_apply_to_every_arm():
         (["model.fields.max_position_embeddings=64"], ["data.sequence_length 128", "64"]),
     ],
 )
-def test_bad_input_is_refused_in_one_line(arguments, says):
-    done = command("--model", "random:bert", "--rounds", 1, "--steps", 1, *arguments)
-    assert done.exit_code == 2
-    assert all(part in done.stderr for part in says), done.stderr
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
+def test_bad_input_is_refused_in_one_line(arguments, parts):
+    result = command("--model", "random:bert", "--rounds", 1, "--steps", 1, *arguments)
+    assert result.exit_code == 2
+    assert all(part in result.stderr for part in parts), result.stderr
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
 
 
 # How arms are compared
@@ -207,7 +207,7 @@ def test_arms_with_different_batch_sizes_are_compared_per_example(unequal):
     assert small.tokens_per_second == pytest.approx(2 * LENGTH / small.step_ms * 1000)
     assert baseline.warning is None
     assert frozen.warning is None
-    assert "oelm-freeze@2 has batches of 2, baseline of 4" in small.warning
+    assert all(part in small.warning for part in ("oelm-freeze@2", "batches of 2", "baseline", "of 4"))
 
 
 def test_ratio_of_rounds_is_the_mean_of_ratios_with_students_interval():
@@ -229,21 +229,23 @@ def test_the_table_shows_both_ratios_untruncated(unequal):
 
 def test_json_goes_to_stdout_and_the_warning_to_stderr():
     small = ("--model", "random:bert", "--batch-size", 2, "--sequence-length", LENGTH, "--rounds", 1, "--steps", 1)
-    done = command("baseline", "baseline@1", "train.precision=bfloat16", *small, "--json")
-    assert done.exit_code == 0, done.output
-    rows = json.loads(done.stdout, parse_constant=pytest.fail)  # NaN is not JSON
+    result = command("baseline", "baseline@1", "train.precision=bfloat16", *small, "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout, parse_constant=pytest.fail)  # NaN is not JSON
     assert rows[1]["ratio_95"] is None, "one round has no interval"
     assert [row["arm"] for row in rows] == ["baseline", "baseline@1"]
-    (warning,) = done.stderr.splitlines()
+    (warning,) = result.stderr.splitlines()
     assert warning == f"warning: {rows[1]['warning']}"
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("more", [(), ("--decode",)])
-def test_the_line_below_the_table_explains_the_ratio(more):
-    done = command("oelm-freeze", "--sequence-length", 8, "--vocab-size", 64, "--rounds", 2, "--steps", 1, *more)
-    assert done.exit_code == 0, done.output
-    line = done.stdout.splitlines()[-1]
+@pytest.mark.parametrize("decode_option", [(), ("--decode",)])
+def test_the_line_below_the_table_explains_the_ratio(decode_option):
+    result = command(
+        "oelm-freeze", "--sequence-length", 8, "--vocab-size", 64, "--rounds", 2, "--steps", 1, *decode_option
+    )
+    assert result.exit_code == 0, result.output
+    line = result.stdout.splitlines()[-1]
     assert "oelm-freeze" in line
     assert "within a round, averaged over the rounds" in line
 
@@ -260,7 +262,7 @@ def test_help_names_the_default_arms(monkeypatch):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("more", "stages"),
+    ("decode_option", "stages"),
     [
         ((), ["building baseline and warming it up", "building identity-key and warming it up"]),
         (
@@ -269,20 +271,20 @@ def test_help_names_the_default_arms(monkeypatch):
         ),
     ],
 )
-def test_progress_is_shown_only_in_a_terminal(more, stages, monkeypatch, capsys):
+def test_progress_is_shown_only_in_a_terminal(decode_option, stages, monkeypatch, capsys):
     terminal = open_terminal(monkeypatch)
     small = ["--batch-size=2", "--sequence-length=8", "--vocab-size=64", "--rounds=2", "--steps=1", "--json"]
-    app(["bench", "baseline", "identity-key", *small, *more], standalone_mode=False)
+    app(["bench", "baseline", "identity-key", *small, *decode_option], standalone_mode=False)
     assert [row["arm"] for row in json.loads(capsys.readouterr().out)] == ["baseline", "identity-key"]
     shown = terminal.getvalue()
     offsets = [shown.find(stage) for stage in [*stages, "rounds measured"]]
     assert offsets[0] >= 0
     assert offsets == sorted(offsets)
     assert re.search(r"rounds measured [^\n]*1/2", shown)
-    assert command("baseline", *small, *more).stderr == ""
+    assert command("baseline", *small, *decode_option).stderr == ""
 
 
-def test_no_thread_draws_while_steps_are_timed(monkeypatch):
+def test_the_progress_bar_starts_no_thread_that_would_disturb_timing(monkeypatch):
     terminal = open_terminal(monkeypatch)
     threads = threading.active_count()
     with progress_bar() as show:
@@ -299,7 +301,7 @@ def test_rows_have_every_field_of_the_published_ones(unequal):
 
 @pytest.mark.parametrize("task", ["language", "builtin:sentiment"])
 def test_a_field_that_the_family_does_not_have_is_refused(task):
-    """transformers would accept it and ignore it."""
+    """transformers would accept the field and ignore it."""
     run = RunConfig.load({"task": task, "model": {"name": "random:llama", "fields": {"n_layers": 12}}})
-    with pytest.raises(OelmError, match=r"model\.fields: llama has no field 'n_layers'"):
+    with pytest.raises(OelmError, match=r"model\.fields.*llama.*'n_layers'"):
         open_task(run).build_model(run)

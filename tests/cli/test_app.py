@@ -37,12 +37,12 @@ def invoke(*arguments: object):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def assert_refused(done, *texts: str) -> None:
+def assert_refused(result, *texts: str) -> None:
     """Assert exit code 2, one line on stderr that contains the texts, and nothing on stdout."""
-    assert (done.returncode if isinstance(done, subprocess.CompletedProcess) else done.exit_code) == 2
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
+    assert (result.returncode if isinstance(result, subprocess.CompletedProcess) else result.exit_code) == 2
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
     assert lines[0].startswith("oelm: ")
     assert all(text in lines[0] for text in texts), lines[0]
 
@@ -59,59 +59,59 @@ def folders(tmp_path_factory):
 
 
 def test_help_names_every_command():
-    done = run("--help")
-    assert done.returncode == 0
-    assert all(command in done.stdout for command in ("diagnose", "methods", "families", "export"))
+    result = run("--help")
+    assert result.returncode == 0
+    assert all(command in result.stdout for command in ("diagnose", "methods", "families", "export"))
     assert run("diagnose", "--help").returncode == 0
 
 
-def test_no_paragraph_of_a_commands_help_has_a_line_break():
+def test_paragraphs_of_help_texts_have_no_line_breaks():
     for command in (*app.registered_commands, *data_commands.data_app.registered_commands):
         paragraphs = inspect.getdoc(command.callback).split("\n\n")
         assert not [text for text in paragraphs if "\n" in text], command.name
 
 
-def test_version():
+def test_version_option_prints_the_version():
     assert run("--version").stdout == f"oelm {oelm.__version__}\n"
 
 
-def test_methods_are_listed():
-    done = run("methods")
-    assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == list(PRESETS)
+def test_methods_lists_every_preset():
+    result = run("methods")
+    assert result.returncode == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == list(PRESETS)
     listed = json.loads(invoke("methods", "--json").stdout)
     assert {name: oelm.Method.load(fields) for name, fields in listed.items()} == dict(PRESETS)
 
 
-def test_families_are_listed():
+def test_families_lists_every_known_type():
     assert run("families").stdout.split() == known_types()
 
 
 def test_diagnose_prints_the_report_and_what_changed():
-    done = run("diagnose", "random:bert", "-m", "oelm-freeze")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "BertForSequenceClassification: oelm-freeze, seed 0" in done.stdout
-    assert "12 of 12 frozen tensors are bit-identical to the sealed ones" in done.stdout
-    assert done.stdout.endswith("no frozen tensor changed, every trainable one did\n")
+    result = run("diagnose", "random:bert", "-m", "oelm-freeze")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert "BertForSequenceClassification: oelm-freeze, seed 0" in result.stdout
+    assert "12 of 12 frozen tensors are bit-identical to the sealed ones" in result.stdout
+    assert result.stdout.endswith("no frozen tensor changed, every trainable one did\n")
 
 
 @pytest.mark.full
 def test_diagnose_takes_a_plain_folder_and_a_method_file(folders, tmp_path):
     file = tmp_path / "method.yaml"
     file.write_text("preset: oelm-freeze\nk: {scale: 4}\nlayers: last:1\n")
-    done = invoke("diagnose", folders / "plain", "--method", file, "--seed", 7, "--steps", 2)
-    assert done.exit_code == 0, done.stderr
-    assert "custom, seed 7" in done.stdout
-    assert "2 AdamW steps" in done.stdout
-    assert "4 of 4 frozen tensors" in done.stdout
+    result = invoke("diagnose", folders / "plain", "--method", file, "--seed", 7, "--steps", 2)
+    assert result.exit_code == 0, result.stderr
+    assert "custom, seed 7" in result.stdout
+    assert "2 AdamW steps" in result.stdout
+    assert "4 of 4 frozen tensors" in result.stdout
 
 
 @pytest.mark.full
-def test_diagnose_takes_a_folder_with_a_method_as_it_is(folders):
-    done = invoke("diagnose", folders / "operated", "--json")
-    assert done.exit_code == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_diagnose_uses_the_method_that_a_folder_has_already(folders):
+    completed = invoke("diagnose", folders / "operated", "--json")
+    assert completed.exit_code == 0, completed.stderr
+    result = json.loads(completed.stdout)
     assert result["healthy"] is True
     assert result["report"]["method"] == "oelm-exact"
     assert len(result["losses"]) == 3
@@ -120,12 +120,12 @@ def test_diagnose_takes_a_folder_with_a_method_as_it_is(folders):
 
 
 def test_an_unknown_preset_is_refused_in_one_line():
-    assert_refused(run("diagnose", "random:bert", "-m", "oelm-frezee"), "'oelm-frezee'", "Did you mean 'oelm-freeze'?")
+    assert_refused(run("diagnose", "random:bert", "-m", "oelm-frezee"), "'oelm-frezee'", "'oelm-freeze'")
 
 
 @pytest.mark.full
 def test_an_unknown_model_is_refused_in_one_line():
-    assert_refused(invoke("diagnose", "random:brt"), "'brt'", "Did you mean 'bert'?")
+    assert_refused(invoke("diagnose", "random:brt"), "'brt'", "'bert'")
 
 
 @pytest.mark.full
@@ -140,29 +140,29 @@ def test_export_of_a_missing_source_is_refused():
 
 @pytest.mark.full
 def test_export_writes_a_plain_checkpoint(folders, tmp_path):
-    done = run("export", folders / "operated", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"wrote {tmp_path / 'out'}\n"
+    result = run("export", folders / "operated", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"wrote {tmp_path / 'out'}\n"
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
     ids = torch.arange(3, 20)[None]
     with torch.no_grad():
         torch.testing.assert_close(plain(ids).logits, oelm.load(folders / "operated").eval()(ids).logits)
 
 
-def test_export_refuses_a_folder_with_anything_in_it(folders, tmp_path):
+def test_export_refuses_a_folder_that_is_not_empty(folders, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert_refused(invoke("export", folders / "operated", tmp_path), str(tmp_path), "not empty", "nothing was written")
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.full
-def test_an_export_without_disk_space_is_refused_and_leaves_nothing(folders, tmp_path):
+def test_an_export_without_disk_space_is_refused_and_leaves_no_files(folders, tmp_path):
     """A limit on the size of files stands in for a full disk."""
     (tmp_path / "there").mkdir()
     for name in ("there", "new"):
         out = tmp_path / name
-        done = run("export", folders / "operated", out, largest_file=4000)
-        assert_refused(done, f"{out}: cannot be written", "File too large")
+        result = run("export", folders / "operated", out, largest_file=4000)
+        assert_refused(result, f"{out}: cannot be written", "File too large")
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 
@@ -185,10 +185,10 @@ def test_a_changed_frozen_tensor_is_reported_with_exit_code_1():
     assert not result.healthy
     assert result.frozen_but_moved == ("bert.encoder.layer.1.attention.self.query.weight",)
     assert "its content changed" in result.verification
-    done = invoke("diagnose", "random:bert", "-m", "oelm-freeze")
-    assert done.exit_code == 1
-    assert "FROZEN BUT MOVED: bert.encoder.layer.1.attention.self.query.weight" in done.output
-    assert done.output.endswith("not as it should be\n")
+    completed = invoke("diagnose", "random:bert", "-m", "oelm-freeze")
+    assert completed.exit_code == 1
+    assert "FROZEN BUT MOVED: bert.encoder.layer.1.attention.self.query.weight" in completed.output
+    assert completed.output.endswith("not as it should be\n")
 
 
 def test_an_unchanged_trainable_tensor_is_reported():
@@ -208,7 +208,7 @@ def test_a_frozen_tensor_made_trainable_is_reported():
     assert "key.weight was frozen and is now trainable" in result.verification
 
 
-def test_diagnose_of_a_model_without_a_method():
+def test_diagnose_of_a_model_without_a_method_is_healthy_with_nothing_frozen():
     result = diagnose(small_model("gpt2"))
     assert result.healthy
     assert result.verification == "no method is recorded in this model"
@@ -223,12 +223,12 @@ def test_diagnose_of_a_model_without_a_method():
         (["."], "no config.json there"),
     ],
 )
-def test_other_refusals(arguments, text, tmp_path, monkeypatch):
+def test_diagnose_refuses_bad_arguments(arguments, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = invoke("diagnose", *arguments)
-    assert done.exit_code == 2
-    assert done.stderr.startswith("oelm: ")
-    assert text in done.stderr
+    result = invoke("diagnose", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("oelm: ")
+    assert text in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,10 @@ def test_a_bad_method_file_is_refused_in_one_line(content, text, tmp_path):
     file = tmp_path / "method.yml"
     file.write_text(content)
     for command in (["diagnose", "random:bert"], ["finetune", "builtin:sentiment", "--model", "random:bert"]):
-        done = invoke(*command, "-m", file)
-        assert done.exit_code == 2
-        assert text in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+        result = invoke(*command, "-m", file)
+        assert result.exit_code == 2
+        assert text in result.stderr
+        assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_folder_with_truncated_weights_is_refused_in_one_line(folders, tmp_path):
@@ -260,10 +260,10 @@ def test_a_folder_with_truncated_weights_is_refused_in_one_line(folders, tmp_pat
         (folder / "config.json").write_bytes((folders / name / "config.json").read_bytes())
         weights = (folders / name / "model.safetensors").read_bytes()
         (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-        done = invoke("diagnose", folder)
-        assert done.exit_code == 2, done.output
-        assert name in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+        result = invoke("diagnose", folder)
+        assert result.exit_code == 2, result.output
+        assert name in result.stderr
+        assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -276,19 +276,19 @@ def test_a_folder_with_truncated_weights_is_refused_in_one_line(folders, tmp_pat
         (torch.OutOfMemoryError("CUDA out of memory."), "oelm: not enough memory: use a smaller model, batch or"),
     ],
 )
-def test_errors_of_the_machine_are_reported_in_one_line(error, text, monkeypatch):
+def test_full_disks_and_lack_of_memory_are_reported_in_one_line(error, text, monkeypatch):
     def refuse(*_):
         raise error
 
     monkeypatch.setattr("oelm.evaluation.load.find_model", refuse)
-    done = invoke("diagnose", "random:bert")
-    assert done.exit_code == 2
-    assert done.stderr.startswith(text)
-    assert len(done.stderr.splitlines()) == 1
+    result = invoke("diagnose", "random:bert")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(text)
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), FileNotFoundError(errno.ENOENT, "gone", "x"), OSError()])
-def test_a_bug_keeps_its_traceback(error, monkeypatch):
+def test_an_unexpected_exception_is_not_caught(error, monkeypatch):
     def fail(*_):
         raise error
 

@@ -39,32 +39,36 @@ def test_the_demo_prints_a_summary_and_writes_a_report(small_demo, tmp_path):
 @pytest.mark.full
 def test_the_demo_starts_no_run_that_would_miss_its_deadline(small_demo, tmp_path, monkeypatch):
 
-    class Slow(Matrix):
+    class SlowMatrix(Matrix):
         def _handle_end(self, entry, code):
             entry.started -= 300  # as if a run took five minutes
             super()._handle_end(entry, code)
 
-    monkeypatch.setattr(demo_module, "Matrix", Slow)
+    monkeypatch.setattr(demo_module, "Matrix", SlowMatrix)
     result = lab("demo", "--out", tmp_path / "demo", "--minutes", "4")
     assert result.exit_code == 0, result.output
     states = [run.state for run in list_runs(tmp_path / "demo" / "runs")]
     assert states == ["finished"] * 2, "the first seed of both methods"
     assert result.stdout.startswith("Up to seven ways")
     assert "what does not fit is left out" in result.stdout
-    assert "left     4 runs: too late to be done in time" in result.stderr
+    assert "4 runs" in result.stderr, "the runs that were not started"
 
 
 def test_damaged_demo_settings_are_refused(tmp_path):
     (tmp_path / "demo.json").write_text("{}")
-    assert "demo.json: holds no number of steps; remove" in refusal("demo", "--out", tmp_path)
+    message = refusal("demo", "--out", tmp_path)
+    assert str(tmp_path / "demo.json") in message
+    assert "steps" in message
 
 
 def test_a_file_as_the_demos_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    assert f"{tmp_path / 'file'}: cannot be written (File exists)" in refusal("demo", "--out", tmp_path / "file")
+    message = refusal("demo", "--out", tmp_path / "file")
+    assert str(tmp_path / "file") in message
+    assert "File exists" in message
 
 
-def test_a_slow_machine_takes_fewer_steps(tmp_path, monkeypatch):
+def test_the_demo_takes_fewer_steps_on_a_slow_machine(tmp_path, monkeypatch):
     for seconds, steps in ((0.01, 180), (0.25, 180), (0.27, 120), (0.45, 80), (9.0, 80)):
         monkeypatch.setattr(demo_module, "seconds_per_step", lambda _, seconds=seconds: seconds)
         folder = tmp_path / str(seconds)
@@ -86,7 +90,7 @@ def test_the_demo_prints_perplexities_if_no_report_can_be_written(small_demo, tm
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_demo_at_full_size(tmp_path):
+def test_the_demo_runs_at_full_size(tmp_path):
     process = start_command("demo", "--out", tmp_path / "demo")
     output, _ = process.communicate(timeout=580)
     assert process.returncode == 0, output

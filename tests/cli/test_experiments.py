@@ -13,7 +13,7 @@ from tests.support.training import read
 from tests.test_import import loaded_modules
 
 
-def test_a_single_run_is_trained_in_this_process_and_not_twice(tmp_path):
+def test_a_single_run_is_trained_in_this_process_and_only_once(tmp_path):
     file = experiment_file(tmp_path)
     arguments = ("run", file, "--out", tmp_path / "runs", "train.max_steps=6", "--seed", 2)
     first = lab(*arguments)
@@ -64,21 +64,21 @@ def test_every_experiment_trains_at_smoke_scale(tmp_path, monkeypatch):
     from oelm.training.tasks import language
 
     monkeypatch.setattr(language, "builtin", cache(builtin))
-    seen, failed = set(), []
+    trained, failed = set(), []
     for experiment in runnable_experiments():
         for run in plan_runs([experiment], Request(scale="smoke", output=str(tmp_path))):
-            what = (run.config.task.name, run.config.model.name, run.config.method.to_json())
+            combination = (run.config.task.name, run.config.model.name, run.config.method.to_json())
             static = run.config.method.schedule.kind == "static"
-            if what in seen or run.starts_from is not None or not static:
+            if combination in trained or run.starts_from is not None or not static:
                 continue
-            seen.add(what)
-            short = {"train": {"max_steps": 3}, "eval": {"every": 3, "sequences": 8}, "experiment": f"n{len(seen)}"}
+            trained.add(combination)
+            short = {"train": {"max_steps": 3}, "eval": {"every": 3, "sequences": 8}, "experiment": f"n{len(trained)}"}
             try:
                 train(type(run.config).load(merge(run.config.to_dict(), short)), quiet=True)
             except OelmError as error:
                 failed.append(f"{run.name}: {error}")
     assert failed == []
-    assert len(seen) > 40
+    assert len(trained) > 40
 
 
 @pytest.mark.slow

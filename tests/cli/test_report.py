@@ -47,11 +47,11 @@ def runs(tmp_path_factory):
 def test_report_writes_the_files_and_prints_the_summary(runs, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
-    done = oelm("report", runs, empty, "--out", tmp_path / "out", "--formats", "html", "--title", "Mine")
-    assert done.returncode == 0, done.stderr
-    assert "oelm-freeze against baseline" in done.stdout
-    assert f"wrote {tmp_path / 'out' / 'report.html'}" in done.stdout
-    assert str(empty) in done.stderr
+    result = oelm("report", runs, empty, "--out", tmp_path / "out", "--formats", "html", "--title", "Mine")
+    assert result.returncode == 0, result.stderr
+    assert "oelm-freeze against baseline" in result.stdout
+    assert f"wrote {tmp_path / 'out' / 'report.html'}" in result.stdout
+    assert str(empty) in result.stderr
     assert "<title>Mine</title>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert not (tmp_path / "out" / "report.pdf").exists()
 
@@ -70,35 +70,37 @@ def test_report_writes_the_files_and_prints_the_summary(runs, tmp_path):
 def test_bad_input_gives_one_line_that_names_it(runs, tmp_path, arguments, message, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").write_text("")
-    given = [runs if argument == "RUNS" else argument for argument in arguments]
-    done = oelm_here("report", *given, *(() if "--out" in given else ("--out", tmp_path / "out")))
-    assert done.exit_code == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    paths_and_options = [runs if argument == "RUNS" else argument for argument in arguments]
+    result = oelm_here(
+        "report", *paths_and_options, *(() if "--out" in paths_and_options else ("--out", tmp_path / "out"))
+    )
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
 
 
 def test_a_full_disk_gives_one_line_and_no_incomplete_file(runs, tmp_path):
     """A limit on the size of files makes writing the figures fail, as a full disk would."""
-    done = oelm("report", runs, "--out", tmp_path / "out", "--quiet", largest_file=4000)
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
+    result = oelm("report", runs, "--out", tmp_path / "out", "--quiet", largest_file=4000)
+    assert result.returncode == 2, result.stderr
+    (line,) = result.stderr.splitlines()
     assert line.startswith(f"oelm: {tmp_path / 'out' / 'figures'}/")
     assert "cannot be written (File too large)" in line
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()], "an incomplete file is left"
 
 
 def test_compare_prints_the_metrics_and_the_differences(tmp_path):
-    one = language_run(tmp_path, "oelm-freeze", 0, 3.1, 2e-3, environment={"gpu": {"name": "Another GPU"}})
-    other = language_run(tmp_path, "baseline", 0, 3.0, 1e-3)
-    done = oelm("compare", one, other)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"perplexity +22\.20 +20\.09 +\+10\.5 %", done.stdout)
-    assert "optimizer.learning_rate  0.002  /  0.001" in done.stdout
-    assert "environment.gpu.name" in done.stdout
-    assert "no interval" in done.stdout
-    same = oelm_here("compare", language_run(tmp_path, "oelm-freeze", 0, 3.1), other)
-    assert "they differ only in the method" in same.stdout
-    data = json.loads(oelm_here("compare", one, other, "--json").stdout)
+    freeze = language_run(tmp_path, "oelm-freeze", 0, 3.1, 2e-3, environment={"gpu": {"name": "Another GPU"}})
+    baseline = language_run(tmp_path, "baseline", 0, 3.0, 1e-3)
+    result = oelm("compare", freeze, baseline)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"perplexity +22\.20 +20\.09 +\+10\.5 %", result.stdout)
+    assert "optimizer.learning_rate  0.002  /  0.001" in result.stdout
+    assert "environment.gpu.name" in result.stdout
+    assert "no interval" in result.stdout
+    same_settings = oelm_here("compare", language_run(tmp_path, "oelm-freeze", 0, 3.1), baseline)
+    assert "they differ only in the method" in same_settings.stdout
+    data = json.loads(oelm_here("compare", freeze, baseline, "--json").stdout)
     assert data["ratio"]["mean"] == pytest.approx(1.10517, abs=1e-4)
 
 
@@ -110,12 +112,12 @@ def test_compare_refuses_runs_that_cannot_be_compared(tmp_path):
         ((language, tmp_path / "absent"), str(tmp_path / "absent")),
         ((language, language_run(tmp_path, seed=1, loss=None)), "not a number"),
     ):
-        done = oelm_here("compare", *pair)
-        assert done.exit_code == 2, done.stdout
-        assert message in done.stderr
+        result = oelm_here("compare", *pair)
+        assert result.exit_code == 2, result.stdout
+        assert message in result.stderr
 
 
-def test_help_imports_no_heavy_module():
+def test_importing_the_report_commands_loads_no_heavy_module():
     script = "import sys; import oelm.cli.report; print(*[m for m in sys.modules])"
     loaded = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split())
     assert not loaded & {"torch", "transformers", "matplotlib", "scipy", "typst", "numpy", "pydantic"}
