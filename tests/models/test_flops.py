@@ -98,7 +98,7 @@ def test_flops_of_decoders_equal_torchs_without_the_masked_half(name, method, mo
     """torch counts the whole of the attention products, also the half that a causal mask hides."""
     model = operated(name, method)
     half = flops_by_oelm(model)
-    monkeypatch.setattr(model_flops, "attention_flops", lambda width, length, _, reached: 0.0)
+    monkeypatch.setattr(model_flops, "attention_flops", lambda widths, length, _, reached: 0.0)
     without = flops_by_oelm(model)
     assert without + 2 * (half - without) == pytest.approx(flops_by_torch(model), rel=1e-9)
 

@@ -221,7 +221,7 @@ def test_a_vocabulary_larger_than_the_models_is_refused(refused):
         (["model.fields.num_hidden_layers=0"], "num_hidden_layers"),
         (["model.fields.intermediate_size=0"], "intermediate_size"),
         (["model.fields.dropout=1.5"], "dropout"),
-        (["model.fields.positions=relative"], "positions 'relative': use 'learned' or 'rotary'"),
+        (["model.fields.positions=relative"], "positions 'relative': use 'learned' or 'rotary' or 'none'"),
         (["model.name=random:bert", "model.fields={}"], "model.name random:bert: BertForSequenceClassification"),
         (["model.name=random:gpt2"], "model.fields: gpt2 has no field 'dropout'"),
         (["model.name=/nowhere/model", "model.fields={}"], "/nowhere/model: no such folder"),

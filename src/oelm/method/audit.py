@@ -63,6 +63,8 @@ def _rows(model: nn.Module, site: Site, matrices: dict[str, Any], measurements: 
                 continue
             role, path = "+".join(site.fused.roles), site.fused_path
             module = model.get_submodule(path)
+        if role == "v" and path == site.roles["k"]:
+            continue  # K = V: one matrix, one row
         parameters = [p for p in module.parameters() if id(p) not in counted]
         counted |= {id(p) for p in parameters}
         matrix = matrices.get(path, {})

@@ -80,12 +80,16 @@ class _Computation:
             changes.append(partial(setattr, owner, name, layer))
         for site in self.operation.sites:
             targets = {target.path: target for target in self.operation.targets if target.site == site}
-            changes += [self._feed_forward(target) for target in targets.values() if target.role.startswith("ffn")]
+            changes += [self._matrix(target) for target in targets.values() if target.role not in ("q", "k")]
             changes += self._attention(site, [targets[site.roles[r]] for r in ("q", "k") if site.roles[r] in targets])
         return changes + [partial(self.model.set_submodule, path, split) for path, split in self.splits.items()]
 
-    def _feed_forward(self, target: Target) -> Change:
+    def _matrix(self, target: Target) -> Change:
+        """Return the change of a matrix outside Q and K: new values in place, or an identity to the latent."""
         owner, name, module = self._find(target.site, target.role, target.path)
+        if target.spec.init == "identity":
+            width = target.site.width
+            return partial(setattr, owner, name, IdentityProjection(width, width, 1.0, Replaced(module)))
         return partial(_set_values, owner, name, _new_matrix(module, target, self.seed)[1])
 
     def _attention(self, site: Site, targets: list[Target]) -> list[Change]:
@@ -113,7 +117,8 @@ class _Computation:
         identity = None
         if target.spec.init == "identity":
             rows = target.site.heads_of(target.role) * target.site.d_head
-            identity = IdentityProjection(rows, target.site.width, target.factor, Replaced(new.module))
+            width = target.site.width_of(target.role)
+            identity = IdentityProjection(rows, width, target.factor, Replaced(new.module))
         if target.role in self.operation.core_sides:
             # With the core on Q alone, what was split off K moves to Q's side.
             moved = key_coefficient if self.operation.core_sides == ("q",) else None

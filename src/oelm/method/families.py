@@ -43,7 +43,7 @@ class Stack:
     layers: FromConfig = "num_hidden_layers"
     q: str = ""
     k: str = ""
-    v: str = ""
+    v: str | Callable[[Config], str] = ""
     o: str = ""
     fused: Fused | None = None
     ffn_in: tuple[str, ...] | Callable[[Config], tuple[str, ...]] = ()
@@ -51,6 +51,10 @@ class Stack:
     heads: FromConfig = "num_attention_heads"
     kv_heads: FromConfig | None = None
     present: Callable[[Config], bool] = lambda config: True
+    # Other roles that some configs have, such as the matrix to a latent: their paths by role.
+    more: Callable[[Config], dict[str, str]] = lambda config: {}
+    # Dimensions of a head's query and key beside the rows of its own projection: a rotary channel.
+    channel: Callable[[Config], int] = lambda config: 0
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,14 @@ class Family:
 
     meets        what acts on Q and K besides each other (rotary positions, a norm, relative positions), if anything:
                  a core then goes on each side instead of between them
-    qk_norm      Q and K are normalised after their projections, which cancels any scale
+    normed       the roles that are normalised after their projections, which cancels any scale
     scales       the attention divides its scores by sqrt(d_head) itself; where it does not, Q's matrix carries that
     shared       one block serves all layers, so there are no layers to choose from
     """
 
     stacks: tuple[Stack, ...]
     meets: Callable[[Config], str | None] = lambda config: None
-    qk_norm: bool = False
+    normed: Callable[[Config], tuple[str, ...]] = lambda config: ()
     scales: Callable[[Config], bool] = lambda config: True
     shared: bool = False
 
@@ -159,7 +163,8 @@ def _family_of_one_stack(model_type: str, layout: StackLayout) -> Family:
     if unnamed:
         raise FamilyError(f"register_family({model_type!r}): no path for {', '.join(unnamed)}")
     meets = "rotary positions" if rotary else "a norm" if qk_norm else None
-    return Family((stack,), meets=lambda config: meets, qk_norm=qk_norm)
+    normed = ("q", "k") if qk_norm else ()
+    return Family((stack,), meets=lambda config: meets, normed=lambda config: normed)
 
 
 def _stack(kind: Kind, block: str, attention: str, names: str, ffn: str = "", **fields: Any) -> Stack:
@@ -205,6 +210,20 @@ def _has_cross_attention(config: Config) -> bool:
 
 def _falcon_multi_query(config: Config) -> bool:
     return bool(config.multi_query and not config.new_decoder_architecture)
+
+
+def _gpt_latent_roles(config: Config) -> dict[str, str]:
+    down = {"down": "attn.down_proj"} if config.latent else {}
+    channel = {"channel_q": "attn.channel.q_proj", "channel_k": "attn.channel.k_proj"} if config.channel else {}
+    return down | channel
+
+
+def _gpt_meets(config: Config) -> str | None:
+    if config.positions == "rotary":
+        return "rotary positions"
+    if config.qk_norm != "none":
+        return "a norm"
+    return "a look at earlier tokens" if config.looks_back else None
 
 
 # Names that several families share, or that are long.
@@ -272,7 +291,7 @@ _FAMILIES: dict[str, Family] = {
     ),
     "gptj": _family(_stack("decoder", "h.*", "attn", _OUT_PROJ, "mlp.fc_in mlp.fc_out"), meets=_rotary),
     **dict.fromkeys(("llama", "mistral", "qwen2", "gemma"), _LLAMA),
-    "qwen3": replace(_LLAMA, meets=lambda config: "a norm and rotary positions", qk_norm=True),
+    "qwen3": replace(_LLAMA, meets=lambda config: "a norm and rotary positions", normed=lambda config: ("q", "k")),
     "phi3": _family(
         _stack(
             "decoder",
@@ -308,7 +327,20 @@ _FAMILIES: dict[str, Family] = {
         _bart_stack("cross", "decoder", "encoder_attn"),
     ),
     "oelm_gpt": _family(
-        _stack("decoder", "h.*", "attn", _O_PROJ, "mlp.fc_in mlp.fc_out"),
-        meets=lambda config: "rotary positions" if config.positions == "rotary" else None,
+        Stack(
+            "decoder",
+            "h.*",
+            q="attn.q_proj",
+            k="attn.k_proj",
+            v=lambda config: "attn.k_proj" if config.shared_kv else "attn.v_proj",
+            o="attn.o_proj",
+            ffn_in=lambda config: ("mlp.gate", "mlp.fc_in") if config.activation == "swiglu" else ("mlp.fc_in",),
+            ffn_out="mlp.fc_out",
+            kv_heads="num_key_value_heads",
+            more=_gpt_latent_roles,
+            channel=lambda config: int(config.channel),
+        ),
+        meets=_gpt_meets,
+        normed=lambda config: {"none": (), "query": ("q",), "both": ("q", "k")}[config.qk_norm],
     ),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from torch import nn
@@ -12,7 +12,7 @@ from .adapters import AdapterTarget, adapter_targets
 from .families import Family
 from .matrices import hadamard_seed
 from .sites import Site, find_sites, weight_matrix
-from .spec import FACTORED, KEEPING, ORTHONORMAL, FeedForward, Method, Projection
+from .spec import FACTORED, KEEPING, ORTHONORMAL, FeedForward, Latent, Method, Projection
 
 # A share counts as reached to half a percentage point: biases and norms stay trained, so round shares (Q/K and all of
 # FFN-in are 49.9 % of a GPT's blocks) are missed by that much, and another whole tensor would overshoot by 5 points.
@@ -32,7 +32,7 @@ class Target:
     site: Site
     role: str
     path: str
-    spec: Projection | FeedForward
+    spec: Projection | FeedForward | Latent
     blocks: int = 1
     factor: float = 1.0
     reach: int = 1
@@ -74,12 +74,13 @@ def plan(model: nn.Module, method: Method) -> Operation:
     for site, reach in zip(chosen, _reaches(chosen, method), strict=True):
         for role in ("q", "k"):
             targets += _projection_target(site, role, method, scores_are_scaled, reach if role in sides else 1)
+        targets += _latent_targets(site, method)
         if not method.ffn.untouched:
             targets += [Target(site=site, role=role, path=path, spec=method.ffn) for role, path in site.feed_forward]
     if not method.ffn.untouched and not any(target.role.startswith("ffn") for target in targets):
         raise MethodError("the method sets the feed-forward matrices, but the chosen attentions' blocks name none")
     for target in targets:
-        check(family, target, method)
+        check(target, method, normed=family.normed(model.config))
     if method.freeze_ratio is not None:
         targets = _up_to_share(model, sites, targets, method.freeze_ratio)
     adapted = tuple(adapter_targets(chosen, method.adapter))
@@ -163,44 +164,88 @@ def _projection_target(site: Site, role: str, method: Method, scores_are_scaled:
     return [Target(site=site, role=role, path=path, spec=spec, blocks=blocks, factor=factor, reach=reach)]
 
 
-def check(family: Family, target: Target, method: Method) -> None:
-    """Raise where a matrix makes no sense for its site; the message names the numbers that do not fit."""
+def _latent_targets(site: Site, method: Method) -> list[Target]:
+    """Return the targets for a site's latent and rotary channel. Raise where the method sets one that is not there."""
+    targets = []
+    if not method.down.untouched:
+        path = _path_of(site, "down", "the matrix to a latent", "latent=256 (the width of the latent)")
+        targets.append(Target(site=site, role="down", path=path, spec=method.down))
+    if not method.channel.untouched:
+        for role, blocks in (("channel_q", site.heads), ("channel_k", 1)):
+            path = _path_of(site, role, "a rotary channel", "channel=32 (its dimensions)")
+            targets.append(Target(site=site, role=role, path=path, spec=method.channel, blocks=blocks))
+    return targets
+
+
+def _path_of(site: Site, role: str, what: str, field: str) -> str:
+    if role not in site.roles:
+        raise MethodError(
+            f"the method sets {what}, and {site.block} has none: build the project's GPT with the field {field}"
+        )
+    return site.roles[role]
+
+
+def check(target: Target, method: Method, normed: Collection[str] = ()) -> None:
+    """Raise where a matrix makes no sense for its site; the message names the numbers that do not fit.
+
+    `normed` are the roles that the model normalises after their projection.
+    """
+    if isinstance(target.spec, Latent):
+        _check_latent(target)
     if not isinstance(target.spec, Projection):
         return
     site, spec, where = target.site, target.spec, f"{target.path} ({target.role})"
     heads = site.heads_of(target.role)
-    if family.qk_norm and spec.scale != 1.0:
+    if target.role in normed and spec.scale != 1.0:
         raise MethodError(
             f"{where}: scale {spec.scale} has no effect, the norm after the projection cancels it; use scale 1"
         )
-    if family.qk_norm and method.core == "gain":
+    if target.role in normed and method.core == "gain":
         raise MethodError(f"{where}: a gain has no effect, the norm after the projection cancels it; use core 'matrix'")
-    if spec.init == "identity" and site.heads * site.d_head != site.width:
+    width = site.width_of(target.role)
+    if spec.init == "identity" and site.heads * site.d_head != width:
+        what = "latent" if site.latent and target.role == "k" else "hidden size"
         raise MethodError(
-            f"{where}: identity needs a hidden size of heads x d_head, but {site.heads} x {site.d_head} "
-            f"is not {site.width}; use init 'orthogonal'"
+            f"{where}: identity needs a {what} of heads x d_head, but {site.heads} x {site.d_head} "
+            f"is not {width}; use init 'orthogonal'"
         )
     if spec.init in ORTHONORMAL - {"identity"}:
-        _check_orthonormal(where, heads * site.d_head, site, spec)
+        _check_orthonormal(where, heads * site.d_head, width, site, spec)
     if method.core == "matrix" and spec.scope == "global" and spec.init in FACTORED:
         raise MethodError(f"{where}: a core per head needs a basis per head; use scope 'head'")
     if heads % target.reach:
         raise MethodError(f"{where}: reach {target.reach} does not divide its {heads} heads into groups")
 
 
-def _check_orthonormal(where: str, rows: int, site: Site, spec: Projection) -> None:
-    """Raise where rows of the site's width cannot be orthonormal, or no Hadamard matrix of that width is known."""
-    if spec.scope == "global" and rows > site.width:
+def _check_latent(target: Target) -> None:
+    """Raise where the latent cannot be the hidden state itself, or no Hadamard matrix of its width is known."""
+    site, where = target.site, f"{target.path} ({target.role})"
+    if target.spec.init == "identity" and site.latent != site.width:
         raise MethodError(
-            f"{where}: {rows} rows of width {site.width} cannot be orthonormal over all heads; use scope 'head'"
+            f"{where}: identity needs a latent as wide as the hidden state, {site.width}, but it has {site.latent}: "
+            f"build the model with latent={site.width}, or use init 'orthogonal'"
         )
-    if site.d_head > site.width:
-        raise MethodError(f"{where}: heads of {site.d_head} rows of width {site.width} cannot be orthonormal")
+    if target.spec.init == "hadamard":
+        _check_hadamard(where, site.width)
+
+
+def _check_orthonormal(where: str, rows: int, width: int, site: Site, spec: Projection) -> None:
+    """Raise where rows of this width cannot be orthonormal, or no Hadamard matrix of that width is known."""
+    if spec.scope == "global" and rows > width:
+        raise MethodError(
+            f"{where}: {rows} rows of width {width} cannot be orthonormal over all heads; use scope 'head'"
+        )
+    if site.d_head > width:
+        raise MethodError(f"{where}: heads of {site.d_head} rows of width {width} cannot be orthonormal")
     if spec.init == "hadamard":
-        try:
-            hadamard_seed(site.width)
-        except MethodError as error:
-            raise MethodError(f"{where}: {error}") from None
+        _check_hadamard(where, width)
+
+
+def _check_hadamard(where: str, width: int) -> None:
+    try:
+        hadamard_seed(width)
+    except MethodError as error:
+        raise MethodError(f"{where}: {error}") from None
 
 
 def _up_to_share(model: nn.Module, sites: list[Site], targets: list[Target], ratio: float | str) -> list[Target]:
@@ -218,7 +263,7 @@ def _up_to_share(model: nn.Module, sites: list[Site], targets: list[Target], rat
         if frozen / blocks >= enough:
             break
         if target.role in ("q", "k"):  # the matrix may still be part of a fused one
-            frozen += target.site.heads_of(target.role) * target.site.d_head * target.site.width
+            frozen += target.site.heads_of(target.role) * target.site.d_head * target.site.width_of(target.role)
         else:
             frozen += weight_matrix(model.get_submodule(target.path)).numel()
         taken.append(target)

@@ -12,6 +12,7 @@ from typing import Any
 _QR = {"init": "qr", "frozen": True}
 _FRESH = {"init": "orthogonal", "frozen": True}
 _SLICE = {"init": "identity", "frozen": True}
+_WHOLE = {"init": "identity", "frozen": True}
 _DOUBLED_SLICE = {"init": "identity", "frozen": True, "scale": 2.0}
 
 
@@ -39,6 +40,11 @@ PRESET_FIELDS: Mapping[str, dict[str, Any]] = {
     "identity-wide": _both(_SLICE, core="matrix", reach="first:2"),
     "identity-query": {"q": _DOUBLED_SLICE},
     "identity-key": {"k": _DOUBLED_SLICE},
+    "identity-channel": {"down": _WHOLE, "k": _SLICE, "channel": {"init": "orthogonal"}},
+    "latent-states": {"down": _WHOLE},
+    "latent-frozen": {"down": _FRESH},
+    "latent-trained": {"down": {"init": "orthogonal"}},
+    "latent-random": {"down": {"init": "gaussian", "std": "matched", "frozen": True}},
     "lora": {"rest": "head", "adapter": {"kind": "lora"}},
     "oft": {"rest": "head", "adapter": {"kind": "oft"}},
     "bitfit": {"rest": "biases"},
@@ -65,6 +71,11 @@ ABOUT: Mapping[str, str] = {
     "identity-wide": "as identity-core, with a core over all heads in the first 2 layers",
     "identity-query": "each head's query is its slice of the hidden state, times 2; Key trained",
     "identity-key": "each head's key is its slice of the hidden state, times 2; Query trained",
+    "identity-channel": "latent = hidden state, each head's key its slice; all else, with a rotary channel, trained",
+    "latent-states": "latent = hidden state; every head's key and value matrix trained",
+    "latent-frozen": "random orthonormal rows from the hidden state to the latent, frozen; all that reads it trained",
+    "latent-trained": "as latent-frozen, trained: multi-head latent attention",
+    "latent-random": "Gaussian rows as long as orthonormal ones to the latent, frozen: the control of latent-frozen",
     "lora": "LoRA of rank 8 on Q and V, and the task's head; all else frozen (needs peft)",
     "oft": "OFT: rotations in blocks of 32 before Q and V, and the task's head; all else frozen (needs peft)",
     "bitfit": "BitFit: biases and the task's head; all else frozen",

@@ -22,7 +22,8 @@ class Site:
 
     A role's path is that of the projection by itself, as it is or would be once unfused: `....c_attn.q`.
     `layer` is the block's index in its stack; with `shared`, the one block serves every layer. `feed_forward` has
-    (role, path) of every feed-forward matrix of the block.
+    (role, path) of every feed-forward matrix of the block. `latent` is the width of the latent that keys and values
+    are read from, 0 where they are read from the hidden state; `channel` the width of a rotary channel.
     """
 
     kind: Kind
@@ -37,6 +38,12 @@ class Site:
     fused: Fused | None
     fused_path: str
     feed_forward: tuple[tuple[str, str], ...]
+    latent: int = 0
+    channel: int = 0
+
+    def width_of(self, role: str) -> int:
+        """Return the columns of a role's matrix: the latent's width for what reads the latent."""
+        return self.latent if self.latent and role in ("k", "v") else self.width
 
     def heads_of(self, role: str) -> int:
         """Return the number of heads of a role: key-value heads for all but the query."""
@@ -166,7 +173,8 @@ def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str
     in_fused: tuple[str, ...] = stack.fused.roles if stack.fused else ()
     fused_path = f"{block}.{stack.fused.path}" if stack.fused else ""
     roles = {}
-    for role, path in (("q", stack.q), ("k", stack.k), ("v", stack.v), ("o", stack.o)):
+    value = stack.v(config) if callable(stack.v) else stack.v
+    for role, path in (("q", stack.q), ("k", stack.k), ("v", value), ("o", stack.o), *stack.more(config).items()):
         if role in in_fused:
             roles[role] = f"{fused_path}.{role}"
         elif path:
@@ -198,7 +206,17 @@ def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str
         fused=fused,
         fused_path=fused_path,
         feed_forward=tuple(feed_forward),
+        latent=_latent_width(model, roles),
+        channel=stack.channel(config),
     )
+
+
+def _latent_width(model: nn.Module, roles: dict[str, str]) -> int:
+    """Return the rows of the matrix to the latent, or 0 where there is none."""
+    if "down" not in roles:
+        return 0
+    module = _module(model, roles["down"])
+    return module.rows if isinstance(module, IdentityProjection) else int(weight_matrix(module).shape[0])
 
 
 def _query_shape(

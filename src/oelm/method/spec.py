@@ -19,7 +19,7 @@ from .presets import PRESET_FIELDS
 Init = Literal["default", "orthogonal", "gaussian", "identity", "hadamard", "pretrained", "qr", "polar"]
 FfnInit = Literal["default", "orthogonal", "gaussian", "pretrained", "qr", "polar"]
 Kind = Literal["encoder", "decoder", "cross"]
-Role = Literal["q", "k", "v", "o", "ffn_in", "ffn_out"]
+Role = Literal["q", "k", "v", "o", "ffn_in", "ffn_out"]  # those that an adapter can be put on
 
 # Inits that leave the weights as they are, and inits that give them orthonormal rows.
 KEEPING: frozenset[str] = frozenset({"default", "pretrained"})
@@ -85,6 +85,30 @@ class FeedForward(_Matrix):
     @property
     def untouched(self) -> bool:
         """Return True when the matrices stay as they are and train."""
+        return self.init in KEEPING and not self.frozen
+
+
+class Channel(FeedForward):
+    """How the query and key matrices of a rotary channel are made, and whether they are frozen."""
+
+
+class Latent(_Matrix):
+    """How the matrix from the hidden state to the latent is made, and whether it is frozen.
+
+    Its rows are orthonormal over the whole latent: that has no heads. A norm follows, so it has no scale.
+    """
+
+    init: Init = "default"
+
+    @model_validator(mode="after")
+    def _check_identity(self) -> Latent:
+        if self.init == "identity" and not self.frozen:
+            raise ValueError("init 'identity' removes the matrix, so there is nothing to train: set frozen to true")
+        return self
+
+    @property
+    def untouched(self) -> bool:
+        """Return True when the matrix stays as it is and trains."""
         return self.init in KEEPING and not self.frozen
 
 
@@ -158,7 +182,9 @@ class Adapter(Strict, refusal=MethodError):
 class Method(Strict, refusal=MethodError):
     """One way to set and freeze a Transformer's attention, or to train another part of it instead.
 
-    q, k, ffn      how those matrices are made, and whether they are frozen
+    q, k, ffn      how those matrices are made, and whether they are frozen; in a model with a latent, k is the
+                   matrix from the latent to the keys
+    down, channel  the same for the matrix from the hidden state to the latent, and for a rotary channel's two
     core           what is trained between frozen Q and K: nothing, a gain per head, or a d_head x d_head matrix
     reach          how many neighbouring heads a matrix core reads and writes together: one number, one per chosen
                    layer, or first:N, which is all heads in the first N chosen layers and 1 above. With all heads it
@@ -178,6 +204,8 @@ class Method(Strict, refusal=MethodError):
     q: Projection = Projection()
     k: Projection = Projection()
     ffn: FeedForward = FeedForward()
+    down: Latent = Latent()
+    channel: Channel = Channel()
     core: Literal["none", "gain", "matrix"] = "none"
     reach: int | tuple[int, ...] | str = 1
     biases: Literal["frozen", "trained"] = "frozen"
@@ -212,7 +240,7 @@ class Method(Strict, refusal=MethodError):
         self._check_rest()
         if self.sets_nothing and (self.layers != "all" or self.attention != "all"):
             raise ValueError(
-                "layers and attention choose where q, k, ffn and adapter apply, but none of those is set: the method "
+                "layers and attention choose where matrices and adapters are set, but none is: the method "
                 "would change nothing. Set one, or use the preset 'baseline' as it is"
             )
         if self.core != "none" and not (self.q.frozen and self.k.frozen):
@@ -229,9 +257,9 @@ class Method(Strict, refusal=MethodError):
     def _check_schedule(self) -> None:
         """Raise where a schedule has nothing that it could freeze or unfreeze."""
         if self.schedule.kind != "static":
-            if not (self.q.frozen or self.k.frozen or self.ffn.frozen):
+            if not any(matrix.frozen for matrix in self.matrices.values()):
                 raise ValueError(f"schedule {self.schedule.kind!r} has nothing to act on: no matrix is frozen")
-            if "identity" in (self.q.init, self.k.init):
+            if "identity" in (self.q.init, self.k.init, self.down.init):
                 raise ValueError("an identity has no matrix that a schedule could freeze or unfreeze")
             if self.core != "none" and self.schedule.kind == "freeze":
                 raise ValueError("schedule 'freeze' trains the bases first: it does not go with a core")
@@ -245,6 +273,8 @@ class Method(Strict, refusal=MethodError):
                 raise ValueError("freeze_ratio freezes Q and K first: set frozen to true for both")
             if not (self.ffn.frozen or self.freeze_ratio == "qk"):
                 raise ValueError("freeze_ratio also freezes feed-forward matrices: set ffn.frozen to true")
+            if not (self.down.untouched and self.channel.untouched):
+                raise ValueError("freeze_ratio freezes Q, K and feed-forward matrices: leave down and channel alone")
             if self.core != "none" or "identity" in (self.q.init, self.k.init):
                 raise ValueError("freeze_ratio counts frozen weights; it does not go with a core or an identity")
 
@@ -265,8 +295,9 @@ class Method(Strict, refusal=MethodError):
         setting = f"rest {self.rest!r}" if adapter == "none" else f"adapter {adapter!r}"
         if adapter == "none" and (self.layers != "all" or self.attention != "all"):
             raise ValueError(f"{setting} is about the whole model: leave layers and attention at 'all'")
-        if not (self.q.untouched and self.k.untouched and self.ffn.untouched):
-            raise ValueError(f"{setting} trains parts of the model as it is: leave q, k and ffn as they are")
+        if not all(matrix.untouched for matrix in self.matrices.values()):
+            names = ", ".join(self.matrices)
+            raise ValueError(f"{setting} trains parts of the model as it is: leave {names} as they are")
         if self.freeze_ratio is not None or self.schedule.kind != "static":
             raise ValueError(f"{setting} defines what is frozen by itself: not allowed with freeze_ratio or a schedule")
         if self.biases != "frozen":
@@ -320,7 +351,12 @@ class Method(Strict, refusal=MethodError):
     @property
     def sets_nothing(self) -> bool:
         """Return True when no matrix is set, frozen by role or given an adapter."""
-        return self.q.untouched and self.k.untouched and self.ffn.untouched and self.adapter.kind == "none"
+        return all(matrix.untouched for matrix in self.matrices.values()) and self.adapter.kind == "none"
+
+    @property
+    def matrices(self) -> dict[str, Projection | FeedForward | Latent]:
+        """Return how every kind of matrix is made, by the name of its field."""
+        return {"q": self.q, "k": self.k, "ffn": self.ffn, "down": self.down, "channel": self.channel}
 
     def to_json(self) -> str:
         """Return canonical JSON: two equal methods give the same bytes."""

@@ -57,9 +57,9 @@ def make_plain(model: nn.Module) -> None:
     for site in sites:
         value = model.get_submodule(site.roles["v"]) if site.fused is None else model.get_submodule(site.fused_path)
         like = next(value.parameters())
-        for role in ("q", "k"):
+        for role in ("q", "k", "down"):
             try:
-                module = model.get_submodule(site.roles[role])
+                module = model.get_submodule(site.roles.get(role, ""))
             except AttributeError:
                 continue  # the projection is still fused: nothing was put in its place
             if isinstance(module, CoreProjection | IdentityProjection):

@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..method.adapters import rotations
-from ..method.sites import Site, find_sites
+from ..method.sites import Site, find_sites, weight_matrix
 from ..method.spec import OFT_TERMS
 from ..method.trainable import head_of
 
@@ -68,7 +68,8 @@ def train_flops_per_token(model: Any, length: int, sequences: int, reach: Reach 
         flops += uses_per_token(weight) * rotation_flops(width, block, sequences * length, reached)
     for site in sites:
         causal = site.kind == "decoder"
-        flops += passes * attention_flops(site.heads * site.d_head, length, causal, _reached_roles(model, site, reach))
+        widths = site.heads * (site.d_head + site.channel), _value_width(model, site)
+        flops += passes * attention_flops(widths, length, causal, _reached_roles(model, site, reach))
     return flops
 
 
@@ -77,14 +78,15 @@ def weight_flops(weights: float, trained: bool, reached: float) -> float:
     return (2.0 + 2.0 * trained + 2.0 * reached) * weights
 
 
-def attention_flops(width: int, length: int, causal: bool, reached: Mapping[str, float]) -> float:
+def attention_flops(widths: tuple[int, int], length: int, causal: bool, reached: Mapping[str, float]) -> float:
     """Return the FLOPs of one token's scores and of the mixture of values. `reached` is that of its q, k and v.
 
-    The gradients of q and k are one product each, and both need the scores' gradient, which is another; v's is one.
+    `widths` are those of all heads' keys and of all heads' values. The gradients of q and k are one product each, and
+    both need the scores' gradient, which is another, as wide as the values; v's is one.
     """
     query, key, value = (reached.get(role, 0.0) for role in ("q", "k", "v"))
-    products = 2.0 + max(query, key) + query + key + value
-    return products * (1.0 if causal else 2.0) * width * length
+    of_keys, of_values = 1.0 + query + key, 1.0 + max(query, key) + value
+    return (of_keys * widths[0] + of_values * widths[1]) * (1.0 if causal else 2.0) * length
 
 
 def rotation_flops(width: int, block: int, tokens: int, reached: float) -> float:
@@ -140,6 +142,13 @@ def _multiplied_weights(model: Any) -> list[Tensor]:
     matrices = {id(module.weight): module.weight for module in modules if module.weight.ndim == 2}
     cores = [parameter for name, parameter in model.named_parameters() if name.endswith(".core")]
     return [weight for key, weight in matrices.items() if key not in not_multiplied] + cores
+
+
+def _value_width(model: nn.Module, site: Site) -> int:
+    """Return the width of all heads' values together: the columns of O where there is one, else that of the queries."""
+    if "o" not in site.roles:
+        return site.heads * site.d_head
+    return int(weight_matrix(model.get_submodule(site.roles["o"])).shape[1])
 
 
 def _reached_roles(model: nn.Module, site: Site, reach: Reach) -> dict[str, float]:

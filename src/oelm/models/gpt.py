@@ -1,4 +1,6 @@
-"""The project's GPT: bias-free attention with separate Q, K, V and O, pre-LayerNorm, a GELU FFN, a tied head.
+"""The project's GPT: blocks of attention and a feed-forward layer, each behind a norm, and a tied head.
+
+By its config it is the study's (learned positions, LayerNorm, GELU) or a modern one (rotary, RMSNorm, SwiGLU).
 
 A transformers model like any other: `generate`, `save_pretrained`, pipelines and evaluation harnesses work on it.
 """
@@ -12,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers import initialization as hf_init
 from transformers.cache_utils import Cache, DynamicCache
@@ -24,7 +25,10 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention.multi_head import OelmGPTAttention, OelmGPTRotary, ends_branch
+from .attention.lookback import CausalConvolution, KeyOffset
+from .attention.multi_head import OelmGPTAttention
+from .attention.rotary import OelmGPTRotary, TokenPlaces
+from .feed_forward import make_feed_forward, make_norm
 from .gpt_config import OelmGPTConfig
 
 # Called with every new OelmGPTModel before its weights are initialised or loaded. The package adds the hook that
@@ -32,29 +36,15 @@ from .gpt_config import OelmGPTConfig
 build_hooks: list[Callable[[nn.Module], None]] = []
 
 
-class OelmGPTFeedForward(nn.Module):
-    """Two linear layers with biases and a GELU between them."""
-
-    def __init__(self, config: OelmGPTConfig) -> None:
-        super().__init__()
-        assert config.intermediate_size is not None
-        self.fc_in = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc_out = ends_branch(nn.Linear(config.intermediate_size, config.hidden_size))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.fc_out(F.gelu(self.fc_in(hidden)))
-        return out
-
-
 class OelmGPTBlock(GradientCheckpointingLayer):  # type: ignore[misc]
-    """Attention and feed-forward layer, each behind a LayerNorm and added to the residual stream."""
+    """Attention and feed-forward layer, each behind a norm and added to the residual stream."""
 
     def __init__(self, config: OelmGPTConfig, layer_idx: int) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.ln_1 = make_norm(config)
         self.attn = OelmGPTAttention(config, layer_idx)
-        self.ln_2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = OelmGPTFeedForward(config)
+        self.ln_2 = make_norm(config)
+        self.mlp = make_feed_forward(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, **kwargs: Any) -> Tensor:
@@ -67,12 +57,16 @@ class OelmGPTBlock(GradientCheckpointingLayer):  # type: ignore[misc]
 class OelmGPTPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     """Base class of the GPT's models; initialises the weights:
 
-    | what                          | init                                      |
-    |-------------------------------|-------------------------------------------|
-    | Linear, Embedding             | N(0, 0.02²), biases 0                     |
-    | o_proj, fc_out                | N(0, (0.02 / √(2 · layers))²)             |
-    | LayerNorm                     | weight 1, bias 0                          |
-    | rotary frequencies (a buffer) | computed from the config, also on loading |
+    | what                          | init                                                        |
+    |-------------------------------|-------------------------------------------------------------|
+    | Embedding                     | N(0, 0.02²)                                                 |
+    | Linear                        | N(0, σ²), biases 0; σ = 0.02, or 1/√columns with `fan-in`   |
+    | o_proj, fc_out                | N(0, (σ / √(2 · layers))²)                                  |
+    | norms                         | weight 1, bias 0                                            |
+    | taps of a convolution         | 1 for the token itself, 0 for those before                  |
+    | rotary frequencies, moved     | buffers computed from the config, also on loading           |
+    |   dimensions of a key offset  |                                                             |
+    | an orthogonal key             | as torch's parametrisation starts it: orthogonal            |
     """
 
     config_class = OelmGPTConfig
@@ -89,13 +83,27 @@ class OelmGPTPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        # The Linear carries the mark itself, because transformers does not call this method for modules of other
-        # packages that hold nothing but submodules, such as the attention and the feed-forward layer.
-        if getattr(module, "ends_branch", False):
-            shrunk = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
-            hf_init.normal_(module.weight, std=shrunk)
+        if isinstance(module, nn.Linear):
+            self._init_linear(module)
         elif isinstance(module, OelmGPTRotary):
             hf_init.copy_(module.frequencies, module.compute())
+        elif isinstance(module, KeyOffset):
+            hf_init.copy_(module.moved, module.compute())
+        elif isinstance(module, CausalConvolution):
+            for taps in (module.query_taps, module.key_taps):
+                hf_init.copy_(taps, module.identity().expand_as(taps))
+
+    def _init_linear(self, module: nn.Linear) -> None:
+        """Draw a matrix again where `fan-in` or its place at the end of a residual branch asks for another size."""
+        fan_in = self.config.initializer == "fan-in"
+        std = module.in_features**-0.5 if fan_in else self.config.initializer_range
+        # The Linear carries the mark itself, because transformers does not call _init_weights for modules of other
+        # packages that hold nothing but submodules, such as the attention and the feed-forward layer.
+        ends_branch = getattr(module, "ends_branch", False)
+        if ends_branch:
+            std /= math.sqrt(2 * self.config.num_hidden_layers)
+        if fan_in or ends_branch:
+            hf_init.normal_(module.weight, std=std)
 
 
 class OelmGPTModel(OelmGPTPreTrainedModel):
@@ -104,12 +112,13 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
     def __init__(self, config: OelmGPTConfig) -> None:
         super().__init__(config)
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
-        rotary = config.positions == "rotary"
-        self.wpe = None if rotary else nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.rotary = OelmGPTRotary(config) if rotary else None
+        learned = config.positions == "learned"
+        self.wpe = nn.Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
+        rotated = config.channel or (config.key_dim if config.positions == "rotary" else 0)
+        self.rotary = OelmGPTRotary(rotated, config.rope_theta) if rotated else None
         self.dropout = nn.Dropout(config.dropout)
         self.h = nn.ModuleList([OelmGPTBlock(config, layer) for layer in range(config.num_hidden_layers)])
-        self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.ln_f = make_norm(config)
         self.gradient_checkpointing = False
         for hook in build_hooks:
             hook(self)
@@ -138,14 +147,16 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
         maybe_packed = position_ids is not None
         if position_ids is None:
             position_ids = torch.arange(length, device=hidden.device)[None] + cached
-        rotation = None
         if self.wpe is not None:
             limit = self.config.max_position_embeddings
             if isinstance(cached, int) and cached + length > limit:
                 raise ValueError(f"{cached + length} tokens are more than the model's {limit} positions")
             hidden = hidden + self.wpe(position_ids)
-        elif self.rotary is not None:
-            rotation = self.rotary(position_ids, hidden.dtype)
+        places = TokenPlaces(
+            rotation=None if self.rotary is None else self.rotary(position_ids, hidden.dtype),
+            rotary=self.rotary,
+            predecessors=self._predecessors(position_ids, attention_mask, cached, maybe_packed),
+        )
         # Without padding, cache or packing, attention is plainly causal: with no mask the fast kernels are used.
         mask, eager = None, self.config._attn_implementation == "eager"
         if attention_mask is not None or past_key_values is not None or maybe_packed or eager:
@@ -158,8 +169,25 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
             )
         hidden = self.dropout(hidden)
         for block in self.h:
-            hidden = block(hidden, mask=mask, rotation=rotation, past_key_values=past_key_values, **kwargs)
+            hidden = block(hidden, mask=mask, places=places, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPast(last_hidden_state=self.ln_f(hidden), past_key_values=past_key_values)
+
+    def _predecessors(
+        self, positions: Tensor, attention_mask: Tensor | None, cached: int | Tensor, given: bool
+    ) -> Tensor | None:
+        """Return how many tokens before each one belong to its document, or None where no attention looks back.
+
+        That is a token's position, where the caller gives positions. Otherwise padding on the left is told from the
+        mask, and with `offset_across_documents` positions that start again do not end a document.
+        """
+        if not self.config.looks_back:
+            return None
+        if given and not self.config.offset_across_documents:
+            return positions
+        length = positions.shape[1]
+        if attention_mask is not None and attention_mask.ndim == 2:
+            return attention_mask.long().cumsum(-1)[:, -length:] - 1
+        return torch.arange(length, device=positions.device)[None] + cached
 
 
 class OelmGPTForCausalLM(OelmGPTPreTrainedModel, GenerationMixin):  # type: ignore[misc]

@@ -62,7 +62,7 @@ def load() -> Published:
 
 def reference_rate(method: Method) -> float:
     """Return the study's learning rate for fine-tuning with a method, which depends on whether anything is frozen."""
-    frozen = method.q.frozen or method.k.frozen or method.ffn.frozen or method.rest != "trained"
+    frozen = any(matrix.frozen for matrix in method.matrices.values()) or method.rest != "trained"
     return FROZEN_RATE if frozen else BASELINE_RATE
 
 

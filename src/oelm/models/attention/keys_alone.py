@@ -1,0 +1,72 @@
+"""Attention whose cache holds keys alone, before their rotation: for K = V, and for an orthogonal key.
+
+A value follows from its key: it is the key itself, or W_v W_kᵀ k where W_k is orthogonal. Keys are rotated when they
+are read, each by its place in the cache; only distances between tokens count, so padding on the left does no harm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.cache_utils import Cache
+
+from .interface import attend, split_heads
+from .rotary import OelmGPTRotary, rotate
+
+# How far from orthogonal a key's matrix may be: rounding of 16-bit weights, and training steps of a parametrised one.
+_TOLERANCE = 1e-2
+
+
+def attend_to_keys(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    rotary: OelmGPTRotary | None,
+    cache: Cache,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output (batch, tokens, heads, d_value) of a call's queries over all keys, which are cached.
+
+    Queries, keys and values are the call's own (batch, heads, tokens, dim), not rotated yet.
+    """
+    batch, kv_heads, tokens, d_key = key.shape
+    start = cache.get_seq_length(module.layer_idx)
+    was_empty = tokens > 1 and int(start) == 0
+    # Added up before the update: a preallocated cache counts its tokens in place.
+    own_places = start + torch.arange(tokens, device=key.device)[None]
+    if not module.config.shared_kv and was_empty:
+        require_orthogonal(module)
+    flat = key.transpose(1, 2).reshape(batch, 1, tokens, kv_heads * d_key)
+    cached, _ = cache.update(flat, flat[..., :0], module.layer_idx)
+    if was_empty and (mask is None or isinstance(mask, Tensor)):
+        mask = None if mask is None else mask[..., :tokens]
+    else:
+        key = split_heads(cached[:, 0], d_key)
+        value = key if module.config.shared_kv else split_heads(_values_of(module, cached[:, 0]), module.head_dim)
+    if rotary is not None:
+        all_places = torch.arange(key.shape[2], device=key.device)[None]
+        query = rotate(query, rotary(own_places, query.dtype))
+        key = rotate(key, rotary(all_places, key.dtype))
+    return attend(module, query, key, value, mask, **kwargs)
+
+
+def require_orthogonal(module: Any) -> None:
+    """Raise unless the key's matrix is orthogonal, so that its transpose undoes it."""
+    weight = module.k_proj.weight.detach().float()
+    error = float((weight @ weight.mT - torch.eye(weight.shape[0], device=weight.device)).abs().max())
+    if not error <= _TOLERANCE:
+        raise ValueError(
+            f"cache 'keys' recovers values from keys, which needs an orthogonal key matrix, but in layer "
+            f"{module.layer_idx} |W Wᵀ - I| is {error:.1e}: set orthogonal_key, or freeze an orthogonal key over all "
+            "heads (k: {init: orthogonal, scope: global, frozen: true}), or set cache to 'auto'"
+        )
+
+
+def _values_of(module: Any, keys: Tensor) -> Tensor:
+    """Return the values of cached keys (batch, tokens, width): W_v times the hidden state, W_kᵀ times the key."""
+    return F.linear(keys, module.v_proj.weight @ module.k_proj.weight.mT)
