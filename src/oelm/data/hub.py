@@ -1,4 +1,4 @@
-"""Read datasets of the Hugging Face Hub by name with the `datasets` package: text streamed, labelled tables whole."""
+"""Read datasets of the Hugging Face Hub by name with the `datasets` package: stream text, load labelled tables."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class HubTable:
 
     @property
     def name(self) -> str:
-        """What error messages call the table."""
+        """Return the table's name in error messages."""
         return f"{HubDataset(self.repo, self.config, revision=self.revision)}, split {self.split!r}"
 
     def rows(self, choose: ChooseColumns) -> Iterator[tuple[str, Row]]:
@@ -150,7 +150,7 @@ def _hub_errors(where: str, progress: Callable[[], str] = lambda: "from the Hub"
         yield
     except DataError:
         raise
-    # Its layers raise many kinds of errors, which all mean the same here.
+    # Its layers raise many kinds of errors, and the advice is the same for all of them.
     except Exception as error:
         raise DataError(
             f"{where}: cannot be read {progress()} ({type(error).__name__}: {error}). Check the name and the network "

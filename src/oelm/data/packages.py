@@ -1,4 +1,4 @@
-"""Importing packages that only some kinds of data need."""
+"""Import packages that only some kinds of data need."""
 
 from __future__ import annotations
 

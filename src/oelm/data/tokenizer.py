@@ -40,16 +40,17 @@ class TextTokenizer:
 
     @cached_property
     def eos_id(self) -> int:
-        """The id of the token that ends a document."""
+        """Return the id of the token that ends a document."""
         return token_id(self.backend, self.special["eos_token"])
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the highest id: the number of rows that a model's embedding needs."""
+        """Return one more than the highest id: the number of rows that a model's embedding needs."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
     def sha256(self) -> str:
+        """Return the hash of the parts that determine how text becomes ids."""
         return vocabulary_sha256(self.backend)
 
     def save(self, folder: Path) -> None:
@@ -61,7 +62,7 @@ def token_id(backend: Tokenizer, token: str) -> int:
     """Return the id of a token; raise DataError when it is not in the vocabulary."""
     index = backend.token_to_id(token)
     if index is None:
-        raise DataError(f"the tokenizer has no token {token!r}; name one of its vocabulary")
+        raise DataError(f"the tokenizer has no token {token!r}; name one that is in its vocabulary")
     return index
 
 
@@ -131,12 +132,12 @@ def _word_piece(vocabulary: Path) -> PreTrainedTokenizerFast:
         words = vocabulary.read_text(encoding="utf-8").splitlines()
     absent = [token for token in _BERT_TOKENS if token not in words]
     if absent:
-        raise DataError(f"{vocabulary}: not a word list of BERT's; it has no {', '.join(absent)}")
+        raise DataError(f"{vocabulary}: not a BERT vocabulary; it has no {', '.join(absent)}")
     return BertTokenizerFast(vocab=str(vocabulary), do_lower_case=_lower_case(vocabulary.parent, words))
 
 
 def _lower_case(folder: Path, words: list[str]) -> bool:
-    """Return whether a BERT vocabulary is uncased, by its tokenizer_config.json, or else by its words."""
+    """Return True when a BERT vocabulary is uncased, by its tokenizer_config.json, or else by its words."""
     config = folder / "tokenizer_config.json"
     if config.is_file():
         try:

@@ -332,7 +332,7 @@ def test_text_to_text_of_users_data(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("dev.tsv", "sentence\tlabel\na\t-1\nb\t-1\n", r"dev.tsv: 2 of 2 rows have no answer to learn \(a label of -1"),
+        ("dev.tsv", "sentence\tlabel\na\t-1\nb\t-1\n", r"dev.tsv: 2 of 2 rows .*\(no label, or -1"),
         ("dev.tsv", "sentence\tlabel\na\t\nb\t1\n", r"1 of 2 rows .*line 2.*that have labels: train, validation"),
         ("dev.tsv", "index\tsentence\n0\ta\n", r"dev.tsv: 1 of 1 rows .*no column 'label' or 'gold_label'"),
         ("dev.tsv", "sentence\tlabel\na\t0\nb\t2\n", r"line 3: label '2' is none of negative \(0\), positive \(1\)"),
@@ -426,7 +426,7 @@ def test_two_files_for_one_split_are_refused(tmp_path):
         ({"name": "sst2", "path": "file"}, "file: a file; name the folder that holds it"),
         ({"name": "sst2", "path": "."}, r"no training file for the task 'sst2'.*train .*hf download nyu-mll/glue"),
         ({"name": "folder", "path": "."}, r"no training file for the task 'folder'. Looked for train \(with .jsonl"),
-        ({"name": "folder"}, "task 'folder': where is it"),
+        ({"name": "folder"}, r"task 'folder': needs --data DIR \(data.path\)"),
         ({"name": "sst2", "form": "words"}, "form: .*'labels' or 'text'.*'words'"),
         ({"name": "sst2", "fraction": 0}, r"fraction: .* greater than 0 \(got 0\)"),
         ({"name": "sst2", "validation_share": 0.9}, r"validation_share: .*0\.5 \(got 0\.9\)"),

@@ -49,7 +49,7 @@ def test_other_sizes_and_seeds():
     data = builtin_labelled("inference", seed=5, train=30, validation=9)
     assert (len(data.splits["train"]), len(data.splits["validation"])) == (30, 9)
     assert data.sha256 != builtin_labelled("inference", seed=6, train=30, validation=9).sha256
-    with pytest.raises(DataError, match=r"1,000,400 rows: .* 1 to 20,000 in all"):
+    with pytest.raises(DataError, match=r"1,000,400 rows: .* from 1 to 20,000"):
         builtin_labelled("sentiment", train=10**6)
     with pytest.raises(DataError, match="no built-in judgements called 'irony': there are sentiment, inference"):
         builtin_labelled("irony")

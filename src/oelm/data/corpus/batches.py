@@ -32,7 +32,7 @@ class Windows:
     epoch; fewer than `length` tokens at the end of the corpus are left over.
 
     Sample i of a run, counted from 0 without end, belongs to epoch i // count and is the window at index i % count of
-    that epoch's permutation. `fraction` keeps only the first share of the tokens. `text` is what errors call them.
+    that epoch's permutation. `fraction` keeps only the first share of the tokens. `text` names the tokens in errors.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class Windows:
             raise DataError(f"seed {seed}: must not be negative")
         if not 0.0 < fraction <= 1.0:
             raise DataError(f"fraction {fraction}: must be above 0 and at most 1")
-        kept = len(tokens) if fraction == 1.0 else int(len(tokens) * fraction)
-        if kept < length + 1:
+        size = len(tokens) if fraction == 1.0 else int(len(tokens) * fraction)
+        if size < length + 1:
             share = "" if fraction == 1.0 else f" (the first {fraction:g} of {len(tokens):,})"
             raise DataError(
-                f"a window needs {length + 1:,} tokens, {text} has {kept:,}{share}: "
+                f"a window needs {length + 1:,} tokens, {text} has {size:,}{share}: "
                 "use a shorter length (data.sequence_length) or more text"
             )
         # A plain array view, since slicing a memmap object is several times slower.
-        self.tokens = np.asarray(tokens)[:kept]
+        self.tokens = np.asarray(tokens)[:size]
         self.length = length
         self.seed = seed
-        self.count = (kept - 1) // length
+        self.count = (size - 1) // length
         # Two orders are kept, since a batch may straddle two epochs; the next batch needs no others.
         self._order = lru_cache(maxsize=2)(partial(permutation, seed, size=self.count))
 
@@ -89,4 +89,4 @@ class Windows:
     @staticmethod
     def _check(first: int, count: int) -> None:
         if first < 0 or count < 1:
-            raise DataError(f"samples from {first}, {count} of them: the first must not be negative, the count not 0")
+            raise DataError(f"first {first}, count {count}: must be at least 0 and 1")

@@ -62,7 +62,7 @@ class FeederState:
 class Feeder:
     """Reads units, assigns each to a split by its content, and cuts them into pieces.
 
-    The split depends only on the unit's text and the seed, so equal documents always are in the same split, whatever
+    The split depends only on the unit's text and the seed, so equal documents are always in the same split, whatever
     their order and number.
     """
 
@@ -178,7 +178,7 @@ def encode_all(
 ) -> Generator[tuple[Arrays, dict[str, Any] | None]]:
     """Encode everything that the feeder yields, `workers` jobs at a time, and yield the results in order.
 
-    With a result that ends between two units comes the feeder's state after it, and None with any other.
+    A result that ends between two units comes with the feeder's state after it, any other with None.
     """
     with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool, _one_thread_per_call():
         pending: deque[tuple[Future[Arrays], dict[str, Any] | None]] = deque()
@@ -230,12 +230,12 @@ def _encode(backend: Tokenizer, pieces: list[Piece], eos_id: int, dtype: np.dtyp
 def _one_thread_per_call() -> Iterator[None]:
     """Let each call of the tokenizer use one thread: calls run in parallel, so more threads would only wait."""
     name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
+    previous = os.environ.get(name)
     os.environ[name] = "false"
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[name]
         else:
-            os.environ[name] = before
+            os.environ[name] = previous

@@ -110,10 +110,10 @@ def prepare(
     out = Path(out)
     options = PrepareOptions(**keywords)
     if (tokenizer is None) == (options.train_bpe is None):
-        given, only = ("no tokenizer", "") if tokenizer is None else ("two tokenizers", ", not both")
+        problem, ending = ("no tokenizer", "") if tokenizer is None else ("two tokenizers", ", not both")
         raise DataError(
-            f"{given}: give either tokenizer (--tokenizer, a folder or a name) or train_bpe (--train-bpe, a "
-            f"vocabulary size){only}"
+            f"{problem}: give either tokenizer (--tokenizer, a folder or a name) or train_bpe (--train-bpe, a "
+            f"vocabulary size){ending}"
         )
     train, val = resolve(source, options.val, Reading(options.text_field, options.separator))
     if not (out / HEADER).is_file():
@@ -127,7 +127,7 @@ def prepare(
 
 @dataclass(frozen=True, kw_only=True)
 class _Preparation:
-    """A corpus, how it is split and encoded, and whom to tell about progress."""
+    """A corpus, the options for splitting and encoding it, and the callback for progress."""
 
     train: Source
     val: Source | None
@@ -151,16 +151,17 @@ class _Preparation:
 
     @property
     def val_fraction(self) -> float:
-        """The share of the documents to hold out; 0 when there is a validation source."""
+        """Return the share of the documents to hold out; 0 when there is a validation source."""
         return 0.0 if self.val else self.options.val_fraction
 
     @property
     def splits(self) -> tuple[SplitName, ...]:
+        """Return the names of the splits that the result will have."""
         return ("train", "val") if self.val or self.val_fraction else ("train",)
 
     @property
     def total_bytes(self) -> int | None:
-        """The number of bytes that will be read, or None when it is not known beforehand."""
+        """Return the number of bytes that will be read, or None when it is not known beforehand."""
         sizes = [source.total_bytes for source in (self.train, self.val) if source]
         return None if None in sizes or self.options.limit_bytes is not None else sum(size or 0 for size in sizes)
 
@@ -195,7 +196,7 @@ class _Preparation:
         }
 
     def _header(self, inputs: tuple[SourceHeader, ...], recipe: dict[str, Any], tokenizer: TextTokenizer) -> Header:
-        """Return the header without what only encoding can tell: the splits and their shared documents."""
+        """Return the header without what is known only after encoding: the splits and their shared documents."""
         return Header(
             oelm_version=__version__,
             tokenizers_version=tokenizers.__version__,
@@ -222,7 +223,7 @@ class _Preparation:
         )
 
     def _train_tokenizer(self, work: Workspace) -> TextTokenizer:
-        """Return the tokenizer trained on the training split: that of an interrupted run, or a new one."""
+        """Return the tokenizer trained on the training split: the one that an interrupted run saved, or a new one."""
         path, size, eos = work.folder / TOKENIZER_FILE, self.options.train_bpe or 0, self.options.eos
         if path.is_file():
             backend = Tokenizer.from_file(str(path))
@@ -257,10 +258,10 @@ class _Preparation:
                     work.parts[split].append(ids)
                 if state is None:
                     continue
-                done = sum(state["bytes"].values())
-                if done - saved_bytes >= self.options.checkpoint_bytes:
+                done_bytes = sum(state["bytes"].values())
+                if done_bytes - saved_bytes >= self.options.checkpoint_bytes:
                     work.save(state)
-                    saved_bytes = done
+                    saved_bytes = done_bytes
                 tokens = sum(part.tokens for part in work.parts.values())
                 self.report(Progress("encode", meter.bytes, total, sum(state["documents"].values()), tokens))
         self._check_split(feeder.state)
@@ -279,21 +280,21 @@ class _Preparation:
         work.publish(header.model_copy(update={"splits": splits, "shared_documents": feeder.state.shared}))
 
     def _check_split(self, state: FeederState, partial: bool = False) -> None:
-        """Raise DataError when a split is empty or validation is all training text.
+        """Raise DataError when a split is empty or all validation text is also training text.
 
-        With `partial`, the corpus may not have been read to its end, so validation may still come.
+        With `partial`, the corpus may not have been read to its end, so validation text may still follow.
         """
-        where = self.train.description
+        source = self.train.description
         if not any(state.bytes.values()):
-            raise DataError(f"{where}: the corpus is empty: no document with any text")
+            raise DataError(f"{source}: the corpus is empty: no document with any text")
         if state.bytes["train"] == 0:
-            every = f": with val_fraction {self.val_fraction:g} (--val-fraction) every document is for validation"
-            raise DataError(f"{where}: no text is left for training{'' if self.val else every}")
+            reason = f": with val_fraction {self.val_fraction:g} (--val-fraction) every document is for validation"
+            raise DataError(f"{source}: no text is left for training{'' if self.val else reason}")
         if "val" in self.splits and state.bytes["val"] == 0 and not partial:
             if self.val:
                 raise DataError(f"{self.val.description}: the validation source is empty: no document with any text")
             raise DataError(
-                f"{where}: val_fraction {self.val_fraction:g} (--val-fraction) left no text for validation; anything "
+                f"{source}: val_fraction {self.val_fraction:g} (--val-fraction) left no text for validation; anything "
                 f"above {state.lowest:.4f} takes some. Raise it, give a validation file, or set it to 0 for no "
                 "validation"
             )
@@ -305,25 +306,28 @@ class _Preparation:
 
 
 def _reuse(out: Path, recipe: dict[str, Any]) -> TokenDataset | None:
-    """Return the dataset that `out` already holds, or None; raise DataError when its recipe was another one."""
+    """Return the dataset that `out` already holds, or None; raise DataError when it has another recipe."""
     if not (out / HEADER).is_file():
         return None
-    old = read_header(out).recipe
-    if old == recipe:
+    old_recipe = read_header(out).recipe
+    if old_recipe == recipe:
         try:
             dataset = TokenDataset.open(out)
         except DataError as error:
             raise DataError(f"{error} (delete {out} first)") from None
         discard(out)
         return dataset
-    differing = [key for key in sorted({*recipe, *old}) if recipe.get(key) != old.get(key)]
-    changes = "; ".join(f"{key}: {_short(old.get(key))} there, {_short(recipe.get(key))} now" for key in differing)
+    differing = [key for key in sorted({*recipe, *old_recipe}) if recipe.get(key) != old_recipe.get(key)]
+    changes = "; ".join(
+        f"{key}: {_short(old_recipe.get(key))} there, {_short(recipe.get(key))} now" for key in differing
+    )
     raise DataError(
         f"{out}: holds a dataset prepared differently ({changes}); choose another folder or delete this one"
     )
 
 
 def _short(value: Any) -> str:
+    """Return a recipe's value for a message: the names of up to three sources, or the beginning of anything else."""
     if isinstance(value, list):
         return ", ".join(str(item.get("name")) if isinstance(item, dict) else str(item) for item in value[:3])
     text = repr(value)

@@ -69,67 +69,71 @@ def _texts(path: Path, reading: Reading, meter: Meter) -> Iterator[str]:
     return (text_of(row, columns[0], location) for location, row in read_rows(path, meter, choose))
 
 
-def text_units(read: Iterator[str], separator: str) -> Iterator[Unit]:
+def text_units(portions: Iterator[str], separator: str) -> Iterator[Unit]:
     """Yield the documents between separators, or the blocks of one long document when no separator is near the start.
 
-    `read` yields the text in portions of any length.
+    `portions` are the text in order, in pieces of any length.
     """
     head = ""
-    for portion in read:
+    for portion in portions:
         head += portion
         if len(head) >= _LOOK:
             break
     divide = _documents if separator and separator in head else _blocks
-    return divide(chain([head], read), separator)
+    return divide(chain([head], portions), separator)
 
 
-def _documents(read: Iterator[str], separator: str) -> Iterator[Unit]:
+def _documents(portions: Iterator[str], separator: str) -> Iterator[Unit]:
     """Yield the texts between separators, without the line breaks around them; long ones in parts."""
-    rest, inside = "", False  # inside: earlier parts of this document have been yielded
-    for portion in read:
-        *whole, rest = (rest + portion).split(separator)
-        for text in whole:
+    buffer, inside = "", False  # inside: earlier parts of this document have been yielded
+    for portion in portions:
+        *documents, buffer = (buffer + portion).split(separator)
+        for text in documents:
             text = text.rstrip("\n") if inside else text.strip("\n")
             if inside or text.strip():
                 yield Unit(text, joined=inside)
             inside = False
-        if len(rest) > _LONG:
-            # The end of the text is kept: it may hold half a separator, or line breaks before one.
-            part = rest[: -max(_READ // 2, len(separator))].rstrip("\n")
-            rest = rest[len(part) :]
+        if len(buffer) > _LONG:
+            # The end of the text stays in the buffer: it may hold half a separator, or line breaks before one.
+            part = buffer[: -max(_READ // 2, len(separator))].rstrip("\n")
+            buffer = buffer[len(part) :]
             yield Unit(part if inside else part.lstrip("\n"), more=True, joined=inside)
             inside = True
-    rest = rest.rstrip("\n") if inside else rest.strip("\n")
-    if inside or rest.strip():
-        yield Unit(rest, joined=inside)
+    buffer = buffer.rstrip("\n") if inside else buffer.strip("\n")
+    if inside or buffer.strip():
+        yield Unit(buffer, joined=inside)
 
 
-def _blocks(read: Iterator[str], separator: str) -> Iterator[Unit]:
+def _blocks(portions: Iterator[str], separator: str) -> Iterator[Unit]:
     """Yield text without separators in blocks that end at blank lines where possible; joined, they are the text.
 
     A separator that appears late in the file still ends a document.
     """
-    rest, start, ended = "", 0, False
+    buffer, start, ended = "", 0, False
     inside = False  # whether earlier blocks of this document have been yielded
     while True:
-        if not ended and len(rest) - start <= _BLOCK_MAX + len(separator):
-            portion = next(read, None)
+        if not ended and len(buffer) - start <= _BLOCK_MAX + len(separator):
+            portion = next(portions, None)
             ended = portion is None
-            rest, start = rest[start:] + (portion or ""), 0
+            buffer, start = buffer[start:] + (portion or ""), 0
             continue
-        if start == len(rest):
+        if start == len(buffer):
             return
-        end = _block_end(rest, start)
-        mark = rest.find(separator, start, end + len(separator) - 1) if separator else -1
-        if mark >= 0:
-            end = mark
+        end = _block_end(buffer, start)
+        separator_at = buffer.find(separator, start, end + len(separator) - 1) if separator else -1
+        if separator_at >= 0:
+            end = separator_at
         # A document ends where a separator follows, and at the end of the file.
-        last = mark >= 0 or (ended and end == len(rest)) or (bool(separator) and rest.startswith(separator, end))
-        block = rest[start:end]
+        last = (
+            separator_at >= 0
+            or (ended and end == len(buffer))
+            or (bool(separator) and buffer.startswith(separator, end))
+        )
+        block = buffer[start:end]
         if inside or not last or block.strip():
             yield Unit(block, more=not last)
         inside = not last
-        start = end + len(separator) if mark >= 0 else end
+        start = end + len(separator) if separator_at >= 0 else end
 
 
 def _block_end(text: str, start: int) -> int:

@@ -37,7 +37,7 @@ class FileSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """The number of bytes that the meter of `units` will count."""
+        """Return the number of bytes that the meter of `units` will count."""
         return sum(path.stat().st_size for path in self.paths)
 
     @property
@@ -116,13 +116,14 @@ def _files(path: Path, reading: Reading) -> FileSource:
     if path.is_dir():
         return _folder(path, reading)
     if not format_of(path)[0]:
-        raise DataError(f"{path}: the format is not known by this name; known are {known_suffixes()}")
+        raise DataError(f"{path}: unknown file suffix; known are {known_suffixes()}")
     return FileSource(path, (path,), reading)
 
 
 def _folder(folder: Path, reading: Reading) -> FileSource:
-    inside = [path for path in folder.rglob("*") if path.is_file()]
-    visible = [path for path in inside if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    """Return the readable files of a folder; raise DataError where they mix training and held-out text."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     visible.sort(key=lambda path: path.relative_to(folder).as_posix())
     paths = tuple(path for path in visible if format_of(path)[0])
     if not paths:
@@ -131,8 +132,8 @@ def _folder(folder: Path, reading: Reading) -> FileSource:
     training = [path for path in paths if _TRAIN.fullmatch(path.name)]
     if held_out and training:
         raise DataError(
-            f"{folder}: holds {training[0].name} and {held_out[0].name}, and taking both as one corpus would train "
-            "on held-out text: name the training file as the source and the validation file as val (--val)"
+            f"{folder}: holds {training[0].name} and {held_out[0].name}; reading both as one corpus would train on "
+            "held-out text: name the training file as the source and the validation file as val (--val)"
         )
     ignored = tuple(path.relative_to(folder).as_posix() for path in visible if path not in paths)
     return FileSource(folder, paths, reading, ignored)

@@ -80,13 +80,13 @@ class TokenDataset:
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of the whole dataset, tokenizer and token files, for a run's record."""
+        """Return the hash of the whole dataset, tokenizer and token files, for a run's record."""
         parts = [self.tokenizer_hash, self.train.sha256, self.val.sha256 if self.val else ""]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
     def overlap(self) -> str:
-        """A warning about validation documents that are also in the training text; empty when there are none."""
+        """Return a warning about validation documents that are also in the training text; "" when there are none."""
         if self.val is None or not self.shared_documents:
             return ""
         counts = f"{self.shared_documents:,} of {self.val.documents:,}"
@@ -133,7 +133,7 @@ class TokenDataset:
 
 
 class MemoryKeywords(TypedDict, total=False):
-    """What `in_memory` may say about its arrays; the defaults are those of TokenDataset."""
+    """Keyword arguments of `in_memory` that describe the arrays; the defaults are those of TokenDataset."""
 
     eos_id: int
     tokenizer_json: str | None
@@ -163,12 +163,12 @@ def in_memory(
         size = text_bytes[index] if text_bytes else len(tokens)
         return Split(tokens, documents[index], size, hash_array(tokens))
 
-    held_out = None if val is None else split(1, "val", val)
-    return TokenDataset(train=split(0, "train", train), val=held_out, vocab_size=vocab_size, **keywords)
+    val_split = None if val is None else split(1, "val", val)
+    return TokenDataset(train=split(0, "train", train), val=val_split, vocab_size=vocab_size, **keywords)
 
 
 def hash_array(tokens: npt.NDArray[Any]) -> str:
-    """Return the sha256 of the tokens, read in pieces so that a memory-mapped file is never in memory as a whole."""
+    """Return the sha256 of the tokens, read in pieces so that a memory-mapped file is never fully in memory."""
     digest = hashlib.sha256()
     for start in range(0, len(tokens), _HASH_TOKENS):
         digest.update(np.ascontiguousarray(tokens[start : start + _HASH_TOKENS]).data)
@@ -176,6 +176,7 @@ def hash_array(tokens: npt.NDArray[Any]) -> str:
 
 
 def _open_split(folder: Path, header: Header, split: SplitHeader) -> Split:
+    """Return a split as a memory-mapped array; raise DataError where its file does not fit the header."""
     path = folder / split.file
     dtype = DTYPES[header.dtype]
     if not path.is_file():
@@ -205,7 +206,7 @@ def _as_tokens(ids: npt.NDArray[Any], vocab_size: int, where: str) -> Tokens:
 
 
 def _check_sample(tokens: Tokens, vocab_size: int, where: str) -> None:
-    """Check some thousand ids spread over the file: cheap at any size, and enough to notice foreign content."""
+    """Raise DataError where any of 16,384 ids, spread over the file, is outside the vocabulary: cheap at any size."""
     starts = np.linspace(0, max(0, len(tokens) - 256), num=64, dtype=np.int64)
     highest = max(int(tokens[start : start + 256].max()) for start in starts)
     if highest >= vocab_size:

@@ -37,6 +37,7 @@ class Part:
         self._file.seek(0, os.SEEK_END)
 
     def append(self, ids: npt.NDArray[Any]) -> None:
+        """Append token ids to the file."""
         if len(ids):
             self._file.write(ids.data)
             self.tokens += len(ids)
@@ -48,6 +49,7 @@ class Part:
         os.fsync(self._file.fileno())
 
     def sha256(self) -> str:
+        """Return the hash of the file's content."""
         self.sync()
         return hash_file(self.path)
 
@@ -95,7 +97,7 @@ class Workspace:
 
     @property
     def finished(self) -> bool:
-        """Whether only moving the files is left to do."""
+        """Return True when only moving the files is left to do."""
         return (self.folder / HEADER).is_file()
 
     def move(self) -> None:
@@ -110,8 +112,8 @@ class Workspace:
 
     def clear(self) -> None:
         """Remove an abandoned preparation, including files that were moved: without a header they are useless."""
-        working = [self.folder / name for name in (*_PUBLISHED, _CHECKPOINT, TOKENIZER_FILE, _JOB)]
-        for path in [*working, *(self.out / name for name in _PUBLISHED if name != HEADER)]:
+        work_files = [self.folder / name for name in (*_PUBLISHED, _CHECKPOINT, TOKENIZER_FILE, _JOB)]
+        for path in [*work_files, *(self.out / name for name in _PUBLISHED if name != HEADER)]:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -150,7 +152,7 @@ def workspace(out: Path, recipe: dict[str, Any]) -> Iterator[Workspace]:
 
 
 def check_free(out: Path) -> None:
-    """Raise DataError when the output folder holds something else than a preparation."""
+    """Raise DataError when the output folder holds anything but an unfinished preparation."""
     if not out.exists():
         return
     if not out.is_dir():

@@ -1,4 +1,4 @@
-"""Find which column of a labelled table holds what: by the task's names, the user's names, or the only candidate."""
+"""Find the columns of texts and answers in a table: by the task's names, the user's names, or the only candidate."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FoundColumns:
 
 
 def find_columns(candidates: ColumnNames, row: Row, where: str) -> FoundColumns:
-    """Return the columns that a table really has; `where` names the table in errors."""
+    """Return which of the candidates a table has, given one of its rows; `where` names the table in errors."""
     text = _first(candidates.text, row)
     if text is None:
         role = "source" if candidates.text_answers else "text"
@@ -67,7 +67,7 @@ def find_columns(candidates: ColumnNames, row: Row, where: str) -> FoundColumns:
 def guess_labelled(
     row: Row, where: str, *, text: str | None = None, pair: str | None = None, label: str | None = None
 ) -> ColumnNames:
-    """Return the columns of a user's own labelled table by their usual names; names that the user gives come first."""
+    """Return the columns of a user's own labelled table: those that the user names, else those with usual names."""
     _require_columns(row, where, text=text, pair=pair, label=label)
     answer = label or _only(LABELS, row)
     if answer is None:
@@ -88,7 +88,7 @@ def guess_labelled(
 
 
 def guess_text_to_text(row: Row, where: str, *, source: str | None = None, target: str | None = None) -> ColumnNames:
-    """Return the columns of a user's own text-to-text table."""
+    """Return the columns of a user's own text-to-text table: those that the user names, else a usual pair of names."""
     _require_columns(row, where, source=source, target=target)
     if source is None and target is None:
         known_pairs = [names for names in TEXT_TO_TEXT if all(name in row for name in names)]
@@ -111,8 +111,8 @@ def _only(names: Sequence[str], columns: Row | Sequence[str]) -> str | None:
     return present[0] if len(present) == 1 else None
 
 
-def _require_columns(row: Row, where: str, **given: str | None) -> None:
-    for role, name in given.items():
+def _require_columns(row: Row, where: str, **requested: str | None) -> None:
+    for role, name in requested.items():
         if name is not None and name not in row:
             raise DataError(f"{where}: no column {name!r}, which `{role}` names; {_has(row)}")
 

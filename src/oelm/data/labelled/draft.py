@@ -1,4 +1,4 @@
-"""Labelled data while it is put together: held-out rows, checks between splits, and the hashes of the result."""
+"""Put labelled data together: hold out validation rows, check the splits against each other, hash the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tasks import to_prompt
 
 @dataclass(kw_only=True)
 class Draft:
-    """The splits of a task before they become a LabelledData; the methods are called in the order they stand in."""
+    """The splits of a task before they become a LabelledData; the methods are called in the order of this file."""
 
     name: str
     about: str
@@ -37,11 +37,11 @@ class Draft:
             raise DataError(f"{self.name}: {len(train):,} training rows are too few to cut a validation split from")
         del self.splits["train"]
         source = self.sources.pop("train")
-        cut = {name: value for name, value in source.items() if name != "no_consensus"}
-        cut |= {"cut_from": "train", "share": share}
+        validation_source = {name: value for name, value in source.items() if name != "no_consensus"}
+        validation_source |= {"cut_from": "train", "share": share}
         # Validation comes second, since the order of the splits is part of the data's hash.
         self.splits = {"train": train.subset(~held_out), "validation": train.subset(held_out)} | self.splits
-        self.sources = {"train": source, "validation": cut} | self.sources
+        self.sources = {"train": source, "validation": validation_source} | self.sources
 
     def check(self) -> dict[str, list[bytes]]:
         """Check that train and validation have every class and that held-out rows were not trained on.
@@ -70,7 +70,7 @@ class Draft:
         return digests
 
     def keep_fraction(self, fraction: float, digests: list[bytes]) -> None:
-        """Keep a fraction of the training rows, whose digests are given."""
+        """Keep a fraction of the training rows; `digests` are those that `check` returned for them."""
         train = self.splits["train"]
         self.splits["train"] = train.subset(first_share(digests, train.classes(), fraction))
         self.sources["train"] |= {"fraction": fraction, "of": len(train)}
@@ -86,14 +86,14 @@ class Draft:
 
     def finish(self) -> LabelledData:
         """Return the data with hashes of its content and a description of where it is from."""
-        total = hashlib.sha256(json.dumps(self.labels).encode())
+        total_hash = hashlib.sha256(json.dumps(self.labels).encode())
         for split, examples in self.splits.items():
-            content = hashlib.sha256()
+            split_hash = hashlib.sha256()
             answers: Iterable[Any] = examples.labels.tolist() if examples.answers is None else examples.answers
             for row in zip(examples.contents(), answers, strict=True):
-                content.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-            self.sources[split] |= {"rows": len(examples), "sha256": content.hexdigest()}
-            total.update(f"\n{split} {content.hexdigest()}".encode())
+                split_hash.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            self.sources[split] |= {"rows": len(examples), "sha256": split_hash.hexdigest()}
+            total_hash.update(f"\n{split} {split_hash.hexdigest()}".encode())
         return LabelledData(
             name=self.name,
             description=self._description(),
@@ -101,7 +101,7 @@ class Draft:
             labels=self.labels,
             splits=self.splits,
             sources=self.sources,
-            sha256=total.hexdigest(),
+            sha256=total_hash.hexdigest(),
         )
 
     def _description(self) -> str:

@@ -16,7 +16,7 @@ Rows = dict[str, npt.NDArray[np.int64]]
 
 # Padded lengths are a multiple of this: GPU kernels run faster on such shapes, and there are fewer of them.
 _LENGTH_MULTIPLE = 8
-# Batches whose examples are sorted by length together. Fewer mean more padding, more mean less random batches.
+# How many batches' examples are sorted by length together. Fewer mean more padding, more mean less random batches.
 _BATCHES_SORTED_TOGETHER = 50
 _TEXTS_PER_CALL = 4096
 
@@ -38,6 +38,7 @@ class Encoded:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
+        """Return the number of tokens of each text."""
         return np.diff(self.offsets)
 
     def pad(self, chosen: Order, pad_id: int) -> Rows:
@@ -98,13 +99,13 @@ class LengthGrouped:
 
     def _make_order(self, epoch: int) -> Order:
         shuffled = permutation(self.seed, epoch, len(self.lengths))
-        together = self.batch * _BATCHES_SORTED_TOGETHER
-        parts = np.split(shuffled, range(together, len(shuffled), together))
+        chunk = self.batch * _BATCHES_SORTED_TOGETHER
+        parts = np.split(shuffled, range(chunk, len(shuffled), chunk))
         by_length = np.concatenate([part[np.argsort(-self.lengths[part], kind="stable")] for part in parts])
-        whole = len(by_length) // self.batch
-        batches = by_length[: whole * self.batch].reshape(whole, self.batch)
+        full_batches = len(by_length) // self.batch
+        batches = by_length[: full_batches * self.batch].reshape(full_batches, self.batch)
         # The batches are shuffled with another random stream than the examples, or the two orders would be related.
-        batches = batches[permutation(self.seed, epoch + 2**32, whole)]
+        batches = batches[permutation(self.seed, epoch + 2**32, full_batches)]
         order = np.full(self.slots, -1, dtype=np.int64)
         order[: batches.size] = batches.ravel()
         order[batches.size : len(by_length)] = by_length[batches.size :]

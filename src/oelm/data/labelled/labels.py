@@ -23,7 +23,7 @@ _WHOLE_NUMBER = re.compile(r"([-+]?\d+)\.0+")
 
 @dataclass
 class AnsweredRows:
-    """The rows of one table. `locations` are where the rows stand in the file, for error messages."""
+    """The rows of one table. `locations` say where each row is in its file, for error messages."""
 
     texts: list[str] = field(default_factory=list)
     pairs: list[str] = field(default_factory=list)
@@ -40,43 +40,44 @@ def read_table(
     `columns_for` is called with a first row and the table's name, and returns the columns to look for. Rows without an
     answer raise DataError with their number, the location of the first, and the advice.
     """
-    found: list[FoundColumns] = []  # the last ones are those of the file that is being read
+    columns_of_files: list[FoundColumns] = []  # the last entry is for the file that is being read
 
     def choose(row: Row) -> list[str]:
-        found.append(find_columns(columns_for(row, table.name), row, table.name))
-        return found[-1].names
+        columns_of_files.append(find_columns(columns_for(row, table.name), row, table.name))
+        return columns_of_files[-1].names
 
-    read = AnsweredRows()
+    rows = AnsweredRows()
     unanswered: list[str] = []
     for location, row in table.rows(choose):
-        columns = found[-1]
+        columns = columns_of_files[-1]
         text = _require_text(row, columns.text, location)
         pair = None if columns.pair is None else _require_text(row, columns.pair, location)
         answer = _answer(row, columns, table, location)
         if answer is None:
             unanswered.append(location)
         elif pair is not None and answer == NO_CONSENSUS:
-            read.no_consensus += 1
+            rows.no_consensus += 1
         else:
-            read.texts.append(text)
-            read.pairs += [] if pair is None else [pair]
-            read.answers.append(answer)
-            read.locations.append(location)
+            rows.texts.append(text)
+            rows.pairs += [] if pair is None else [pair]
+            rows.answers.append(answer)
+            rows.locations.append(location)
     if unanswered:
-        total = len(unanswered) + len(read.texts) + read.no_consensus
+        total = len(unanswered) + len(rows.texts) + rows.no_consensus
         raise DataError(
             f"{table.name}: {len(unanswered):,} of {total:,} rows have no answer to learn "
-            f"({_why_unanswered(found[-1])}; the first is {unanswered[0]}). {advice}"
+            f"({_why_unanswered(columns_of_files[-1])}; the first is {unanswered[0]}). {advice}"
         )
-    if not read.texts:
-        raise DataError(f"{table.name}: holds no row{' that can be used' if read.no_consensus else ''}")
-    return read, found[-1].candidates
+    if not rows.texts:
+        raise DataError(f"{table.name}: holds no row{' that can be used' if rows.no_consensus else ''}")
+    return rows, columns_of_files[-1].candidates
 
 
 def _why_unanswered(columns: FoundColumns) -> str:
+    """Return, for a message, what shows that a row has no answer."""
     if columns.answer is None:
         return f"no column {' or '.join(map(repr, columns.candidates.answer))}"
-    return "an empty target" if columns.candidates.text_answers else "a label of -1 or none"
+    return "an empty target" if columns.candidates.text_answers else "no label, or -1, which means none"
 
 
 def class_names(answers: Sequence[str], where: str) -> tuple[str, ...]:
@@ -94,24 +95,24 @@ def class_names(answers: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def to_classes(
-    read: AnsweredRows, names: Sequence[str], other_spellings: Mapping[str, str], *, fixed: bool
+    rows: AnsweredRows, names: Sequence[str], other_spellings: Mapping[str, str], *, fixed: bool
 ) -> npt.NDArray[np.int64]:
     """Return the class index of every row.
 
-    Fixed classes may be written as names in any case, in another spelling, or as numbers; others only as they are.
+    Fixed classes may be written as names in any case, in another spelling, or as numbers; others must match exactly.
     """
     index_of = {name: index for index, name in enumerate(names)}
     if fixed:
         index_of = {name.casefold(): index for name, index in index_of.items()}
         index_of |= {spelling.casefold(): index_of[name.casefold()] for spelling, name in other_spellings.items()}
         index_of |= {str(index): index for index in range(len(names))}
-    indices = np.empty(len(read.answers), dtype=np.int64)
-    for row, (answer, location) in enumerate(zip(read.answers, read.locations, strict=True)):
+    indices = np.empty(len(rows.answers), dtype=np.int64)
+    for row, (answer, location) in enumerate(zip(rows.answers, rows.locations, strict=True)):
         index = index_of.get(answer.casefold() if fixed else answer)
         if index is None:
-            spelled = [f"{name} ({number})" for number, name in enumerate(names)] if fixed else list(names)
+            known = [f"{name} ({number})" for number, name in enumerate(names)] if fixed else list(names)
             origin = "" if fixed else ", the labels of the training rows"
-            raise DataError(f"{location}: label {answer!r} is none of {', '.join(spelled)}{origin}")
+            raise DataError(f"{location}: label {answer!r} is none of {', '.join(known)}{origin}")
         indices[row] = index
     return indices
 
@@ -155,5 +156,5 @@ def _label(value: Any, names: tuple[str, ...] | None, where: str) -> str | None:
     if not isinstance(value, str):
         raise DataError(f"{where} holds {type(value).__name__}, not a label")
     # Some tools write integers as floats in a column that also has missing values.
-    whole = _WHOLE_NUMBER.fullmatch(value.strip())
-    return whole[1] if whole else value.strip()
+    number = _WHOLE_NUMBER.fullmatch(value.strip())
+    return number[1] if number else value.strip()

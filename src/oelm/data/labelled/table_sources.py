@@ -28,7 +28,7 @@ class LocalTable:
 
     @property
     def name(self) -> str:
-        """What error messages call the table."""
+        """Return the table's name in error messages."""
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         return f"{self.paths[0]}{more}" + (f" (language {self.language})" if self.language else "")
 
@@ -123,7 +123,7 @@ def _first_local(locations: tuple[SplitLocation, ...], root: Path, folders: Sequ
 
 def _files(folder: Path, stem: str) -> tuple[Path, ...]:
     """Return the file with that name in any format, or all of its parts; an empty tuple when there is none."""
-    whole: list[Path] = []
+    single_files: list[Path] = []
     parts: dict[int, Path] = {}
     count = 0
     parent = (folder / stem).parent
@@ -132,29 +132,29 @@ def _files(folder: Path, stem: str) -> tuple[Path, ...]:
             continue
         # The suffixes that give the format and compression; other dots are part of the name.
         suffixes = path.suffixes[-2:] if format_of(path)[1] else path.suffixes[-1:]
-        bare = path.name.removesuffix("".join(suffixes))
-        part = _PART.fullmatch(bare)
-        if Path(stem).name in (bare, path.name):
-            whole.append(path)
+        file_stem = path.name.removesuffix("".join(suffixes))
+        part = _PART.fullmatch(file_stem)
+        if Path(stem).name in (file_stem, path.name):
+            single_files.append(path)
         elif part and part["stem"] == Path(stem).name:
             parts[int(part["number"])], count = path, int(part["count"])
-    if len(whole) + bool(parts) > 1:
-        names = ", ".join(path.name for path in [*whole, *parts.values()])
+    if len(single_files) + bool(parts) > 1:
+        names = ", ".join(path.name for path in [*single_files, *parts.values()])
         raise DataError(f"{parent}: {names} are the same split in several formats: keep one")
     missing = [number for number in range(count) if number not in parts]
     if missing:
         raise DataError(f"{parent}: {Path(stem).name} has {count} parts, and number {missing[0]} is missing")
-    return (whole[0],) if whole else tuple(parts[number] for number in sorted(parts))
+    return (single_files[0],) if single_files else tuple(parts[number] for number in sorted(parts))
 
 
 def _advice(name: str, task: NamedTask, locations: tuple[SplitLocation, ...]) -> str:
     """Return which files were looked for, and how to get the public ones."""
     stems = ", ".join(dict.fromkeys(stem for location in locations for stem in location.files))
-    looked = f" Looked for {stems} (with {known_suffixes(tables=True)})"
+    searched = f" Looked for {stems} (with {known_suffixes(tables=True)})"
     if name == FOLDER:
-        return f"{looked} in it"
+        return f"{searched} in it"
     folders = ", ".join(f"{folder}/" for folder in task.folders)
     return (
-        f"{looked} in it and in {folders}. The public files: hf download {task.repo} --repo-type dataset "
+        f"{searched} in it and in {folders}. The public files: hf download {task.repo} --repo-type dataset "
         "--local-dir DIR, then name DIR; or name no folder to load them from the Hub"
     )

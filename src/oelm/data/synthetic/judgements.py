@@ -120,8 +120,8 @@ def _inference(choices: RandomChoices, label: str) -> Judgement:
         thing = choices.one(THINGS)
         world = {name: choices.one(words) for name, words in DETAILS.items()}
         premise = _claim(choices, person, thing, world, _PREMISE_DENIED)
-        about = somebody_else if choices.random() < _SOMEBODY_ELSE else person
-        hypothesis = _claim(choices, about, thing, world, _HYPOTHESIS_DENIED)
+        subject = somebody_else if choices.random() < _SOMEBODY_ELSE else person
+        hypothesis = _claim(choices, subject, thing, world, _HYPOTHESIS_DENIED)
         if _follows(premise, hypothesis) == label:
             return Judgement(str(premise), str(hypothesis), label)
 
@@ -156,7 +156,7 @@ def judgements(kind: str, seed: int, count: int) -> list[Judgement]:
     if kind not in KINDS:
         raise DataError(f"no built-in judgements called {kind!r}: there are {', '.join(KINDS)}")
     if seed < 0 or not 0 < count <= LARGEST:
-        raise DataError(f"seed {seed}, {count:,} rows: the seed must not be negative, the rows 1 to {LARGEST:,} in all")
+        raise DataError(f"seed {seed}, {count:,} rows: the seed must be at least 0, the rows from 1 to {LARGEST:,}")
     choices = RandomChoices(f"oelm {kind} {seed}")
     rows: dict[tuple[str, str | None], Judgement] = {}
     for label in cycle(KINDS[kind].labels):

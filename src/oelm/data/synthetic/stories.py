@@ -155,14 +155,14 @@ class _StoryWriter:
             self._say(words.ASK_SPOT, world, kind, world.spot[key], x=key)
 
     def _say(
-        self, forms: Sequence[str], world: _World, kind: Kind | None = None, answer: str = "", /, **given: str
+        self, forms: Sequence[str], world: _World, kind: Kind | None = None, answer: str = "", /, **values: str
     ) -> None:
         """Add a sentence in one of its forms; with an answer, record the position of the answer's last word."""
         a, b = self._choices.pair(world.people)
-        if given.get("a") == b:
+        if values.get("a") == b:
             a, b = b, a
         d, d2 = self._choices.pair(words.DOINGS)
-        fields = {"a": a, "b": b, "d": d, "d2": d2, "t": world.town, "w": world.weather, "m": world.time, **given}
+        fields = {"a": a, "b": b, "d": d, "d2": d2, "t": world.town, "w": world.weather, "m": world.time, **values}
         before, mark, after = self._choices.one(forms).partition("{?}")
         text = before.format_map(fields)
         if kind and mark:

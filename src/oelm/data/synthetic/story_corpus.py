@@ -42,7 +42,7 @@ def builtin(
     if name != "stories":
         raise DataError(f"no built-in data called {name!r}: there is 'stories'")
     if seed < 0 or documents < 1 or val_documents < 1:
-        raise DataError(f"seed {seed}, documents {documents}, val_documents {val_documents}: 0, 1 and 1 at least")
+        raise DataError(f"seed {seed}, documents {documents}, val_documents {val_documents}: must be at least 0, 1, 1")
     make = _generate if documents + val_documents < _CACHED_FROM else _load_or_generate
     train, val, (train_bytes, val_bytes) = make(seed, documents, val_documents)
     backend = story_tokenizer()
@@ -65,9 +65,9 @@ def builtin(
 def story_tokenizer() -> Tokenizer:
     """Return a word-level tokenizer whose vocabulary is every word that a story can contain."""
     texts = [text for value in vars(words).values() if isinstance(value, tuple) for text in value]
-    known = {word for text in texts for word in _WORD.findall(re.sub(r"\{.*?\}", " ", text))}
+    all_words = {word for text in texts for word in _WORD.findall(re.sub(r"\{.*?\}", " ", text))}
     marks = {mark for text in texts for mark in re.findall(r"[^\sA-Za-z]", re.sub(r"\{.*?\}", "", text))}
-    entries = {f" {word}" for word in known} | {word for word in known if word[0].isupper()}
+    entries = {f" {word}" for word in all_words} | {word for word in all_words if word[0].isupper()}
     entries |= marks | {f" {mark}" for mark in marks}
     vocabulary = {word: index for index, word in enumerate((SEPARATOR, UNKNOWN, *sorted(entries)))}
     backend = Tokenizer(models.WordLevel(vocabulary, UNKNOWN))
@@ -81,7 +81,7 @@ def _generate(seed: int, documents: int, val_documents: int) -> list[npt.NDArray
     """Return the ids of both splits, which use different random streams, and the sizes of their texts in bytes."""
     train = list(stories.stories(2 * seed, documents))
     trained_on = set(train)
-    # A story can repeat by chance, however rarely: then the next one is taken.
+    # A story can repeat one of the training split by chance, however rarely: it is then left out.
     candidates = stories.stories(2 * seed + 1, 2 * val_documents + 100)
     val = list(islice((text for text in candidates if text not in trained_on), val_documents))
     return [_encode(train), _encode(val), np.array([sum(map(len, train)), sum(map(len, val))])]
