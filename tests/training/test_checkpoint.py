@@ -303,7 +303,7 @@ def test_a_checkpoint_without_state_file_is_an_error(cut, tmp_path):
 def test_a_missing_metrics_file_is_noted_in_the_result(cut, tmp_path):
     (cut / "metrics.jsonl").unlink()
     result = run_here(tmp_path / "runs")
-    assert any("metrics.jsonl was gone; the lines before are lost" in note for note in result["notes"])
+    assert any("metrics.jsonl is missing; earlier lines are lost" in note for note in result["notes"])
 
 
 def test_a_damaged_result_says_what_to_do(tmp_path):

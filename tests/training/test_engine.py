@@ -480,7 +480,7 @@ def test_a_diverged_run_is_reported_by_terminal_exit_code_and_record(tmp_path):
     assert done.exit_code == 1, done.output
     warnings = read(config(tmp_path, **changes).folder / "result.json")["warnings"]
     assert warnings[0].startswith("the last validation loss is not a number: the run diverged")
-    assert warnings[1] == "2 of 3 steps were skipped for a gradient that is not finite"
+    assert warnings[1].startswith("2 of 3 steps were skipped")
     lines = done.stderr.splitlines()
     assert [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")] == warnings
     assert [line.endswith("2 skipped") for line in lines if line.startswith("step 3/3")] == [True]

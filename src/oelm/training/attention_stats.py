@@ -1,10 +1,10 @@
 """Measure how attention spreads in every layer: entropy of its weights and spread of its logits, on real examples.
 
 The statistics come from the queries, keys and masks that the attention function gets, after rotary positions, norms and
-fused projections. transformers' models look that function up by name, so an attention of our own is registered that
-measures and then attends as before. Falcon calls torch's function directly: there, and only there, torch's function is
-replaced for one forward pass. DeBERTa, MPNet and GPT-J compute attention by hand and have no such statistics; neither
-has ALBERT, whose one block serves several layers.
+fused projections. Most transformers models look that function up by name, so a function that measures and then calls
+torch's is registered under a name of its own. Falcon calls torch's function directly, so torch's function is replaced
+for one forward pass. DeBERTa, MPNet and GPT-J use neither and have no such statistics; ALBERT has none because its one
+block serves several layers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def attention_statistics(model: nn.Module, module: nn.Module, batch: Batch) -> l
     device = next(model.parameters()).device
     training = module.training
     measured: list[Statistics] = []
-    # A model is measured by registering where it looks its attention function up by name and that is torch's function.
+    # Use the registry if the model looks its attention function up there and uses torch's; else replace torch's itself.
     attention: Any = model
     registered = attention.config._attn_implementation == "sdpa" and attention._can_set_attn_implementation()
     measuring = _registered_attention if registered else _patched_attention
@@ -54,8 +54,11 @@ def attention_statistics(model: nn.Module, module: nn.Module, batch: Batch) -> l
         return []
     # Calls come in the order of the forward pass: the encoder first, then each decoder block's self- and
     # cross-attention in turn.
-    in_order = sorted(sites, key=lambda site: (site.kind != "encoder", site.layer, site.kind == "cross"))
-    return [{"label": f"{site.kind} {site.label}", **one} for site, one in zip(in_order, measured, strict=True)]
+    ordered_sites = sorted(sites, key=lambda site: (site.kind != "encoder", site.layer, site.kind == "cross"))
+    return [
+        {"label": f"{site.kind} {site.label}", **statistics}
+        for site, statistics in zip(ordered_sites, measured, strict=True)
+    ]
 
 
 @contextmanager

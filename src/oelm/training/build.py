@@ -49,11 +49,11 @@ class ActiveRun:
     display: Display
     stop: StopRequest
     flops_per_token: float
-    trackers: Trackers = field(init=False)  # they start last, when nothing can be refused any more
+    trackers: Trackers = field(init=False)  # started last, when nothing can be refused any more
 
 
 def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -> ActiveRun:
-    """Build what the loop needs. Whatever cannot work is refused here, before the first step."""
+    """Build what the loop needs. Raise here, before the first step, for everything that cannot work."""
     config = folder.config
     batch_share(config, world)
     display = Display(folder if world.main else None, quiet)
@@ -71,12 +71,12 @@ def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
 
     # A checkpoint brings back the counters, and what a schedule had frozen or unfrozen by then.
     identity = run_identity(config, world, task)
-    checkpoint, differs = find_checkpoint(config, folder, identity)
+    checkpoint, differences = find_checkpoint(config, folder, identity)
     state = TrainState() if checkpoint is None else checkpoint.state
     if checkpoint is not None:
         checkpoint.restore_frozen(model)
-    if differs:
-        state.notes.append(f"step {state.step}: resumed inexactly: {differs}; {UNCOMPARABLE_TIMES}")
+    if differences:
+        state.notes.append(f"step {state.step}: resumed inexactly: {differences}; {UNCOMPARABLE_TIMES}")
     name = checkpoint.path.name if checkpoint else "none"
     require_agreement(world, config=config.id, torch=torch.__version__, data=task.sha256, checkpoint=name)
 
@@ -114,7 +114,7 @@ def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
 
 
 def _check_schedule(config: RunConfig, model: nn.Module, length: RunLength) -> None:
-    """Raise for a freezing schedule that this run cannot follow to its end."""
+    """Raise for a freezing schedule that this run cannot complete."""
     planned = events(model, config.method)
     if planned and config.train.parallel == "fsdp":
         raise ConfigError("a method whose schedule freezes or unfreezes needs train.parallel 'ddp', not 'fsdp'")
@@ -125,7 +125,7 @@ def _check_schedule(config: RunConfig, model: nn.Module, length: RunLength) -> N
 
 
 def _add_notes(config: RunConfig, task: Task, model: nn.Module, state: TrainState) -> None:
-    """Note what a reader of the result would not expect, once, however often the run is resumed."""
+    """Add notes on what a reader of the result would not expect; a resumed run does not repeat them."""
     notes = unused_multipliers(model, config.optimizer)
     if task.writes_answers and is_sharded(model):
         notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
@@ -135,12 +135,12 @@ def _add_notes(config: RunConfig, task: Task, model: nn.Module, state: TrainStat
 def _write_first_records(run: ActiveRun, audited: Audit) -> None:
     """Write the environment and the audit, open the metrics after the steps that are done, and show all notes."""
     folder, state, task = run.folder, run.state, run.task
-    # A run that was killed after its last step saves no more, and would never remove its old checkpoints.
+    # A run that was killed after its last step saves no further checkpoint, and so would never remove its old ones.
     remove_old_checkpoints(folder.checkpoints, run.config.checkpoint.keep)
     # A run without room for a checkpoint is refused now, and not after the steps up to the first one.
     require_space(folder.path, checkpoint_bytes(run.model))
     if not folder.start_metrics(state.step):
-        state.notes.append(f"step {state.step}: {folder / 'metrics.jsonl'} was gone; the lines before are lost")
+        state.notes.append(f"step {state.step}: {folder / 'metrics.jsonl'} is missing; earlier lines are lost")
     data = DataRecord.model_validate(task.describe())
     environment(data, run.world.device.type, run.world.size).write(folder / "environment.json")
     audited.write(folder / "audit.json")
@@ -150,7 +150,7 @@ def _write_first_records(run: ActiveRun, audited: Audit) -> None:
 
 
 def count_flops(config: RunConfig, world: World, task: Task, model: nn.Module) -> float:
-    """Return the FLOPs of a training step per token, with what is frozen now.
+    """Return the FLOPs of a training step per token, with the parameters that are frozen now.
 
     Sharding replaces the parameters, so the model must not be wrapped yet.
     """

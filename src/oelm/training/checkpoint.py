@@ -96,7 +96,7 @@ class Checkpoint:
         refreeze(model)
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Load the weights, and the optimiser state where there is one, and verify the model. Every process does."""
+        """Load the weights and, with an optimiser, its state, and verify the model. Every process calls this."""
         if optimizer is not None:
             skipped = {id(p) for name, p in model.named_parameters() if name in self.without_gradient}
             _create_optimizer_state(optimizer, skipped)
@@ -115,7 +115,7 @@ def _step(path: Path) -> int:
 
 
 def require_complete(folder: Path) -> None:
-    """Raise when a checkpoint has no state.json: checkpoints are put in place whole, so someone removed it."""
+    """Raise when a checkpoint has no state.json: checkpoints get their name when complete, so someone removed it."""
     for path in sorted(folder.glob("step-*")):
         if _NAME.fullmatch(path.name) and path.is_dir() and not (path / _STATE).is_file():
             raise _damaged(path, f"{path / _STATE}: missing")
@@ -178,7 +178,7 @@ def save_checkpoint(folder: Path, keep: int, snapshot: Snapshot, world: World) -
             "identity": snapshot.identity,
             "state": asdict(state),
             "oelm": record_of(model),
-            # GPT-2's unused cross-attention, for one, never has a gradient.
+            # GPT-2's unused cross-attention, for example, never has a gradient.
             "without_gradient": [
                 name for name, p in model.named_parameters() if p.requires_grad and not optimizer.state.get(p)
             ],
@@ -194,12 +194,12 @@ def save_checkpoint(folder: Path, keep: int, snapshot: Snapshot, world: World) -
 
 
 def remove_old_checkpoints(folder: Path, keep: int) -> None:
-    """Remove all but the last `keep` checkpoints, and what a killed process left half written or half removed."""
+    """Remove all but the last `keep` checkpoints, and those that a killed process left half written or half removed."""
     for path in list_checkpoints(folder)[:-keep]:
         # Rename first, so that an interrupted removal leaves nothing that looks like a complete checkpoint.
-        aside = path.with_name(f".{path.name}.tmp")
-        os.replace(path, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        os.replace(path, temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
     _remove_temporary(folder)
 
 
@@ -295,12 +295,12 @@ def _load_shards(path: Path, shards: dict[str, int], tensors: dict[str, Tensor],
     sizes = _sizes(path / _SHARDS)
     different = sorted(name for name in shards | sizes if shards.get(name) != sizes.get(name))
     if different:  # torch would not notice a missing file: its part of each tensor would stay as it is
-        raise _damaged(path, f"{path / _SHARDS / different[0]}: missing, cut or not of this checkpoint")
+        raise _damaged(path, f"{path / _SHARDS / different[0]}: missing, truncated or from another checkpoint")
     reader = HuggingFaceStorageReader(str(path / _SHARDS))
     try:
         _require_names(path, set(reader.read_metadata().state_dict_metadata), set(tensors), exactly)
         targets = {name: tensor.detach() for name, tensor in tensors.items()}
-        with warnings.catch_warnings():  # a single process may read them, on purpose
+        with warnings.catch_warnings():  # a single process may read shards, and torch would warn about that
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(targets, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
     except CheckpointException as error:
@@ -333,21 +333,21 @@ def _writing(path: Path) -> Iterator[None]:
         raise _not_written(path, str(error)) from None
 
 
-def _not_written(path: Path, why: str) -> CheckpointError:
+def _not_written(path: Path, reason: str) -> CheckpointError:
     """Return the error for a checkpoint that could not be written; it names the one to resume from."""
     checkpoints = list_checkpoints(path.parent)
-    kept = f"{checkpoints[-1].name} is intact" if checkpoints else "there is no earlier checkpoint"
-    return CheckpointError(f"{path}: cannot be written ({why}); {kept}")
+    earlier = f"{checkpoints[-1].name} is intact" if checkpoints else "there is no earlier checkpoint"
+    return CheckpointError(f"{path}: cannot be written ({reason}); {earlier}")
 
 
-def _damaged(path: Path, why: str) -> CheckpointError:
-    """Return the error for a checkpoint with an unusable file; it says how to go on without it."""
-    earlier = [one for one in list_checkpoints(path.parent) if _step(one) < _step(path)]
-    then = f"resumes from {earlier[-1].name}" if earlier else "starts from the beginning"
-    return CheckpointError(f"{why}. Delete the folder {path}, and the run {then}")
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    """Return the error for a checkpoint with an unusable file; it says how to continue without that checkpoint."""
+    earlier = [checkpoint for checkpoint in list_checkpoints(path.parent) if _step(checkpoint) < _step(path)]
+    effect = f"resumes from {earlier[-1].name}" if earlier else "starts from the beginning"
+    return CheckpointError(f"{reason}. Delete the folder {path}, and the run {effect}")
 
 
 def _remove_temporary(folder: Path) -> None:
-    """Remove what a killed process left half written."""
+    """Remove the checkpoints that a killed process left half written."""
     for path in folder.glob(".step-*.tmp"):
         shutil.rmtree(path, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 Read from top to bottom, this is the algorithm:
 
-    train       join the processes, claim the run's folder, and record however the run ends
+    train       join the processes, claim the run's folder, and record how the run ends
     build_run   data, model, method, optimiser, and the last checkpoint if there is one: in `build.py`
     _loop       freeze or unfreeze what is due, take a step, log, validate, save; until no steps are left
     _finish     the last metrics, and the result that marks the run as done
@@ -102,7 +102,7 @@ def _train_in(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
 
 
 def _loop(run: ActiveRun) -> bool:
-    """Train until no steps are left. Return True then, and False when the run was asked to stop."""
+    """Train the remaining steps. Return True when all are done, False when the run was asked to stop."""
     config, state, length, batch = run.config, run.state, run.length, run.config.train.batch_size
     if state.step == 0:
         _measure_attention(run)
@@ -127,7 +127,7 @@ def _loop(run: ActiveRun) -> bool:
         if state.step % length.validate_every == 0 or last:
             with run.timer.apart_from_steps("validation"):
                 _validate(run)
-        # The processes agree: a signal may reach one of them a step before the others, or only one.
+        # All processes must stop at the same step, but a signal may reach one of them earlier, or only one.
         stopping = run.world.any(bool(run.stop))
         if state.step % length.save_every == 0 or last or stopping:
             # The seconds of the validation are saved too, so that a resumed run's time to a target includes them.
@@ -147,31 +147,31 @@ def _follow_schedule(run: ActiveRun) -> None:
     if not due(run.model, run.state.step):
         return
     with run.timer.apart_from_steps("schedule"):
-        happened = advance(run.model, run.state.step)
-        old = run.stepper.optimizer
+        applied = advance(run.model, run.state.step)
+        old_optimizer = run.stepper.optimizer
         run.stepper.settle(run.state)
         window = run.stepper.window
-        old.zero_grad(set_to_none=True)  # a newly frozen parameter would keep its last gradient
+        old_optimizer.zero_grad(set_to_none=True)  # a newly frozen parameter would keep its last gradient
         run.flops_per_token = count_flops(run.config, run.world, run.task, run.model)
-        # With the old wrapper, the processes would go on exchanging the old set of gradients and silently diverge.
+        # With the old wrapper, the processes would keep exchanging the old set of gradients and silently diverge.
         run.stepper = build_stepper(run.config, run.world, run.task, run.model, run.state)
         run.stepper.window = window
         run.timer.warm_up_again()
         for group in run.stepper.optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter in old.state:  # what trained before keeps its moments
-                    run.stepper.optimizer.state[parameter] = old.state[parameter]
+                if parameter in old_optimizer.state:  # a parameter that trained before keeps its moments
+                    run.stepper.optimizer.state[parameter] = old_optimizer.state[parameter]
         trainable = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
-        for event in happened:
+        for event in applied:
             run.display.say(f"{event}; {trainable:,} parameters train now")
             if run.world.main:
-                what: Literal["freeze", "unfreeze"] = "freeze" if event.freeze else "unfreeze"
-                line = EventLine(step=run.state.step, event=what, matrices=list(event.paths), trainable=trainable)
+                kind: Literal["freeze", "unfreeze"] = "freeze" if event.freeze else "unfreeze"
+                line = EventLine(step=run.state.step, event=kind, matrices=list(event.paths), trainable=trainable)
                 run.folder.metric(line)
 
 
 def _log(run: ActiveRun, rate: float, seconds: list[float]) -> None:
-    """Write a line of metrics. `seconds` are the times of the steps since anything was last timed apart from them."""
+    """Write a line of metrics. `seconds` are the times of the steps since the last log, validation or checkpoint."""
     state, config = run.state, run.config
     loss_sum, targets, norm = run.stepper.settle(state)
     total = run.world.total(loss_sum)
@@ -192,13 +192,13 @@ def _log(run: ActiveRun, rate: float, seconds: list[float]) -> None:
         memory = torch.cuda.max_memory_allocated() if run.world.device.type == "cuda" else None
         clock = Clock(seconds=state.seconds, step_seconds=per_step)
         run.folder.metric(TrainLine(step=state.step, tokens=state.tokens, **metrics, time=clock))
-        live = {"loss": loss, "tokens_per_second": shown["tokens_per_second"], "eta_seconds": eta, "memory": memory}
-        run.folder.status("running", step=state.step, **live)
+        progress = {"loss": loss, "tokens_per_second": shown["tokens_per_second"], "eta_seconds": eta, "memory": memory}
+        run.folder.status("running", step=state.step, **progress)
         run.trackers.send({f"train/{key}": value for key, value in shown.items()}, state.step)
 
 
 def _validate(run: ActiveRun) -> None:
-    """Validate, note the targets that were reached for the first time, and keep the model if it is the best so far."""
+    """Validate, record the targets that were reached for the first time, and save the model if it is the best yet."""
     state, task = run.state, run.task
     metrics = _metrics(run, run.stepper.module, run.model, task, run.config.eval.sequences)
     finite = all(math.isfinite(number) for number in task.score(metrics))
@@ -276,7 +276,7 @@ def _finish(run: ActiveRun) -> dict[str, Any]:
     run.folder.status("finished", step=state.step)
     for warning in result.warnings:
         run.display.say(f"warning: {warning}")
-    # What is not a number is null in a checkpoint.
+    # In a resumed run's state a metric that was not finite is None, since JSON has null for it.
     last = run.task.headline({name: math.nan if value is None else value for name, value in state.last.items()})
     best = f"; best at step {state.best['step']}: {run.task.headline(state.best)}" if state.best else ""
     run.display.say(f"{ending(result.val_loss)}: {last}{best}; records in {run.folder.path}")
@@ -284,28 +284,28 @@ def _finish(run: ActiveRun) -> dict[str, Any]:
 
 
 def _evaluate_other_splits(run: ActiveRun) -> dict[str, MetricDict]:
-    """Return metrics on the splits that did not choose the model: of the best model, or the last if none was kept."""
-    others = run.task.other_splits()
-    if not others:
+    """Return metrics on the splits other than validation: of the best model, or of the last if no best was saved."""
+    split_tasks = run.task.other_splits()
+    if not split_tasks:
         return {}
     model, module, step, stale = run.model, run.stepper.module, run.state.step, ""
-    kept = run.world.main and bool(run.state.best) and (run.folder / "best").is_dir()
-    if kept:
+    has_best = run.world.main and bool(run.state.best) and (run.folder / "best").is_dir()
+    if has_best:
         stale = stale_best_model(run.folder.path, run.state.best, step)
-        if stale:  # an earlier part of this run kept best models, and this part did not
+        if stale:  # best models were saved before this run was resumed, but not since
             run.state.notes.append(f"{stale}: other splits were evaluated with the last model")
-    if run.world.any(kept and not stale):
+    if run.world.any(has_best and not stale):
         model, step = load(run.folder / "best").to(run.world.device), run.state.best["step"]
         module = run.task.loss(model)
     evaluations = {}
-    for name, other in others.items():
-        evaluations[name] = {"step": step, **_metrics(run, module, model, other, None)}
-        run.state.notes += [note for note in other.warnings() if note not in run.task.warnings()]
+    for name, split_task in split_tasks.items():
+        evaluations[name] = {"step": step, **_metrics(run, module, model, split_task, None)}
+        run.state.notes += [note for note in split_task.warnings() if note not in run.task.warnings()]
     return evaluations
 
 
 def _record_failure(folder: RunFolder, error: BaseException) -> None:
-    """Record why a run failed. On a full or read-only disk that may fail too, and the error itself is raised anyway."""
+    """Record why a run failed, where the disk allows it: the caller raises the run's own error in any case."""
     message = f"{type(error).__name__}: {error}" if isinstance(error, OelmError) else repr(error)
     with suppress(FileError):
         folder.log(f"failed: {error}")

@@ -49,7 +49,7 @@ class RunLength:
             return []
         return [
             f"the warm-up of {self.warmup:,} steps is longer than the run of {self.steps:,}: the learning rate ends at "
-            f"{self.steps / self.warmup:.3g} of what was set"
+            f"{self.steps / self.warmup:.3g} of the configured one"
         ]
 
 

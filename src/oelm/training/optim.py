@@ -78,7 +78,10 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         groups.setdefault((decay, multiplier), []).append(parameter)
     if not groups:
         raise ConfigError("nothing in this model is trainable: the method froze everything; use one that trains a part")
-    return [{"params": of, "weight_decay": decay, "multiplier": rate} for (decay, rate), of in groups.items()]
+    return [
+        {"params": parameters, "weight_decay": decay, "multiplier": multiplier}
+        for (decay, multiplier), parameters in groups.items()
+    ]
 
 
 def _multiplier(name: str, role: str, multipliers: dict[str, float]) -> float:
@@ -87,7 +90,7 @@ def _multiplier(name: str, role: str, multipliers: dict[str, float]) -> float:
     if len(values) > 1:
         raise ConfigError(
             f"optimizer.multipliers: {name} is the model's {role.replace('+', ', ')} in one tensor; give those the "
-            "same multiplier, or use a method that takes them apart"
+            "same multiplier, or use a method that splits that tensor"
         )
     return values.pop()
 

@@ -40,6 +40,7 @@ class World:
 
     @property
     def main(self) -> bool:
+        """Return True in the one process that writes records."""
         return self.rank == 0
 
     def total(self, value: float) -> float:
@@ -60,7 +61,7 @@ class World:
             return items
         by_rank: list[list[str]] = [[] for _ in range(self.size)]
         dist.all_gather_object(by_rank, items)
-        return [item for one in by_rank for item in one]
+        return [item for items_of_rank in by_rank for item in items_of_rank]
 
     def _gather(self, values: list[float]) -> list[list[float]]:
         """Return the values of every process by rank."""
@@ -69,7 +70,7 @@ class World:
             return [local.tolist()]
         by_rank = [torch.empty_like(local) for _ in range(self.size)]
         dist.all_gather(by_rank, local)
-        return [one.tolist() for one in by_rank]
+        return [tensor.tolist() for tensor in by_rank]
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set in any process."""
@@ -116,9 +117,9 @@ def joined(device: Literal["auto", "cpu", "cuda"]) -> Iterator[World]:
         _release_frames(error)
         _leave(at_once=True)
         raise
-    # Gloo aborts at exit when something still holds the group: collect garbage, meet once more, then leave.
+    # Gloo aborts at exit when something still holds the group: collect garbage, wait for the others, then leave.
     gc.collect()
-    with suppress(RuntimeError):  # everything is written, so it does no harm when another process has left already
+    with suppress(RuntimeError):  # all records are written, so it does no harm when another process has left already
         world.barrier()
     _leave()
 
@@ -151,9 +152,9 @@ def _leave(at_once: bool = False) -> None:
     """Destroy the group; with `at_once`, without waiting for exchanges on a GPU that the others will not join."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    for one in gc.get_objects():
-        if type(one) is DeviceMesh:  # torch's caches of sharded operations hold meshes, and a mesh holds the group
-            getattr(one, "_pg_registry", {}).clear()
+    for candidate in gc.get_objects():
+        if type(candidate) is DeviceMesh:  # torch's caches of sharded operations hold meshes, which hold the group
+            getattr(candidate, "_pg_registry", {}).clear()
     if at_once and "nccl" in str(dist.get_backend_config()):
         dist.distributed_c10d._abort_process_group()
     else:

@@ -13,7 +13,7 @@ from ..runs.folder import RunFolder
 
 
 class _PatientConsole(Console):
-    """A console whose reader may close the pipe: the run goes on silently, and train.log has every line."""
+    """A console whose reader may close the pipe: the run then continues silently, and train.log has every line."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -38,7 +38,7 @@ class Display:
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task(str(self._folder.path), total=total, metrics="")
             self._bar.start()
-            self._console.show_cursor(True)  # a second Ctrl-C ends the process at once, with the cursor hidden for good
+            self._console.show_cursor(True)  # a second Ctrl-C ends the process at once, and would leave it hidden
 
     def say(self, text: str) -> None:
         """Show and log one line."""
@@ -65,11 +65,12 @@ class Display:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
+        """Remove the live line."""
         if self._bar is not None:
             self._bar.stop()
 
 
 def duration(seconds: float) -> str:
     """Format seconds as h:mm:ss."""
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    minutes, remainder = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{remainder:02d}"

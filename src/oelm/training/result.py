@@ -28,7 +28,7 @@ def result_of(
         **fields,
         last=Validation.model_validate(state.last),
         best=Validation.model_validate(state.best) if state.best else None,
-        evaluations={name: Validation.model_validate(one) for name, one in evaluations.items()},
+        evaluations={name: Validation.model_validate(metrics) for name, metrics in evaluations.items()},
         steps=state.step,
         tokens=state.tokens,
         epochs=run.length.epoch(state.step),
@@ -53,26 +53,27 @@ def exit_code(result: dict[str, Any]) -> int:
 
 
 def _step_warnings(state: TrainState) -> list[str]:
-    """Return warnings of a diverged run and of skipped steps."""
+    """Return warnings about a diverged run and about skipped steps."""
     warnings = []
     if ending(state.last["loss"]) == "diverged":
         warnings.append("the last validation loss is not a number: the run diverged; lower the learning rate")
     if state.skipped:
-        warnings.append(f"{state.skipped} of {state.step} steps were skipped for a gradient that is not finite")
+        warnings.append(f"{state.skipped} of {state.step} steps were skipped because of a non-finite gradient")
     return warnings
 
 
 def read_result(folder: RunFolder) -> dict[str, Any]:
-    """Return the content of result.json of a finished run; raise with what to do where it is damaged."""
+    """Return the content of a finished run's result.json; raise an error that says what to do where it is damaged."""
     try:
         read(folder / "result.json", Result)
     except FileError as error:
-        again = "writes it again" if list_checkpoints(folder.checkpoints) else "trains it again: it has no checkpoint"
-        raise FileError(f"{error}. Delete the file, and the same command {again}") from None
+        has_checkpoint = bool(list_checkpoints(folder.checkpoints))
+        effect = "writes it again" if has_checkpoint else "trains the run again: it has no checkpoint"
+        raise FileError(f"{error}. Delete the file, and the same command {effect}") from None
     return read_record(folder / "result.json")
 
 
 def final_numbers(result: Result) -> dict[str, float]:
-    """Return the numbers of a result for trackers; `last` and `best` are left out, as their metrics are there too."""
+    """Return a result's numbers for trackers, without `last` and `best`, whose metrics are at the top level too."""
     content = flat(result.model_dump(exclude={"last", "best"}, exclude_unset=True))
     return {f"final/{name}": value for name, value in content.items() if type(value) in (int, float)}

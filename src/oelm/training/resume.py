@@ -1,4 +1,4 @@
-"""Resume an interrupted run: from which checkpoint, what must be the same for that, and torch's settings."""
+"""Resume an interrupted run: find its checkpoint, check what must be the same, and set torch up in the same way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tasks.base import Task
 
 
 def run_identity(config: RunConfig, world: World, task: Task) -> dict[str, Any]:
-    """Return what must be the same for a run to resume exactly."""
+    """Return the settings, data and hardware that must be the same for a run to resume exactly."""
     return {
         "id": config.id,
         "data": task.sha256,
@@ -32,11 +32,11 @@ def run_identity(config: RunConfig, world: World, task: Task) -> dict[str, Any]:
     }
 
 
-def find_checkpoint(config: RunConfig, folder: RunFolder, now: dict[str, Any]) -> tuple[Checkpoint | None, str]:
+def find_checkpoint(config: RunConfig, folder: RunFolder, identity: dict[str, Any]) -> tuple[Checkpoint | None, str]:
     """Return the checkpoint to resume from, or None, and what keeps the resume from being exact, or an empty string.
 
-    Raise when the checkpoint belongs to another config or other data, which make another run, and when an inexact
-    resume is not allowed.
+    `identity` is this run's `run_identity`. Raise when the checkpoint belongs to another config or to other data, and
+    when an inexact resume is not allowed.
     """
     require_complete(folder.checkpoints)
     paths = list_checkpoints(folder.checkpoints)
@@ -49,29 +49,32 @@ def find_checkpoint(config: RunConfig, folder: RunFolder, now: dict[str, Any]) -
             "give the run another experiment name"
         )
     checkpoint = read_checkpoint(path)
-    then = checkpoint.identity
-    if then["id"] != now["id"]:
+    saved = checkpoint.identity
+    if saved["id"] != identity["id"]:
         raise CheckpointError(
-            f"{path}: belongs to another config (id {then['id']}, this run has {now['id']}); remove it from there"
+            f"{path}: belongs to another config (id {saved['id']}, this run has {identity['id']}); delete it, or "
+            "give the run another experiment name"
         )
-    if then["data"] != now["data"]:
+    if saved["data"] != identity["data"]:
         what = f"the content of data.path {config.data.path} has"
         if config.task.kind != "language":
             what = f"the examples of {config.data.path or config.task.name} or the model's tokenizer have"
         raise CheckpointError(
             f"{path}: {what} changed since it was written; restore them, or start again under another experiment name"
         )
-    differs = "; ".join(f"{key} {then.get(key)} then, {now[key]} now" for key in now if then.get(key) != now[key])
-    if differs and config.checkpoint.resume == "auto" and now["deterministic"]:
+    differences = "; ".join(
+        f"{key} {saved.get(key)} then, {identity[key]} now" for key in identity if saved.get(key) != identity[key]
+    )
+    if differences and config.checkpoint.resume == "auto" and identity["deterministic"]:
         raise ConfigError(
-            f"{path}: this run cannot resume exactly: {differs}. Use the same as then, or set checkpoint.resume to "
+            f"{path}: this run cannot resume exactly: {differences}. Restore these, or set checkpoint.resume to "
             "'inexact'"
         )
-    return checkpoint, differs
+    return checkpoint, differences
 
 
 def require_agreement(world: World, **facts: object) -> None:
-    """Raise in all processes unless these facts are the same in all, which separate machines or disks may break."""
+    """Raise in all processes unless these facts are the same in all; on separate machines or disks they may differ."""
     for name, fact in facts.items():
         digest = int(hashlib.sha256(str(fact).encode()).hexdigest()[:12], 16)  # 48 bits, which a float64 holds exactly
         if len(set(world.gather(digest))) > 1:
@@ -84,7 +87,7 @@ def require_agreement(world: World, **facts: object) -> None:
 @contextmanager
 def torch_settings(config: RunConfig, world: World) -> Iterator[None]:
     """Set torch's determinism and precision for a run, and restore the caller's settings afterwards."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    previous = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     if _deterministic(config, world):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -94,8 +97,8 @@ def torch_settings(config: RunConfig, world: World) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.set_float32_matmul_precision(before[1])
+        torch.use_deterministic_algorithms(previous[0])
+        torch.set_float32_matmul_precision(previous[1])
 
 
 def _deterministic(config: RunConfig, world: World) -> bool:

@@ -15,7 +15,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class StopRequest:
-    """The signal that asked this process to stop; false while there was none.
+    """The signal that asked this process to stop; as a bool, whether there was one.
 
     A launcher may pass on a signal that the process already had. For `patience` seconds it counts as the same one.
     """
@@ -40,12 +40,12 @@ def listening() -> Iterator[StopRequest]:
     """Catch SIGTERM, SIGINT and SIGUSR2 (which submitit sends) while the block runs. Only the main thread can."""
     request = StopRequest()
     try:
-        before = {number: signal.signal(number, request.handle) for number in _SIGNALS}
+        previous = {number: signal.signal(number, request.handle) for number in _SIGNALS}
     except ValueError:  # not in the main thread: the caller handles signals
         yield request
         return
     try:
         yield request
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

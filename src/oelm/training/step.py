@@ -106,6 +106,7 @@ class Stepper:
         return float(loss), targets, float(self._norm)
 
     def reset_window(self) -> None:
+        """Start a new window: forget the summed loss and targets."""
         self.window = (torch.zeros_like(self.window[0]), 0)
 
     def _step(self, state: TrainState) -> None:
@@ -114,38 +115,38 @@ class Stepper:
         first = step * self.config.train.batch_size + self.world.rank * self.share
         torch.manual_seed(step_seed(self.config.seed, step, self.world.rank))
         targets = self._target_count(step)
-        summed = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for start in range(0, self.share, micro):
             batch = self._batch(first + start, micro)
             with without_sync(self.module, last=start + micro == self.share):
                 with self.autocast:
                     loss = self.module(**batch)
                 if start == 0:
-                    self._read_flag(state)  # while the gradients of the step before are still there
+                    self._read_flag(state)  # while the gradients of the previous step are still there
                     self.optimizer.zero_grad(set_to_none=True)
                 # The exchange between processes averages gradients. This factor turns that into the mean over all
                 # targets of the global batch, however they are spread over processes and micro-batches.
                 torch.autograd.backward(loss * (self.world.size / targets))
-            summed += loss.detach()
+            loss_sum += loss.detach()
         self._norm = whole(torch.nn.utils.get_total_norm(self._gradients()))
-        self._update(state, summed)
+        self._update(state, loss_sum)
 
-    def _update(self, state: TrainState, summed: Tensor) -> None:
+    def _update(self, state: TrainState, loss_sum: Tensor) -> None:
         """Clip the gradients and move the weights, unless a gradient is not finite."""
         clip = self.config.optimizer.clip
-        bad = ~torch.isfinite(self._norm)
+        non_finite = ~torch.isfinite(self._norm)
         if self._cuda:
             # The fused kernel divides the gradients by grad_scale, and does nothing where found_inf is set.
             optimizer: Any = self.optimizer
             optimizer.grad_scale = torch.clamp(self._norm / clip, min=1.0).nan_to_num(1.0) if clip else None
-            optimizer.found_inf = bad.float()
+            optimizer.found_inf = non_finite.float()
             self.optimizer.step()
             flag = torch.empty((), dtype=torch.bool, pin_memory=True)
-            flag.copy_(bad, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-            self._unread_flag = (state.step, flag, done)
-        elif bool(bad):
+            flag.copy_(non_finite, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+            self._unread_flag = (state.step, flag, copied)
+        elif bool(non_finite):
             self._skip(state, state.step)
         else:
             if clip:
@@ -153,22 +154,22 @@ class Stepper:
                 torch._foreach_mul_(self._gradients(), scale)
             self.optimizer.step()
         targets = self.window[1] + self._target_count(state.step)
-        self.window = (self.window[0] + torch.where(bad, 0.0, summed), targets)
+        self.window = (self.window[0] + torch.where(non_finite, 0.0, loss_sum), targets)
 
     def _read_flag(self, state: TrainState) -> None:
-        """Read whether the device refused the step before, where that was not read yet."""
+        """Count the previous step as skipped if the device's flag, where it was not read yet, says so."""
         if self._unread_flag is None:
             return
-        step, flag, done = self._unread_flag
+        step, flag, copied = self._unread_flag
         self._unread_flag = None
-        done.synchronize()
+        copied.synchronize()
         if bool(flag):
             self._skip(state, step)
 
     def _skip(self, state: TrainState, step: int) -> None:
         """Count a step whose gradient was not finite and that left the weights alone; raise when there are too many."""
         state.skipped += 1
-        self.window = (self.window[0], self.window[1] - self._target_count(step))  # it counts in no mean
+        self.window = (self.window[0], self.window[1] - self._target_count(step))  # a skipped step is in no mean
         # Of a sharded gradient, each process looks at its own part.
         parts = {n: getattr(p.grad, "_local_tensor", p.grad) for n, p in self.model.named_parameters()}
         names = [name for name, part in parts.items() if part is not None and not bool(torch.isfinite(part).all())]
@@ -176,11 +177,11 @@ class Stepper:
         where = f"step {step} (samples {first} to {first + self.config.train.batch_size - 1} of the run)"
         what = f"non-finite gradient in {', '.join(names[:3]) or 'the loss'}{' and more' if len(names) > 3 else ''}"
         if state.skipped > self.config.train.skip_nonfinite:
-            saved = list_checkpoints(self.config.folder / "checkpoints")
-            kept = f"the last checkpoint is {saved[-1].name}" if saved else "there is no checkpoint"
+            checkpoints = list_checkpoints(self.config.folder / "checkpoints")
+            resume_point = f"the last checkpoint is {checkpoints[-1].name}" if checkpoints else "there is no checkpoint"
             raise TrainingError(
-                f"{where}: {what}. The step did not change the weights, and {kept}; lower the learning rate, or allow "
-                "some such steps with train.skip_nonfinite"
+                f"{where}: {what}. The step did not change the weights, and {resume_point}; lower the learning rate, "
+                "or allow some such steps with train.skip_nonfinite"
             )
         state.notes.append(f"{where}: {what}; the step was skipped")
 
@@ -188,7 +189,7 @@ class Stepper:
         return [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
 
     def _target_count(self, step: int) -> int:
-        """Return the number of targets in a step's global batch, which every process knows without asking."""
+        """Return the number of targets in a step's global batch, which every process computes by itself."""
         batch = self.config.train.batch_size
         return self.task.target_count(step * batch, batch)
 
@@ -237,8 +238,8 @@ class Stepper:
     def _rehearse(self, state: TrainState) -> None:
         """Make one pass whose gradients are exchanged and discarded.
 
-        DDP lays out its buckets anew after its first pass, and with three processes or more the order of a sum depends
-        on that layout. After this pass a resumed run and an uninterrupted one have the same layout.
+        DDP rebuilds its buckets after its first pass, and with three processes or more the order of a sum depends on
+        them. After this pass a resumed run and an uninterrupted one have the same buckets.
         """
         with self.autocast:
             torch.autograd.backward(self.module(**self._batch(0, state.micro_batch_size)))
@@ -250,7 +251,8 @@ def batch_share(config: RunConfig, world: World) -> int:
     batch = config.train.batch_size
     if batch % world.size:
         raise ConfigError(
-            f"train.batch_size {batch} cannot be shared equally by {world.size} processes: use a multiple of that"
+            f"train.batch_size {batch} cannot be shared equally by {world.size} processes: use a multiple of "
+            f"{world.size}"
         )
     return batch // world.size
 

@@ -13,8 +13,8 @@ import torch
 
 from ..runs.schema import StepSeconds, Timing
 
-# Steps that are kept out of the statistics, in each process and after each change of what is frozen: they include
-# compilation and allocation.
+# Steps that are left out of the statistics, in each process and after each change of what is frozen, because they
+# include compilation and allocation.
 WARMUP_STEPS = 10
 
 
@@ -59,15 +59,15 @@ class StepTimer:
         self._open = now
 
     def collect(self) -> list[float]:
-        """Wait for the device, and turn the marks since the last call into seconds."""
+        """Wait for the device, and return the seconds of each step since the last call."""
         if self._cuda:
             torch.cuda.synchronize()
-        fresh = [self._between(*pair) for pair in self._pending]
+        step_seconds = [self._between(*pair) for pair in self._pending]
         self._pending.clear()
-        self.times.warmup += fresh[: self._warmup_left]
-        self.times.steps += fresh[self._warmup_left :]
-        self._warmup_left = max(0, self._warmup_left - len(fresh))
-        return fresh
+        self.times.warmup += step_seconds[: self._warmup_left]
+        self.times.steps += step_seconds[self._warmup_left :]
+        self._warmup_left = max(0, self._warmup_left - len(step_seconds))
+        return step_seconds
 
     @contextmanager
     def apart_from_steps(self, what: str) -> Iterator[list[float]]:
@@ -75,10 +75,10 @@ class StepTimer:
 
         Yield the times of the steps that were not collected yet.
         """
-        fresh = self.collect()
+        step_seconds = self.collect()
         start = time.perf_counter()
         try:
-            yield fresh
+            yield step_seconds
         finally:
             if self._cuda:
                 torch.cuda.synchronize()
@@ -86,7 +86,7 @@ class StepTimer:
             self.begin()
 
     def summary(self, tokens_per_step: float, notes: Sequence[str] = ()) -> Timing:
-        """Return the content of timing.json, of a run that took at least one step."""
+        """Return the content of timing.json; the run must have taken at least one step."""
         self.collect()
         steps, warmup = self.times.steps, self.times.warmup
         measured = np.array(steps or warmup, dtype=np.float64)

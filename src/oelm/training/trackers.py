@@ -93,12 +93,13 @@ class Trackers:
         return True
 
     def send(self, values: dict[str, float], step: int) -> None:
+        """Queue the metrics of a step for every tracker."""
         for worker in self._workers:
             worker.queue.put((values, step))
         self._report_failures()
 
     def flush(self) -> None:
-        """Wait a moment until what was sent is stored: a checkpoint follows, after which these steps are not repeated.
+        """Wait briefly for what was sent to be stored: after the checkpoint that follows, these steps are not repeated.
 
         A tracker that is still busy with an earlier flush is not waited for.
         """
@@ -116,13 +117,13 @@ class Trackers:
         self._workers = []
 
     def _wait(self, events: list[threading.Event], seconds: float) -> None:
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         for event in events:
-            event.wait(max(0.0, until - time.monotonic()))
+            event.wait(max(0.0, deadline - time.monotonic()))
         self._report_failures()
 
     def _report_failures(self) -> None:
-        """Warn of trackers that failed since the last call."""
+        """Warn about trackers that failed since the last call."""
         for worker in self._workers:
             if worker.failure and not worker.reported:
                 worker.reported = True
@@ -163,7 +164,7 @@ class _Worker:
     def _try(self, action: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return action(*arguments)
-        except Exception as error:  # noqa: BLE001 - whatever a tracker raises is reported, and training goes on
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises is reported, and training continues
             self.failure = self.failure or f"{type(error).__name__}: {error}"
             return None
 
@@ -191,7 +192,7 @@ def _name(config: RunConfig, folder: Path) -> str:
 def _tensorboard(run: Tracked) -> Tracker:
     from torch.utils.tensorboard import SummaryWriter
 
-    # Hide what an earlier process sent of steps that are repeated now; they would be shown twice.
+    # Steps that an earlier process sent and this one repeats are hidden, or they would be shown twice.
     writer: Any = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.done + 1 if run.done else 0)
     if not run.done:
         writer.add_text("config", f"```\n{json.dumps(run.config.to_dict(), indent=2)}\n```", 0)
@@ -211,11 +212,11 @@ def _wandb(run: Tracked) -> Tracker:
         project="oelm", group=config.experiment, name=str(config.folder), id=run.name, resume="allow",
         dir=str(run.folder), config=config.to_dict(),
     )  # fmt: skip
-    first = session.step  # of a resumed run, the first step that the server does not have
+    next_step = session.step  # in a resumed run, the first step that the server does not have
     return Tracker(
         lambda values, step: session.log(values, step=step),
         lambda ended: session.finish(exit_code=0 if ended == "finished" else 1),
-        known=lambda key: first - 1,
+        known=lambda key: next_step - 1,
     )
 
 
@@ -252,10 +253,10 @@ def _mlflow(run: Tracked) -> Tracker:
 
 
 def _mlflow_parameter(key: str, value: Any) -> tuple[str, str]:
-    """Return a parameter as MLflow accepts it. A value that is cut here is complete in the run's config.json."""
+    """Return a parameter as MLflow accepts it. A value that is shortened here is complete in the run's config.json."""
     text = value if isinstance(value, str) else json.dumps(value)
-    cut = text if len(text) <= _MLFLOW_VALUE else f"{text[: _MLFLOW_VALUE - 1]}…"
-    return _NOT_IN_A_NAME.sub("_", key)[:_MLFLOW_NAME], cut
+    shortened = text if len(text) <= _MLFLOW_VALUE else f"{text[: _MLFLOW_VALUE - 1]}…"
+    return _NOT_IN_A_NAME.sub("_", key)[:_MLFLOW_NAME], shortened
 
 
 def _trackio(run: Tracked) -> Tracker:
@@ -264,12 +265,12 @@ def _trackio(run: Tracked) -> Tracker:
     session: Any = trackio.init(
         project="oelm", name=f"{run.config.experiment}-{run.name}", config=run.config.to_dict(), resume="allow"
     )
-    first = session._next_step  # of a resumed run, the first step that it does not have; there is no public name
+    next_step = session._next_step  # in a resumed run, the first step that trackio does not have; it is not public
     return Tracker(
         lambda values, step: session.log(values, step=step),
         lambda ended: session.finish(),
         lambda: time.sleep(_TRACKIO_WRITES),
-        known=lambda key: first - 1,
+        known=lambda key: next_step - 1,
     )
 
 

@@ -118,7 +118,7 @@ def test_answers_that_the_tokenizer_cannot_write_are_refused(tmp_path):
     base = text_run(tmp_path) | {"task": {"name": "folder", "form": "text"}, "data": {"path": str(tmp_path)}}
     base["model"]["tokenizer"] = str(tmp_path / "reader")
     with pytest.raises(
-        oelm.ConfigError, match=r"train: the tokenizer knows nothing of \d+ of \d+ answers, such as '[01]'"
+        oelm.ConfigError, match=r"train: the tokenizer has no known token for \d+ of \d+ answers, such as '[01]'"
     ):
         open_task(oelm.RunConfig.load(base))
 

@@ -1,1 +1,1 @@
-"""What a run learns: language modelling, classification, text to text."""
+"""Training objectives: language modelling, classification, text to text."""

@@ -1,4 +1,4 @@
-"""What a run learns, as the engine sees it: batches by number, a summed loss, sums to validate by, metrics from those.
+"""The engine's interface to a training objective: batches by number, a summed loss, validation sums, and metrics.
 
 `language.py`, `classification.py` and `text2text.py` are the tasks; `open.py` opens the one that a config names.
 """
@@ -24,7 +24,7 @@ MetricDict = dict[str, Any]
 
 
 class Task(ABC):
-    """One kind of learning on one dataset.
+    """A training objective on a dataset.
 
     Training samples are numbered without end, epoch after epoch, and a batch is a function of its numbers. The module
     that `loss` returns takes a batch. In training mode it returns the summed loss. In evaluation mode it returns a
@@ -32,24 +32,25 @@ class Task(ABC):
     processes add up to the same metrics.
     """
 
-    # Whether every batch has the same shape, so that the model is compiled once.
+    # True if every batch has the same shape, so that the model is compiled once.
     fixed_shapes = False
-    # Whether the model writes out answers, which are scored beside the loss.
+    # True if the model generates answers, which are scored beside the loss.
     writes_answers = False
 
     @property
     @abstractmethod
-    def samples_per_epoch(self) -> int: ...
+    def samples_per_epoch(self) -> int:
+        """Return the number of training samples in an epoch."""
 
     @property
     @abstractmethod
     def held_out_count(self) -> int:
-        """The number of validation examples."""
+        """Return the number of validation examples."""
 
     @property
     @abstractmethod
     def sha256(self) -> str:
-        """The hash of all the data, so that a checkpoint is resumed with the same data."""
+        """Return the hash of all the data, which a checkpoint records so that it is resumed with the same data."""
 
     @abstractmethod
     def build_model(self, config: RunConfig) -> PreTrainedModel:
@@ -96,14 +97,15 @@ class Task(ABC):
         """Return what the run's environment records about the data."""
 
     @abstractmethod
-    def save_tokenizer(self, folder: Path) -> None: ...
+    def save_tokenizer(self, folder: Path) -> None:
+        """Save the data's tokenizer into a model's folder."""
 
     def score(self, metrics: MetricDict) -> tuple[float, ...]:
         """Return the numbers by which the best model is chosen: higher is better, the first number counts first."""
         return (-float(metrics["loss"]),)
 
     def reached(self, metrics: MetricDict, target: float) -> bool:
-        """Return whether a target of `eval.targets` is met."""
+        """Return True when a target of `eval.targets` is met."""
         return False
 
     def write_answers(self, model: nn.Module, first: int, count: int) -> list[str]:
@@ -115,7 +117,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def other_splits(self) -> dict[str, Task]:
-        """Return further labelled splits by name, each as a task that validates on it. They never choose a model."""
+        """Return further labelled splits by name, each as a task that validates on it. They never select the model."""
         return {}
 
     def warnings(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What classification and text to text share: labelled examples, encoded for a model, in batches of similar length."""
+"""The base of classification and text to text: labelled examples, encoded for a model, batched by similar length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .model_tokenizer import ModelTokenizer
 class LabelledTask(Task):
     """A task on labelled data. Batches hold examples of about the same length, padded to the longest of them.
 
-    `validation_order` are the rows of the split `split` that are validated on, in their order.
+    Validation uses the rows `validation_order` of the split `split`, in that order.
     """
 
     data: LabelledData
@@ -40,7 +40,7 @@ class LabelledTask(Task):
 
     @abstractmethod
     def on_split(self, name: str) -> Task:
-        """Return this task as one that validates on another split."""
+        """Return a copy of this task that validates on another split."""
 
     @property
     def samples_per_epoch(self) -> int:
@@ -63,7 +63,7 @@ class LabelledTask(Task):
         return self.rows(self.split, chosen)
 
     def rows(self, split: str, chosen: Order) -> Batch:
-        """Return rows of a split as a batch. Empty places (-1) repeat the first example with ignored labels."""
+        """Return rows of a split as a batch. Empty slots (-1) repeat the first example with ignored labels."""
         filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
         return {name: torch.from_numpy(values) for name, values in self.inputs(split, filled, chosen >= 0).items()}
 
@@ -85,12 +85,12 @@ class LabelledTask(Task):
         self.model_tokenizer.save(folder)
 
     def cut_warnings(self, encoded: dict[str, Encoded]) -> list[str]:
-        """Return a warning for each of these texts' names whose texts were longer than the model reads."""
+        """Return a warning for each named set of texts in which some were longer than the model reads, and were cut."""
         return [
-            f"{one.truncated:,} {name} texts ({100 * one.truncated / len(one):.1f} %) were longer than "
+            f"{texts.truncated:,} {name} texts ({100 * texts.truncated / len(texts):.1f} %) were longer than "
             f"{self.model_tokenizer.max_length} tokens: cut"
-            for name, one in encoded.items()
-            if one.truncated
+            for name, texts in encoded.items()
+            if texts.truncated
         ]
 
 
@@ -100,7 +100,7 @@ def open_data(config: RunConfig) -> LabelledData:
 
 
 def token_total(encoded: Encoded, chosen: Order) -> int:
-    """Return the number of tokens in the chosen texts; empty places (-1) have none."""
+    """Return the number of tokens in the chosen texts; empty slots (-1) have none."""
     return int(encoded.lengths[chosen[chosen >= 0]].sum())
 
 

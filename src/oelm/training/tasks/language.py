@@ -45,7 +45,7 @@ class LanguageModelling(Task):
                 f"data.path {config.data.path}: it has no validation tokens; prepare it again with a validation split"
             )
         if config.checkpoint.best:
-            data.load_tokenizer()  # it is saved with the best model; an error is better now than then
+            data.load_tokenizer()  # it is saved with the best model, and an error should come before the first step
         length = config.data.sequence_length
         windows = Windows(data.train.tokens, length, config.data_seed, config.data.fraction, "the training text")
         return cls(data, windows, Windows(data.val.tokens, length, text="the validation text"), length)

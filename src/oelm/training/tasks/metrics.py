@@ -74,7 +74,7 @@ def accuracy_interval(accuracy: float, n: int) -> tuple[float, float]:
 
 
 def is_at_chance(accuracy: float, n: int, majority_accuracy: float) -> bool:
-    """Return whether an accuracy on n examples is not clearly above that of always predicting the majority class."""
+    """Return True unless an accuracy on n examples is clearly above that of always predicting the majority class."""
     return accuracy_interval(accuracy, n)[0] <= majority_accuracy
 
 

@@ -53,7 +53,7 @@ class ModelTokenizer:
 
     @property
     def sha256(self) -> str:
-        """The hash of everything that decides how a text is encoded: the vocabulary and the special tokens."""
+        """Return the hash of everything that decides how a text is encoded: the vocabulary and the special tokens."""
         return hashlib.sha256(f"{self._vocabulary_sha256}\0{self._special_tokens_sha256}".encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class ModelTokenizer:
 
     @cached_property
     def _special_tokens_sha256(self) -> str:
-        """The hash of the special tokens around a text, between two texts and in the padding.
+        """Return the hash of the special tokens around a text, between two texts and in the padding.
 
         It is taken from two encoded texts and not from the tokenizer's post-processor, because the same post-processor
         can be written in several ways and transformers rewrites it on loading.
@@ -75,8 +75,8 @@ class ModelTokenizer:
         backend.no_truncation()
         backend.no_padding()
         encodings = [backend.encode(_PROBE[0]), backend.encode(*_PROBE)]
-        ids = [self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, [one.ids for one in encodings]]
-        types = [one.type_ids for one in encodings] if self._uses_token_types else None
+        ids = [self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, [encoding.ids for encoding in encodings]]
+        types = [encoding.type_ids for encoding in encodings] if self._uses_token_types else None
         return hashlib.sha256(json.dumps([*ids, types]).encode()).hexdigest()
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Encoded:
@@ -96,7 +96,7 @@ class ModelTokenizer:
 
     @property
     def _uses_token_types(self) -> bool:
-        """Whether the model distinguishes the first text of a pair from the second by token type ids."""
+        """Return True when the model distinguishes the first text of a pair from the second by token type ids."""
         has_types = "token_type_ids" in self.tokenizer.model_input_names
         return has_types and getattr(self.hf_config, "type_vocab_size", 0) > 1
 
@@ -117,8 +117,8 @@ def _load_tokenizer(config: ModelConfig, builtin: bool) -> Any:
         tokenizer = judgement_tokenizer()
     elif without_tokenizer:
         raise ConfigError(
-            f"model.tokenizer: {config.name} brings no tokenizer; name a folder, such as the tokenizer/ in what "
-            "`oelm data prepare --train-bpe` wrote, or a Hub name (bert-base-uncased, say)"
+            f"model.tokenizer: {config.name} brings no tokenizer; name a folder, such as the tokenizer/ that "
+            "`oelm data prepare --train-bpe` wrote, or a Hub name, such as bert-base-uncased"
         )
     else:
         if (Path(config.name) / "audit.json").is_file():

@@ -154,7 +154,7 @@ def text_metrics(answers: list[str], expected: list[str]) -> MetricDict:
         return {}
     sacrebleu = import_optional("sacrebleu", "scoring written answers")
     return {
-        "exact_match": sum(one == other for one, other in zip(answers, expected, strict=True)) / len(answers),
+        "exact_match": sum(text == target for text, target in zip(answers, expected, strict=True)) / len(answers),
         "chrf": float(sacrebleu.corpus_chrf(answers, [expected]).score),
         "bleu": float(sacrebleu.corpus_bleu(answers, [expected]).score),
         "written": len(answers),
@@ -169,27 +169,27 @@ def answer(
     rows = sources.pad(chosen, model_tokenizer.tokenizer.pad_token_id)
     generator: Any = model
     device = next(model.parameters()).device
-    out = generator.generate(
+    generated = generator.generate(
         input_ids=torch.from_numpy(rows["input_ids"]).to(device),
         attention_mask=torch.from_numpy(rows["attention_mask"]).to(device),
         max_new_tokens=min(longest, model_tokenizer.max_length - 1),
     )
-    return [text.strip() for text in model_tokenizer.tokenizer.batch_decode(out, skip_special_tokens=True)]
+    return [text.strip() for text in model_tokenizer.tokenizer.batch_decode(generated, skip_special_tokens=True)]
 
 
 def _encode(data: LabelledData, name: str, model_tokenizer: ModelTokenizer) -> SourcesAndTargets:
-    """Encode a split. Raise when the tokenizer knows nothing of an answer."""
+    """Encode a split. Raise when an answer consists only of tokens that the tokenizer does not know."""
     split = data.splits[name]
     assert split.answers is not None, "text-to-text data has answers"
     sources, targets = model_tokenizer.encode(split.texts, split.pairs), model_tokenizer.encode(split.answers)
-    # Special tokens, unknown ones included, are not written out: a model that writes nothing would match an answer
-    # that consists of them.
+    # Special tokens, the unknown token included, are left out of decoded text: a model that writes nothing would match
+    # an answer that consists of them.
     known = count_tokens(targets, ~np.isin(targets.ids, model_tokenizer.tokenizer.all_special_ids))
-    lost = np.flatnonzero(known == 0)
-    if len(lost):
+    unknown = np.flatnonzero(known == 0)
+    if len(unknown):
         raise ConfigError(
-            f"{data.name}, {name}: the tokenizer knows nothing of {len(lost):,} of {len(known):,} answers, such as "
-            f"{split.answers[lost[0]]!r}; use answers that it can write, or a model whose tokenizer can"
+            f"{data.name}, {name}: the tokenizer has no known token for {len(unknown):,} of {len(known):,} answers, "
+            f"such as {split.answers[unknown[0]]!r}; use other answers, or a model whose tokenizer knows them"
         )
     return SourcesAndTargets(sources, targets)
 
