@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.labelled.tasks import to_prompt
+from ..data.labelled.tasks import BUILTIN, to_prompt
 from ..errors import CheckpointError, ConfigError
 from ..runs.schema import Environment, read
 from ..training.best import model_step
@@ -21,6 +21,7 @@ from ..training.tasks.open import open_task
 from ..training.tasks.text2text import answer
 from ..training.validation import answer_metrics, validate
 from .load import config_of, load_model_folder, load_run, model_folder
+from .recall import story_recall
 
 # New tokens when the caller gives no number.
 _DEFAULT_TOKENS = 100
@@ -43,6 +44,8 @@ def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[st
         return metrics | answer_metrics(model, split, world, batch_size, split.held_out_count)
 
     metrics = measure(task)
+    if (config.data.path or "").startswith(BUILTIN) and config.task.kind == "language":
+        metrics |= story_recall(model, config.data.sequence_length, batch_size)
     other_splits = {name: measure(split) for name, split in task.other_splits().items()}
     evaluation = {
         "run": str(run),

@@ -61,6 +61,21 @@ def builtin(
     )
 
 
+def recall_examples(count: int = VAL_DOCUMENTS) -> list[tuple[list[int], list[int]]]:
+    """Return stories of the validation stream as ids, each with the places of the words that must be remembered.
+
+    An end of text comes first, as in a training sequence. A word is one token, so an answer is one place.
+    """
+    backend = story_tokenizer()
+    examples = []
+    for story in stories.annotated_stories(1, count):
+        encoding = backend.encode(story.text)
+        place_of_end = {end: place for place, (_, end) in enumerate(encoding.offsets, start=1)}
+        ids = [token_id(backend, SEPARATOR), *encoding.ids]
+        examples.append((ids, [place_of_end[recall.end] for recall in story.recalls]))
+    return examples
+
+
 @lru_cache(maxsize=1)
 def story_tokenizer() -> Tokenizer:
     """Return a word-level tokenizer whose vocabulary is every word that a story can contain."""
