@@ -1,4 +1,4 @@
-"""The time of generating one more token after a context, and the size of that context's cache, arm by arm."""
+"""Measure how long each arm takes to generate one more token after a context, and the size of that context's cache."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def benchmark_decoding(
 ) -> list[DecodeBench]:
     """Time single tokens of every arm after `context` random ones, `rounds` times `tokens` each, interleaved.
 
-    Returns one row per arm, each compared with the first arm.
+    Return one row per arm, each compared with the first arm.
     """
     for name, config in arms.items():
         if config.task.kind != "language":
@@ -84,8 +84,8 @@ def _row(arm: _Decoder, reference: _Decoder, context: int) -> DecodeBench:
 class _Decoder:
     """The model of one arm with a context in its cache, which generates greedily. `rounds` collects its times.
 
-    Compiled, which is off unless asked for, a GPU launches all kernels of a token at once. Otherwise, with small
-    batches, the time of launching them one by one hides the differences between arms.
+    With compiled code (off by default) a GPU launches all kernels of a token at once. Without it, in small batches, the
+    time of launching the kernels one by one hides the differences between arms.
     """
 
     def __init__(self, name: str, config: RunConfig, context: int, seed: int) -> None:
@@ -102,17 +102,17 @@ class _Decoder:
         ids = torch.randint(vocab_size, (self.batch_size, context), generator=generator).to(device)
         # A static cache is allocated once. A growing one is copied for every token, and that copy would be timed.
         self.cache = StaticCache(config=self.model.config, max_cache_len=length)
-        out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        self.last: Tensor = out.logits[:, -1:].argmax(-1)
+        output = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        self.last: Tensor = output.logits[:, -1:].argmax(-1)
         self.compiled = config.train.compile is True
         self.step: Any = self.model
         if self.compiled:
             # On a GPU, a token's kernels are recorded once and replayed as one graph.
             mode = "reduce-overhead" if device.type == "cuda" else None
             self.step = torch.compile(self.model, dynamic=False, mode=mode)
-        cached = [tensor for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
-        # Of one token of one text.
-        self.cache_bytes = sum(tensor[0].numel() * tensor.element_size() / tensor.shape[-2] for tensor in cached)
+        cache_tensors = [tensor for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
+        # The bytes that one token of one text takes in the cache.
+        self.cache_bytes = sum(tensor[0].numel() * tensor.element_size() / tensor.shape[-2] for tensor in cache_tensors)
 
     def generate(self, tokens: int) -> Iterator[float]:
         """Generate tokens and yield the seconds of each, until the device has computed it."""
@@ -120,7 +120,7 @@ class _Decoder:
             started = time.perf_counter()
             # Allows the recorded graph to overwrite its outputs of the previous token.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            out = self.step(input_ids=self.last, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-            self.last = out.logits[:, -1:].argmax(-1)
+            output = self.step(input_ids=self.last, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            self.last = output.logits[:, -1:].argmax(-1)
             self.last[0, 0].item()  # waits for the device
             yield time.perf_counter() - started

@@ -20,7 +20,7 @@ from ..training.tasks.language import LanguageModelling
 from ..training.tasks.model_tokenizer import ModelTokenizer
 
 _CLASSES = ("one", "two", "three")
-# Batches before the data starts again.
+# Batches in an epoch, after which the data repeats.
 _BATCHES = 64
 
 
@@ -45,7 +45,7 @@ def _classification(config: RunConfig, hf_config: Any, seed: int) -> Task:
     if longest < length:
         raise ConfigError(f"data.sequence_length {length} is more than the model's {longest} tokens")
     generator = np.random.default_rng(seed)
-    # Drawn from one id fewer than there are; ids from the padding token's on move up by one.
+    # Leave out the padding token: draw from one id fewer, and shift the ids from the padding token's on up by one.
     ids = generator.integers(0, hf_config.vocab_size - 1, count * length)
     ids = (ids + (ids >= hf_config.pad_token_id)).astype(np.int32)
     types = np.zeros(len(ids), np.int8) if getattr(hf_config, "type_vocab_size", 0) > 1 else None

@@ -1,4 +1,4 @@
-"""Times of arms that take turns, compared within a round.
+"""Compare the times of arms that take turns, round by round.
 
 Machines are shared and clock rates change, so the arms of a benchmark are interleaved in rounds. A ratio within a round
 compares times taken shortly after each other, which a ratio of overall medians does not.
@@ -14,7 +14,7 @@ from scipy.special import stdtrit
 
 # The seconds of each step or token, one list per round.
 Rounds = list[list[float]]
-# Called between what is timed: what comes next, how many of its kind are done, and how many there are.
+# Called between timed parts with the name of the next stage, how many of its items are done, and how many there are.
 ShowProgress = Callable[[str, int, int], None]
 
 
@@ -23,17 +23,19 @@ def no_progress(stage: str, done: int, total: int) -> None:
 
 
 def median_seconds(rounds: Rounds) -> float:
-    """Return the median over all rounds."""
+    """Return the median time of a step or token over all rounds."""
     return statistics.median(second for seconds in rounds for second in seconds)
 
 
 def ratio_of_rounds(rounds: Rounds, reference: Rounds) -> tuple[float, float | None]:
-    """Return the mean over rounds of an arm's median time to the reference's, and half of its 95 % interval.
+    """Return the ratio of an arm's median time to the reference's, averaged over rounds, and half its 95 % interval.
 
     A single round has no interval.
     """
     pairs = zip(rounds, reference, strict=True)
-    ratios = np.array([statistics.median(times) / statistics.median(others) for times, others in pairs])
+    ratios = np.array(
+        [statistics.median(times) / statistics.median(reference_times) for times, reference_times in pairs]
+    )
     count = len(ratios)
     if count == 1:
         return float(ratios[0]), None

@@ -1,4 +1,4 @@
-"""Step time, throughput and memory of arms measured side by side, against the FLOPs that the model must do."""
+"""Measure step time, throughput and memory of arms side by side, and compare them with the FLOPs that each needs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def benchmark(
 ) -> list[StepBench]:
     """Time whole optimiser steps of every arm on random tokens, `rounds` times `steps` each, interleaved.
 
-    Returns one row per arm, each compared with the first arm.
+    Return one row per arm, each compared with the first arm.
     """
     device = device_for(next(iter(arms.values())).train.device)
     world = World(0, 1, device)

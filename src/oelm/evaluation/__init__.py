@@ -1,1 +1,1 @@
-"""Using a trained run: load its model, evaluate it again, generate text, predict."""
+"""Use a trained run: load its model, evaluate it again, generate text, predict."""

@@ -38,7 +38,7 @@ def config_of(run: Path) -> RunConfig:
 
 
 def load_run(run: Path, last: bool = False) -> PreTrainedModel:
-    """Return a run's best model, verified; with `last`, or if no best one was kept, that of its last checkpoint."""
+    """Return a run's best model, verified; with `last`, or if no best one was saved, that of its last checkpoint."""
     return load_model_folder(model_folder(run, last), config_of(run))
 
 
@@ -76,7 +76,7 @@ def save_tokenizer(source: Path, out: Path) -> None:
 
 
 def model_folder(run: Path, last: bool) -> Path:
-    """Return the folder inside a run's that holds its model: best/ or, with `last` or without best/, a checkpoint."""
+    """Return the folder with a run's model: best/ or, with `last` or where best/ is missing or stale, a checkpoint."""
     checkpoints = list_checkpoints(run / "checkpoints")
     has_best = (run / "best").is_dir()
     if not last and has_best:

@@ -63,7 +63,7 @@ def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[st
 def predict_one(run: Path, text: str, pair: str | None = None) -> dict[str, Any]:
     """Return a fine-tuned model's prediction for one text or pair, encoded exactly as in training.
 
-    A classifier's holds the class and the probability of each class, a text-to-text model's the answer it generates.
+    For a classifier: the class and the probability of each class. For a text-to-text model: the answer it generates.
     """
     config = config_of(run)
     if config.task.kind == "language":
@@ -80,7 +80,7 @@ def predict_one(run: Path, text: str, pair: str | None = None) -> dict[str, Any]
 
 
 def generate_text(run: Path, prompt: str, tokens: int | None, temperature: float, top_k: int, seed: int) -> str:
-    """Return the prompt and its continuation by a run's model. If both exceed the positions, the prompt's start goes.
+    """Return the prompt and its continuation by a run's model; a prompt too long for the model loses its start.
 
     `tokens` None means 100 new tokens, or fewer if the model has fewer positions left: at least half of its positions
     after a long prompt. A temperature of 0 always takes the most likely token; a `top_k` of 0 samples from all.
@@ -103,7 +103,7 @@ def generate_text(run: Path, prompt: str, tokens: int | None, temperature: float
         ids = ids[:, -(positions - tokens) :]
     torch.manual_seed(seed)
     sampling = {"temperature": temperature, "top_k": top_k or None} if temperature > 0 else {}
-    out = model.generate(
+    generated = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=tokens,
@@ -112,7 +112,7 @@ def generate_text(run: Path, prompt: str, tokens: int | None, temperature: float
         do_sample=temperature > 0,
         **sampling,
     )
-    return str(tokenizer.decode(out[0], skip_special_tokens=True))
+    return str(tokenizer.decode(generated[0], skip_special_tokens=True))
 
 
 def _require_inputs_as_in_training(run: Path, pair: str | None) -> None:
