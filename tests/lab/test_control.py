@@ -151,7 +151,7 @@ def test_status_of_a_missing_folder_is_refused():
 def test_a_run_is_found_by_a_part_of_its_name(all_states):
     assert find_run("dead", all_states).state == "died"
     assert find_run(str(all_states / "dead" / "baseline" / "seed-0"), Path("elsewhere")).state == "died"
-    with pytest.raises(LabError, match=r"part of 5 runs' names: .* Give more of it"):
+    with pytest.raises(LabError, match=r"part of 5 runs' names: .* Give a longer part"):
         find_run("seed-0", all_states)
     with pytest.raises(LabError, match="no run 'deed'"):
         find_run("deed", all_states)

@@ -282,7 +282,7 @@ def test_a_run_that_another_process_has_is_waited_for_and_taken_over_when_that_d
             lock.close()
 
     assert Matrix(planned, launcher, notify=line_appender(lines)).run(release) == {"finished": 2}
-    assert any(f"waiting  {planned[0].name}: it is run by process {os.getpid()}" in line for line in lines)
+    assert any(f"waiting  {planned[0].name}: process {os.getpid()} on" in line for line in lines)
     assert any(f"taking over {planned[0].name}" in line for line in lines)
 
 

@@ -23,7 +23,7 @@ _MACHINE_FIELDS = {"host", "pid"}
 
 @dataclass(frozen=True)
 class ArchivedRun:
-    """A run, its folder in the archive, and the outcome: archived, there (it was already), or left out."""
+    """A run, its folder in the archive, and the outcome: archived, there (archived before), or left out."""
 
     run: RunState
     target: Path
@@ -56,6 +56,7 @@ def archive(folders: Sequence[Path], out: Path, points: int) -> list[ArchivedRun
 
 
 def _outcome(run: RunState, target: Path) -> str:
+    """Return what to do with a run: archived, there or left out. Raise if the target holds another run's record."""
     if run.state not in _ENDED:
         return "left out"
     if not (target / "config.json").is_file():
@@ -79,12 +80,12 @@ def _copy(run: RunState, target: Path, points: int) -> None:
         write_text(folder / "metrics.jsonl", lines)
         if run.state == "failed":
             status = read(run.path / "status.json", Status)
-            kept = status.model_dump(exclude=_MACHINE_FIELDS, exclude_unset=True)
-            Status.model_validate(kept).write(folder / "status.json")
+            portable = status.model_dump(exclude=_MACHINE_FIELDS, exclude_unset=True)
+            Status.model_validate(portable).write(folder / "status.json")
 
 
 def thin_metrics(lines: list[MetricLine], points: int) -> list[MetricLine]:
-    """Return the lines with at most `points` of training loss, evenly spread from first to last; others all stay."""
+    """Return all lines, but of training loss at most `points`, evenly spread from the first to the last."""
     train = [index for index, line in enumerate(lines) if line.kind == "train"]
     if len(train) <= points:
         return lines

@@ -86,10 +86,10 @@ def _matrix_of(run: RunState) -> str | None:
 
 def _ask(folder: Path, process: str, name: str) -> HowStopped:
     """Ask the process that holds a folder's lock to stop, once: a second signal would end it at once, unsaved."""
-    asked = folder / ASKED
-    if process and asked.is_file() and asked.read_text(encoding="utf-8") == process:
+    request = folder / ASKED
+    if process and request.is_file() and request.read_text(encoding="utf-8") == process:
         return "before"
-    asked.write_text(process, encoding="utf-8")
+    request.write_text(process, encoding="utf-8")
     match = _HOLDER.fullmatch(process)
     if match and match[2] == socket.gethostname():
         try:
@@ -98,7 +98,7 @@ def _ask(folder: Path, process: str, name: str) -> HowStopped:
         except ProcessLookupError:
             pass  # another machine, or another container, has the same host name
         except PermissionError:
-            asked.unlink(missing_ok=True)
+            request.unlink(missing_ok=True)
             raise LabError(f"{name}: process {match[1]} belongs to another user") from None
     (folder / STOP).touch()
     return "file"
@@ -114,7 +114,7 @@ def log_file(run: RunState) -> Path:
 
 
 def log_lines(run: RunState, last: int, follow: bool = False, pause: float = 0.5) -> Iterator[str]:
-    """Yield the last lines of a run's log; with `follow` also new ones, until no process has the run any more."""
+    """Yield the last lines of a run's log; with `follow` also new ones, until the run is no longer in progress."""
     with open(log_file(run), encoding="utf-8", errors="replace") as log:
         in_progress = follow
         yield from deque(log, maxlen=last)
@@ -127,7 +127,7 @@ def log_lines(run: RunState, last: int, follow: bool = False, pause: float = 0.5
 
 
 def freeable(runs: list[RunState], best: bool = False) -> dict[Path, int]:
-    """Return the checkpoint folders of finished runs, with `best` those of their best models too, and their bytes."""
+    """Return the size in bytes of each checkpoint folder of finished runs, and with `best` of each best model's."""
     names = ("checkpoints", "best") if best else ("checkpoints",)
     ended = [run for run in runs if run.state in ("finished", "diverged") and holder(run.path) is None]
     sizes = {run.path / name: _size(run.path / name) for run in ended for name in names}
@@ -135,7 +135,7 @@ def freeable(runs: list[RunState], best: bool = False) -> dict[Path, int]:
 
 
 def free(folders: dict[Path, int]) -> int:
-    """Remove the folders and return the bytes that were freed. A run that a process has by now keeps its own."""
+    """Remove the folders and return the bytes that were freed; folders of runs that are in use again stay."""
     freed = 0
     for folder, size in folders.items():
         try:
@@ -161,8 +161,8 @@ def _queued_job(folder: Path) -> str | None:
 
 def _cancel(job: str) -> None:
     try:
-        done = subprocess.run(["scancel", job], capture_output=True, text=True, check=False)
+        command = subprocess.run(["scancel", job], capture_output=True, text=True, check=False)
     except OSError:
-        raise LabError(f"it waits as Slurm job {job}, and there is no scancel here: cancel it where Slurm is") from None
-    if done.returncode:
-        raise LabError(f"Slurm job {job} could not be cancelled: {done.stderr.strip()}")
+        raise LabError(f"Slurm job {job}: there is no scancel here; cancel the job on a machine with Slurm") from None
+    if command.returncode:
+        raise LabError(f"Slurm job {job} could not be cancelled: {command.stderr.strip()}")

@@ -15,7 +15,7 @@ from ..errors import LabError, OelmError
 from .plan import PlannedRun
 from .preflight import Requirement, known_requirements
 
-# Stand-ins for what the data would tell: about the vocabulary of the built-in data, and two classes.
+# Assumed where the data is not read: about the vocabulary of the built-in data, and two classes.
 _BUILTIN_VOCABULARY, _LABELS = 600, 2
 
 
@@ -26,7 +26,7 @@ class DryRun:
     parameters, trainable   counts with the method applied
     matrices, adapters      how many matrices are set or frozen, and how many get an adapter
     changes_at              the steps at which the method's schedule freezes or unfreezes something
-    flops_per_token         of a training step
+    flops_per_token         FLOPs of a training step per token
     stand_in                the type of the model that was counted, if the run's own is pretrained and was not read
     """
 
@@ -73,16 +73,16 @@ def _count(model: Any, method: str, batch: tuple[int, int]) -> tuple[int, int, f
     """Return the parameters, the trainable ones, and the FLOPs per token of a skeleton with a method.
 
     Cached, so that it is computed once for all seeds. No data passes through the skeleton, so every layer is assumed to
-    pass gradients on: too many where the first layers are frozen.
+    pass gradients on: the FLOPs are too many where the first layers are frozen.
     """
     from ..method.apply import outline
     from ..method.spec import Method
     from ..models.flops import train_flops_per_token
 
-    operated = outline(model, Method.model_validate_json(method))
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in operated.parameters()]
+    changed_model = outline(model, Method.model_validate_json(method))
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in changed_model.parameters()]
     trainable = sum(size for size, is_trainable in sizes if is_trainable)
-    return sum(size for size, _ in sizes), trainable, train_flops_per_token(operated, *batch)
+    return sum(size for size, _ in sizes), trainable, train_flops_per_token(changed_model, *batch)
 
 
 def _skeleton(run: PlannedRun) -> Any:

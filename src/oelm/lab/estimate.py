@@ -1,4 +1,4 @@
-"""How long a matrix will take: from finished runs of the same experiments, else from FLOPs and this machine's speed."""
+"""Estimate how long a matrix takes: by finished runs of its experiments, else by FLOPs and this machine's speed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _SMOKE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class DurationEstimate:
-    """How many runs a matrix has and how many are done, the hours the rest takes, and how many of it are measured.
+    """How many runs a matrix has, how many are done, and the hours that the remaining ones take.
 
-    The duration of a measured run is known from a finished run of its experiment; of the others it is a rough estimate.
+    `measured` of the remaining runs have a duration known from a finished run of their experiment; that of the others
+    is a rough estimate.
     """
 
     runs: int
@@ -35,7 +36,7 @@ class DurationEstimate:
 
 
 def estimate(runs: list[PlannedRun], slots: int) -> DurationEstimate:
-    """Return how long the runs that are not done will take with this many at a time."""
+    """Return how long the runs that are not done will take with `slots` of them at a time."""
     done = {run.folder for run in runs if _is_done(run)}
     remaining = [run for run in runs if run.folder not in done]
     measured = _measured_seconds([run for run in runs if run.folder in done])

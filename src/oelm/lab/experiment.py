@@ -40,7 +40,7 @@ class Experiment(Strict, refusal=LabError):
 
     config      fields of a run's config, as in `oelm train`
     axes        dotted fields of the config, or `method` and `seed`, each with the values it takes
-    data        the name of what it needs in `data.yaml`; none for the built-in data
+    data        the name of its dataset in `data.yaml`; none for the built-in data
     after       an experiment whose best models, of the same seed, this one starts from
     stand_in    the model type that a dry run builds where `model.name` is a pretrained model
     published   the published figures to show beside it: their ids in `runs/published.yaml`
@@ -135,17 +135,17 @@ def _build(name: str, entries: dict[str, dict[str, Any]], source: str) -> Experi
         raise LabError(f"{source}: {explain(error, Experiment)}") from None
 
 
-def _inherit(name: str, entries: dict[str, dict[str, Any]], heirs: tuple[str, ...]) -> dict[str, Any]:
-    """Return an experiment's fields merged over those of the experiment that it extends."""
-    if name in heirs:
-        raise LabError(f"experiments extend each other in a circle: {' -> '.join((*heirs, name))}")
+def _inherit(name: str, entries: dict[str, dict[str, Any]], chain: tuple[str, ...]) -> dict[str, Any]:
+    """Return an experiment's fields merged over those that it extends; `chain` are the experiments that extend it."""
+    if name in chain:
+        raise LabError(f"experiments extend each other in a circle: {' -> '.join((*chain, name))}")
     if name not in entries:
-        raise LabError(f"{heirs[-1]}: extends {name!r}, which does not exist.{nearest(name, entries, count=3)}")
+        raise LabError(f"{chain[-1]}: extends {name!r}, which does not exist.{nearest(name, entries, count=3)}")
     fields = dict(entries[name])
     parent = fields.pop("extends", None)
     if parent is None:
         return fields
-    inherited = _inherit(parent, entries, (*heirs, name))
+    inherited = _inherit(parent, entries, (*chain, name))
     base = {key: value for key, value in inherited.items() if key not in _NOT_INHERITED}
     notes = [*base.get("notes", ()), *fields.get("notes", ())]
     merged = merge(base, fields)

@@ -50,8 +50,10 @@ _PAUSE_SECONDS = 0.2
 
 @dataclass
 class MatrixEntry:
-    """One run of the matrix. Its state is waiting, running (started here), elsewhere (another process has it), or how
-    it ended: finished, diverged, failed, stopped, blocked (the run that it starts from failed) or left (not started).
+    """One run of the matrix.
+
+    Its state is waiting, running (started here), elsewhere (another process has it), or how it ended: finished,
+    diverged, failed, stopped, blocked (the run that it starts from did not finish) or left (not started).
     """
 
     run: PlannedRun
@@ -75,9 +77,9 @@ class MatrixEvent:
     kind        started, waiting (another process has the run), takeover (that process died), retry, leaving (runs stay
                 unstarted), stopping (running ones are asked to save and stop), or the state that a run ended in
     message     why, or the run's main figure
-    states      how many runs of the matrix are in which state now
-    entry       the run that it concerns, or None if it concerns several
-    count       how many runs it concerns
+    states      how many runs of the matrix are in each state now
+    entry       the run that the event is about, or None if it is about several
+    count       how many runs the event is about
     """
 
     kind: str
@@ -113,7 +115,7 @@ class Matrix:
         self._durations: list[float] = []
 
     def run(self, watch: Callable[[Matrix], object] = lambda matrix: None) -> dict[str, int]:
-        """Work until every run has ended, or until asked to stop; return how many runs ended in which state.
+        """Work until every run has ended, or until asked to stop; return how many runs ended in each state.
 
         `watch` is called after every round, for a live view.
         """
@@ -130,13 +132,13 @@ class Matrix:
         return self.counts()
 
     def counts(self) -> dict[str, int]:
-        """Return how many runs are in which state."""
+        """Return how many runs are in each state."""
         states = [entry.state for entry in self.entries]
         return {state: states.count(state) for state in dict.fromkeys(states)}
 
     @property
     def stopped(self) -> bool:
-        """Whether the matrix was asked to stop: by a signal, or from another machine by the file of `oelm stop`."""
+        """Return True when the matrix was asked to stop: by a signal, or from another machine by a file."""
         return bool(self._signal) or self._stop_file_seen
 
     @property
@@ -166,7 +168,7 @@ class Matrix:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _step(self) -> None:
-        """Do one round: see which runs have ended, and start those that can start."""
+        """Do one round: handle the runs that have ended, and start those that can start."""
         self._stop_file_seen = self._stop_file_seen or (self._root / LAB / self._folder_name / STOP).exists()
         if self._leaving:
             self._ask_runs_to_stop()
@@ -190,18 +192,18 @@ class Matrix:
                 self._start(entry)
 
     def _too_late(self) -> bool:
-        """Return True when a run that starts now would miss the deadline, judging by the last few."""
+        """Return True when a run that starts now would miss the deadline if it took as long as the last few."""
         longest = max(self._durations[-4:], default=0.0)
         return self._deadline is not None and time.monotonic() + longest > self._deadline
 
     def _can_start(self, entry: MatrixEntry) -> bool:
-        """Return True when the run that this one starts from is finished; block this one if that ended otherwise."""
+        """Return True when the run that this one starts from is finished; block this one if it ended otherwise."""
         if entry.run.starts_from is None:
             return True
-        first = self._entry_by_folder[entry.run.starts_from.folder]
-        if first.ended and first.state != "finished":
-            self._end(entry, "blocked", f"it starts from {first.run.name}, which {first.state}")
-        return first.state == "finished"
+        predecessor = self._entry_by_folder[entry.run.starts_from.folder]
+        if predecessor.ended and predecessor.state != "finished":
+            self._end(entry, "blocked", f"it starts from {predecessor.run.name}, which is {predecessor.state}")
+        return predecessor.state == "finished"
 
     def _start(self, entry: MatrixEntry) -> None:
         """Start a run. If that fails, report it and leave the other runs alone."""
@@ -228,8 +230,8 @@ class Matrix:
         info = read_launch(folder)
         job = None if info is None else self._launcher.attach(info)
         if job is None:
-            first = entry.run.starts_from
-            problem = "" if first is None else export_plain(first.folder)
+            predecessor = entry.run.starts_from
+            problem = "" if predecessor is None else export_plain(predecessor.folder)
             if problem:
                 self._release(entry)
                 self._end(entry, "failed", f"the model that it starts from could not be exported: {problem}")
@@ -258,7 +260,7 @@ class Matrix:
             lock.close()
             process = trainer
         entry.state = "elsewhere"
-        self._emit("waiting", f"it is run by {process} already", entry)
+        self._emit("waiting", f"{process} is running it already", entry)
         return None
 
     def _orphans(self) -> list[LaunchInfo]:
@@ -273,7 +275,7 @@ class Matrix:
         return orphans
 
     def _check_elsewhere(self, entry: MatrixEntry) -> None:
-        """See whether the other process that has a run has finished it, died, or is still at work."""
+        """Check whether the other process that has a run has finished it, died, or is still running it."""
         folder = entry.run.folder
         if self._end_if_done(entry, "by another process"):
             return
@@ -303,7 +305,7 @@ class Matrix:
         return True
 
     def _handle_end(self, entry: MatrixEntry, code: int) -> None:
-        """Find out from the run's records how a job of this matrix ended."""
+        """Set the state of a run whose job ended with this exit code, by the run's records."""
         folder, entry.seconds = entry.run.folder, time.monotonic() - entry.started
         self._durations.append(entry.seconds)
         assert entry.job is not None
@@ -311,7 +313,7 @@ class Matrix:
         self._release(entry)
         if self._end_if_done(entry):  # the result is written last: an error after it changes no number
             return
-        # torchrun exits with 1 for every kind of end; a run without a new status had not begun to train.
+        # torchrun exits with 1 after any error or signal; a run without a new status had not begun to train.
         not_begun = info.processes > 1 and not new_status(folder, entry.old_status_time)
         if was_stopped(folder, code, entry.old_status_time):
             self._end(entry, "stopped", "saved; the same command resumes it")
@@ -363,7 +365,7 @@ class Matrix:
         self._leave_waiting_runs("the same command resumes from here")
 
     def _leave_waiting_runs(self, reason: str) -> None:
-        """Leave the runs that have not started for another time."""
+        """Mark the runs that have not started as left."""
         waiting = [entry for entry in self.entries if entry.state == "waiting"]
         for entry in waiting:
             entry.state = "left"
@@ -383,8 +385,8 @@ def export_plain(run: Path) -> str:
         remove_leftovers(run)
         command = [sys.executable, "-m", "oelm", "export", str(run), str(run / PLAIN)]
         # It gets a session of its own, so that Ctrl-C reaches only this process.
-        done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
-    return (done.stderr.strip().splitlines() or ["no reason given"])[-1] if done.returncode else ""
+        export = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
+    return (export.stderr.strip().splitlines() or ["no reason given"])[-1] if export.returncode else ""
 
 
 def _main_figure(run: RunState) -> str:

@@ -1,4 +1,4 @@
-"""From experiments to runs: multiply out the axes, name and check every run, and put the runs in order."""
+"""Turn experiments into runs: multiply out the axes, name and check every run, and put the runs in order."""
 
 from __future__ import annotations
 
@@ -59,24 +59,24 @@ class PlannedRun:
 
     @cached_property
     def name(self) -> str:
-        """The run's folder, relative to the output folder."""
+        """Return the run's folder, relative to the output folder."""
         return str(self.folder.relative_to(self.config.output))
 
 
 def plan_runs(experiments: Sequence[Experiment], request: Request) -> list[PlannedRun]:
     """Return every run of the experiments.
 
-    Seeds are the outermost loop and methods the innermost, so that a slow hour of the machine affects all alike.
+    Seeds are the outermost loop and methods the innermost, so that a slow hour of the machine affects all methods.
     """
     _refuse_contradictions(experiments, request)
     runs: list[PlannedRun] = []
     for number, experiment in enumerate(experiments):
-        its_runs = _multiply_axes(experiment, request, number)
-        names = Counter(run.name for run in its_runs)
+        planned = _multiply_axes(experiment, request, number)
+        names = Counter(run.name for run in planned)
         name, count = names.most_common(1)[0]
         if count > 1:
             raise LabError(f"experiment {experiment.id}: two values of an axis give the same run, {name}")
-        runs += its_runs
+        runs += planned
     runs.sort(key=lambda run: run.order)
     # A run that others start from is listed once, before the first of them.
     ordered: dict[Path, PlannedRun] = {}
@@ -102,10 +102,10 @@ def run_name(experiment: str, scale: Scale, values: dict[str, Any]) -> str:
             parts += [_SHORT_NAMES.get(name, name.rpartition(".")[2]), _as_word(value)]
         elif name.startswith("method."):
             parts += [name.rpartition(".")[2], _as_word(value)]
-    whole = "-".join(parts)
-    if len(whole) <= _LONGEST_NAME:
-        return whole
-    return f"{whole[: _LONGEST_NAME - 9]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    full_name = "-".join(parts)
+    if len(full_name) <= _LONGEST_NAME:
+        return full_name
+    return f"{full_name[: _LONGEST_NAME - 9]}-{hashlib.sha256(full_name.encode()).hexdigest()[:8]}"
 
 
 def parse_values(text: str) -> tuple[Any, ...]:
@@ -127,30 +127,30 @@ def _multiply_axes(experiment: Experiment, request: Request, number: int) -> lis
         _check_axis(experiment, name, values)
     if request.data is not None:
         fields = set_field(fields, "data.path", request.data)
-    others = [name for name in axes if name not in ("seed", "method")]
-    combinations = list(itertools.product(*(axes[name] for name in others)))
+    other_axes = [name for name in axes if name not in ("seed", "method")]
+    combinations = list(itertools.product(*(axes[name] for name in other_axes)))
     runs = []
     for s, seed in enumerate(axes.get("seed", (0,))):
         for c, combination in enumerate(combinations):
             for m, method in enumerate(axes.get("method", (None,))):
-                values_here = dict(zip(others, combination, strict=True))
+                axis_values = dict(zip(other_axes, combination, strict=True))
                 run_fields = fields if method is None else {**fields, "method": method}
                 run_fields = {**run_fields, "seed": seed, "output": request.output}
-                for name, value in values_here.items():
+                for name, value in axis_values.items():
                     run_fields = set_field(run_fields, name, value)
-                run_fields["experiment"] = run_name(experiment.id, request.scale, {**values_here, **fixed})
+                run_fields["experiment"] = run_name(experiment.id, request.scale, {**axis_values, **fixed})
                 runs.append(_plan_run(experiment, run_fields, request, (s, c, number, m)))
     return runs
 
 
 def _plan_run(experiment: Experiment, fields: dict[str, Any], request: Request, order: Order) -> PlannedRun:
     try:
-        first = _run_to_start_from(experiment, fields, request, order)
-        if first is not None:
-            model = {"name": str(first.folder / PLAIN), "tokenizer": str(first.folder / "best")}
+        predecessor = _run_to_start_from(experiment, fields, request, order)
+        if predecessor is not None:
+            model = {"name": str(predecessor.folder / PLAIN), "tokenizer": str(predecessor.folder / "best")}
             fields = {**fields, "model": model}
         config = RunConfig.load(fields, list(request.overrides))
-        return PlannedRun(experiment, config, order, first, request.scale == "smoke")
+        return PlannedRun(experiment, config, order, predecessor, request.scale == "smoke")
     except OelmError as error:
         raise LabError(f"experiment {experiment.id}: {error}") from None
 
@@ -163,13 +163,13 @@ def _run_to_start_from(
         return None
     if any(override.startswith(("method", "model.")) for override in request.overrides) or "method" in request.axes:
         raise LabError(f"its model and methods follow from {experiment.after.experiment}; they cannot be set here")
-    first = find_experiment(experiment.after.experiment)
-    config, _ = first.at(request.scale)
+    predecessor = find_experiment(experiment.after.experiment)
+    config, _ = predecessor.at(request.scale)
     method = experiment.after.methods[order[3]]
     shared = {"seed": fields["seed"], "output": fields["output"]}
-    name = run_name(first.id, request.scale, {})
-    loaded = RunConfig.load({**config, **shared, "method": method, "experiment": name})
-    return PlannedRun(first, loaded, order, smoke=request.scale == "smoke")
+    name = run_name(predecessor.id, request.scale, {})
+    run_config = RunConfig.load({**config, **shared, "method": method, "experiment": name})
+    return PlannedRun(predecessor, run_config, order, smoke=request.scale == "smoke")
 
 
 def _check_axis(experiment: Experiment, name: str, values: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What runs need that this machine does not have, and how to get it: checked before anything is started."""
+"""Check, before anything is started, that this machine has what the runs need; say how to get what is missing."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def known_requirements() -> dict[str, Requirement]:
 
 
 def require_available(runs: list[PlannedRun]) -> None:
-    """Raise if anything is missing for these runs, with each missing thing once and how to get it."""
-    lacking = dict.fromkeys(text for run in runs for text in missing(run))
-    if lacking:
-        raise LabError("\n".join((*lacking, "Or try it first on built-in data in a minute: --scale smoke")))
+    """Raise if anything is missing for these runs; the message lists each missing thing once and how to get it."""
+    problems = dict.fromkeys(text for run in runs for text in missing(run))
+    if problems:
+        raise LabError("\n".join((*problems, "Or try it first on built-in data in a minute: --scale smoke")))
 
 
 def missing(run: PlannedRun) -> list[str]:
     """Return a sentence for everything that a run needs and this machine does not have."""
-    lacking = [_missing_data(run)]
+    problems = [_missing_data(run)]
     if run.starts_from is None:  # otherwise model and tokenizer come from the run that it starts from
-        lacking.append(_missing_model(run.config.model.name))
+        problems.append(_missing_model(run.config.model.name))
         if run.config.model.tokenizer is not None:
-            lacking.append(_missing_from_hub("tokenizer", run.config.model.tokenizer, "model.tokenizer"))
-    return [f"{run.experiment.id} needs {text}" for text in lacking if text]
+            problems.append(_missing_from_hub("tokenizer", run.config.model.tokenizer, "model.tokenizer"))
+    return [f"{run.experiment.id} needs {text}" for text in problems if text]
 
 
 def _missing_data(run: PlannedRun) -> str | None:
@@ -105,7 +105,8 @@ def _missing_tokens(path: str, requirement: Requirement | None) -> str | None:
         return f"text {state}. Prepare it with: oelm data prepare SOURCE --out {path}"
     what, command = requirement.what, f"{requirement.get} --out {path}"
     if requirement.hub is None:
-        return f"{what}, {state}. Prepare it, or text of your own, with:\n    {command}\nElsewhere: --data DIR."
+        text = f"{what}, {state}. Prepare it, or text of your own, with:\n    {command}\n"
+        return f"{text}If it is in another folder: --data DIR."
     text = f"{what} ({requirement.hub} on the Hugging Face Hub), {state}. Get it, once, with:\n    {command}\n"
     return f"{text}Your own copy: oelm data prepare FILE --tokenizer gpt2 --out DIR, and then --data DIR."
 
@@ -115,7 +116,7 @@ def _missing_model(name: str) -> str | None:
     if requirement is not None and requirement.kind == "model" and not Path(name).is_dir():
         return (
             f"{requirement.what} in the folder {name}, which is not there. Get it, once, with:\n    {requirement.get}\n"
-            "Another model: model.name=NAME, and its runs are a set-up of their own."
+            "To use another model: model.name=NAME; its runs then form a setup of their own."
         )
     if name.startswith((GPT, RANDOM)):
         return None
@@ -123,7 +124,7 @@ def _missing_model(name: str) -> str | None:
 
 
 def _missing_from_hub(what: Literal["model", "tokenizer"], name: str, field: str) -> str | None:
-    """Return what is missing of a model or tokenizer that is a local folder or a name on the Hub."""
+    """Return what is missing if a model or tokenizer, a local folder or a name on the Hub, is not available."""
     if Path(name).is_dir():
         return None
     if looks_local(name) or Path(name).exists():

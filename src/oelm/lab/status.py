@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class RunState(RunProgress):
-    """One run as its records show it: its progress, and where it stands among others.
+    """One run as its records show it: its state and progress, and its experiment, method and seed.
 
     The states are: new (nothing recorded yet), waiting (a matrix has planned it), running, finished, diverged (all
     steps done, but the validation loss is not a number), stopped (it was asked to, and can be resumed), failed, died
@@ -46,7 +46,7 @@ class RunState(RunProgress):
 
 
 def read_state(path: Path, name: str | None = None) -> RunState:
-    """Return the state of the run in a folder, which may not exist yet. It is called `name`, or else by its path."""
+    """Return the state of the run in a folder, which may not exist yet. Its name is `name`, or else the path."""
     label = str(path) if name is None else name
     try:
         status = read_optional(path / "status.json", Status)
@@ -105,7 +105,7 @@ def find_run(name: str, root: Path) -> RunState:
         return matching[0]
     if matching:
         shown = ", ".join(run.name for run in matching[:5]) + (", ..." if len(matching) > 5 else "")
-        raise LabError(f"{name!r} is part of {len(matching)} runs' names: {shown}. Give more of it")
+        raise LabError(f"{name!r} is part of {len(matching)} runs' names: {shown}. Give a longer part")
     raise LabError(f"no run {name!r} below {root}.{nearest(name, [run.name for run in runs], count=3)}")
 
 
@@ -122,12 +122,14 @@ def is_done(folder: Path, id: str) -> bool:
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
     """Yield `root` and every folder below it, down to those of runs, and whether each is a run's."""
-    for place, folders, names in os.walk(root):
+    for path, subfolders, names in os.walk(root):
         is_run = "config.json" in names and ("metrics.jsonl" in names or "status.json" in names)
         is_run = is_run or "result.json" in names
         # os.walk descends into what is left in this list.
-        folders[:] = [] if is_run else [name for name in folders if not name.startswith(".") and name not in _INNER]
-        yield Path(place), is_run
+        subfolders[:] = (
+            [] if is_run else [name for name in subfolders if not name.startswith(".") and name not in _INNER]
+        )
+        yield Path(path), is_run
 
 
 def _state(path: Path, status: Status | None, result: Result | None) -> str:

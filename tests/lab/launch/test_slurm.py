@@ -194,7 +194,7 @@ def test_a_run_that_sbatch_refuses_fails_without_ending_the_matrix(tmp_path, mon
     monkeypatch.setattr(launcher.executor, "submit", refuse)
     lines: list[str] = []
     assert Matrix(plan(tmp_path), launcher, notify=line_appender(lines)).run() == {"failed": 4}
-    assert "sbatch refused it: sbatch: error: QOSMaxSubmitJobPerUserLimit" in lines[0]
+    assert "sbatch refused the job: sbatch: error: QOSMaxSubmitJobPerUserLimit" in lines[0]
 
 
 def test_a_time_limit_shorter_than_the_warning_is_refused(tmp_path):

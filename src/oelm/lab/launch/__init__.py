@@ -1,1 +1,1 @@
-"""Starting runs: as processes of this machine (`local`, `forked`) or as Slurm jobs (`slurm`)."""
+"""Start runs as processes of this machine (`local`, `forked`) or as Slurm jobs (`slurm`)."""

@@ -1,4 +1,4 @@
-"""Runs as processes forked from one that has already imported torch: they start at once. For short runs on a CPU."""
+"""Start runs by forking a process that has already imported torch, which takes no time. For short runs on a CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TextIO
 from ...base.machine import threads_each
 from .interface import CONSOLE, LaunchInfo
 
-# What the process that runs are forked from imports, once, beside the module of the training function.
+# Modules that the process that is forked imports once, beside the module of the training function.
 _PRELOADED = ["oelm.evaluation.use", "oelm.training.engine", "oelm.training.tasks.open", "oelm.data"]
 
 
@@ -52,8 +52,8 @@ class ForkedLauncher:
 
     def ready(self, orphans: Sequence[LaunchInfo]) -> bool:
         self._running = [job for job in self._running if job.poll() is None]
-        others = [info for info in orphans if info.host == socket.gethostname()]
-        return len(self._running) + len(others) < self.slots
+        local_orphans = [info for info in orphans if info.host == socket.gethostname()]
+        return len(self._running) + len(local_orphans) < self.slots
 
     def start(self, config: Path, folder: Path, lock: TextIO, orphans: Sequence[LaunchInfo]) -> ForkedJob:
         # A process forked by the server does not inherit `lock`. If this process is killed, the run's own lock, which

@@ -1,4 +1,4 @@
-"""What every launcher offers to the matrix, what it leaves in a run's folder, and how a run's process ended.
+"""The interface between launchers and the matrix: start a run as a job, record how it was started, tell how it ended.
 
 A launcher has slots; a job is a run that was started in one of them.
 """
@@ -32,8 +32,8 @@ class LaunchInfo(Strict, refusal=FileError):
     gpus        the GPUs that it was given; none on the CPU
     threads     CPU threads per process
     processes   how many processes train the run together
-    job         the id of its job, where a scheduler started it, and the folder of that job's files
-    run         the run's folder, for jobs
+    job, folder the id of its job, where a scheduler started it, and the folder of that job's files
+    run         the run's folder, where a scheduler started it
     matrix      the name of the folder, below `.lab`, of the matrix that started it
     """
 
@@ -96,7 +96,7 @@ def write_launch(folder: Path, info: LaunchInfo) -> None:
 
 
 def status_time(folder: Path) -> float | None:
-    """Return when a run's status was last written, by the clock of its machine, or None if it has no status."""
+    """Return the time at which a run's status was last written, by its machine's clock, or None without a status."""
     status = _read_status(folder)
     return None if status is None else status.updated
 

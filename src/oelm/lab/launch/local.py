@@ -1,4 +1,4 @@
-"""Runs as processes on this machine: one for each free GPU, several on the CPU, or several processes per run."""
+"""Start runs as processes on this machine: one for each free GPU, several on the CPU, or several processes per run."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class LocalLauncher:
                 stderr=subprocess.STDOUT,
                 env=environment(slot),
                 start_new_session=True,
-                pass_fds=(lock.fileno(),),  # so that the run stays locked while its process lives, even if we die
+                pass_fds=(lock.fileno(),),  # the run stays locked while its process lives, even if this one dies
             )
-        place = {"host": socket.gethostname(), "pid": process.pid, **asdict(slot)}
-        self._running.append(LocalJob(process, LaunchInfo(launcher="local", processes=self.processes, **place)))
+        location = {"host": socket.gethostname(), "pid": process.pid, **asdict(slot)}
+        self._running.append(LocalJob(process, LaunchInfo(launcher="local", processes=self.processes, **location)))
         return self._running[-1]
 
     def attach(self, info: LaunchInfo) -> None:
@@ -85,8 +85,8 @@ class LocalLauncher:
         """Return a slot that neither a job of this launcher nor an orphan on this machine occupies."""
         self._running = [job for job in self._running if job.poll() is None]
         our_pids = {job.info.pid for job in self._running}
-        others = [info for info in orphans if info.host == socket.gethostname() and info.pid not in our_pids]
-        used = Counter(info.gpus for info in [*(job.info for job in self._running), *others])
+        local_orphans = [info for info in orphans if info.host == socket.gethostname() and info.pid not in our_pids]
+        used = Counter(info.gpus for info in [*(job.info for job in self._running), *local_orphans])
         # The same slot may be listed several times: as often as runs may share its GPUs.
         for slot, capacity in Counter(self.all_slots).items():
             overlaps = any(set(slot.gpus) & set(gpus) for gpus in used if gpus != slot.gpus)
@@ -179,7 +179,7 @@ def _free_gpus(visible: list[str]) -> list[str]:
 
 
 def _busy_gpus() -> set[str]:
-    """Return the indices and UUIDs of GPUs whose memory is in use; none if nvidia-smi cannot be asked."""
+    """Return the indices and UUIDs of GPUs whose memory is in use; none if nvidia-smi cannot be run."""
     # Asking torch would create a context on every GPU, which takes memory for as long as this process lives.
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
     try:

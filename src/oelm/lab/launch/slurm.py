@@ -1,4 +1,4 @@
-"""Runs as Slurm jobs, through submitit: queued, signalled before their time is up, saved, requeued and resumed.
+"""Start runs as Slurm jobs, through submitit: queued, signalled before their time is up, saved, requeued and resumed.
 
 In a job, submitit ignores SIGTERM and requeues on SIGUSR2. While a run trains, oelm's own handlers are installed: the
 first signal finishes the step and saves. A run that SIGUSR2 stopped then raises the signal again for submitit, which
@@ -83,8 +83,8 @@ class SlurmJob:
         if self.info.launcher == "slurm":
             run = self.info.run
             not_training = self.job.state == "PENDING" or (run is not None and not read_state(Path(run)).live)
-            how = [] if not_training else ["--signal=TERM"]
-            subprocess.run(["scancel", *how, str(self.job.job_id)], check=False)
+            options = [] if not_training else ["--signal=TERM"]
+            subprocess.run(["scancel", *options, str(self.job.job_id)], check=False)
         elif self.job._process is not None:
             self.job._process.send_signal(signal.SIGTERM)
 
@@ -112,7 +112,7 @@ class SlurmLauncher:
         try:
             job = self.executor.submit(TrainJob(str(config), self.tasks))
         except submitit.core.utils.FailedJobError as error:
-            raise LabError(f"sbatch refused it: {' '.join(str(error).split())}") from None
+            raise LabError(f"sbatch refused the job: {' '.join(str(error).split())}") from None
         info = LaunchInfo(launcher=self.cluster, job=str(job.job_id), folder=str(self.folder), run=str(folder))
         self._jobs.append(SlurmJob(job, info))
         return self._jobs[-1]
