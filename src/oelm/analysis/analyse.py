@@ -47,12 +47,12 @@ class Analysis:
 
     def of(self, setup: Setup) -> tuple[Comparison, ...]:
         """Return the comparisons of one setup."""
-        return tuple(one for one in self.comparisons if one.setup is setup)
+        return tuple(comparison for comparison in self.comparisons if comparison.setup is setup)
 
 
 def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str] | None = None) -> Analysis:
     """Analyse the runs in these folders. Raise AnalysisError where there is nothing to report on."""
-    questions = load_hypotheses(hypotheses)
+    claims = load_hypotheses(hypotheses)
     compare: Compare = cache(headline)  # hypotheses and replications ask for the same comparisons again
     loaded = load_runs(paths)
     groups = group_runs(loaded.runs, [item.run for item in loaded.left_out if item.run is not None])
@@ -62,10 +62,10 @@ def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str
         for setup in group.setups:
             pairs = _against_reference(setup, group)
             headlines = [compare(setup, arm, reference, setup.measure) for arm, reference in pairs]
-            comparisons += correct([one for one in headlines if one is not None])
+            comparisons += correct([comparison for comparison in headlines if comparison is not None])
             for arm, reference in pairs:
                 equal += equal_rates(setup, arm, reference, setup.measure)
-    times = [of_pairs(one, MEASURES["step_seconds"]) for one in comparisons if one.pairs]
+    times = [of_pairs(comparison, MEASURES["step_seconds"]) for comparison in comparisons if comparison.pairs]
     return Analysis(
         runs=loaded.runs,
         running=loaded.running,
@@ -75,32 +75,36 @@ def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str
         groups=groups,
         comparisons=tuple(comparisons),
         equal=tuple(equal),
-        times=tuple(one for one in times if one.ratio is not None),
-        verdicts=judge(questions, groups, compare),
+        times=tuple(comparison for comparison in times if comparison.ratio is not None),
+        verdicts=judge(claims, groups, compare),
         replications=replicate(groups, compare),
     )
 
 
 def _against_reference(setup: Setup, group: Group) -> list[tuple[Arm, Arm]]:
-    """Pair each arm with its setup's reference, or with that of the nearest setup, which confounds the comparison."""
+    """Return each arm with its setup's reference, or with that of the nearest setup, which confounds the comparison."""
     if setup.reference is not None:
         return [(arm, setup.reference) for arm in setup.arms if arm is not setup.reference]
-    elsewhere = nearest_reference(setup, group.setups)
-    return [(arm, elsewhere[1]) for arm in setup.arms] if elsewhere is not None else []
+    nearest = nearest_reference(setup, group.setups)
+    return [(arm, nearest[1]) for arm in setup.arms] if nearest is not None else []
 
 
 def cell_to_show(analysis: Analysis, setup: Setup, arm: Arm) -> tuple[float, tuple[Run, ...]]:
     """Return the learning rate at which an arm is shown, that of its comparison or its best one, and its runs there."""
-    for one in analysis.of(setup):
-        if one.arm == arm.method:
-            return one.rate, arm.at(one.rate)
-    best = [one.reference_rate for one in analysis.of(setup) if one.basis == "best" and setup.reference is arm]
-    rate = max(set(best), key=best.count) if best else best_rate(arm, setup.measure)
+    for comparison in analysis.of(setup):
+        if comparison.arm == arm.method:
+            return comparison.rate, arm.at(comparison.rate)
+    rates = [
+        comparison.reference_rate
+        for comparison in analysis.of(setup)
+        if comparison.basis == "best" and setup.reference is arm
+    ]
+    rate = max(set(rates), key=rates.count) if rates else best_rate(arm, setup.measure)
     return rate, arm.at(rate)
 
 
 def mean_of(runs: Sequence[Run], measure: Measure | str) -> Estimate | None:
-    """Return the mean of a figure over runs, with an interval from two runs on; that of a share ends at 0 and 1."""
+    """Return the mean of a figure over runs, with an interval from two runs on, which for a share stays in 0 to 1."""
     name = measure if isinstance(measure, str) else measure.name
     values = [value for run in runs if (value := run.figure(name)) is not None]
     mean = estimate(values) if values else None

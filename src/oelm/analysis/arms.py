@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 from ..runs.schema import TaskRecord
 from .run import Attempt, Run
 
-# The methods that others are compared with; of those that a setup has, the first.
+# The methods that others are compared with: in each setup, the first of these that it has.
 REFERENCES = ("baseline", "freeze-pretrained", "oelm-nofreeze", "random-nofreeze")
-# What else may change a number, by its name in environment.json. A difference in one of these spoils a comparison.
-_SPOILING = ("device", "world_size", "gpu.name", "versions.oelm", "versions.torch", "versions.transformers")
-# Differences that a reader should know of and that seldom matter.
-_WORTH_KNOWING = ("git_commit", "versions.python", "versions.numpy", "versions.tokenizers", "cpu.threads", "gpu.cuda")
+# Fields of environment.json that may change a number: a difference in one of these confounds a comparison.
+_CONFOUNDING = ("device", "world_size", "gpu.name", "versions.oelm", "versions.torch", "versions.transformers")
+# Fields of environment.json in which a difference seldom matters, but that a reader should know of.
+_CAUTIONS = ("git_commit", "versions.python", "versions.numpy", "versions.tokenizers", "cpu.threads", "gpu.cuda")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure that arms are compared by. On the log scale ratios are analysed; points are hundredths."""
+    """A figure that arms are compared by: with `log` by its ratio, with `points` as a share in percentage points."""
 
     name: str
     lower_is_better: bool
@@ -81,6 +81,7 @@ class Arm:
 
     @property
     def rates(self) -> tuple[float, ...]:
+        """Return the learning rates of its runs, in ascending order."""
         return tuple(rate for rate, _ in self.cells)
 
     @property
@@ -88,12 +89,15 @@ class Arm:
         return tuple(run for _, runs in self.cells for run in runs)
 
     def at(self, rate: float) -> tuple[Run, ...]:
+        """Return the runs at a learning rate."""
         return next((runs for cell_rate, runs in self.cells if cell_rate == rate), ())
 
     def lost_at(self, rate: float) -> tuple[Attempt, ...]:
+        """Return the runs that failed at a learning rate."""
         return tuple(run for run in self.lost if run.rate == rate)
 
     def by_seed(self, rate: float) -> dict[int, Run]:
+        """Return the runs at a learning rate by their seeds."""
         return {run.seed: run for run in self.at(rate)}
 
 
@@ -113,7 +117,7 @@ class Setup:
 
     @cached_property
     def measure(self) -> Measure:
-        """The measure that the arms are judged by: the task's, or the loss where no run has that one."""
+        """Return the measure that the arms are judged by: the task's, or the loss where no run has that one."""
         name = PRIMARY[self.task.kind]
         return MEASURES[name if any(run.figure(name) is not None for run in self.runs) else "val_loss"]
 
@@ -126,10 +130,12 @@ class Setup:
 
     @cached_property
     def reference(self) -> Arm | None:
+        """Return the arm that the others are compared with, or None where the setup has none of REFERENCES."""
         return next((arm for name in REFERENCES if (arm := self.arm(name)) is not None), None)
 
     @property
     def stand_in(self) -> bool:
+        """Return True when the data's description says that it stands in for the data of the study."""
         return "stand-in" in self.dataset.lower()
 
 
@@ -143,7 +149,7 @@ class Group:
 
 
 class RunKey(NamedTuple):
-    """All that identifies a run except its seed: a second run of the same key and seed is no further evidence.
+    """All that identifies a run except its seed: a second run of the same key and seed is a duplicate.
 
     `group` is the task's kind and name and the data set, `setup` the shared settings as JSON.
     """
@@ -165,7 +171,7 @@ _Methods = dict[str, tuple[list[Run], list[Attempt]]]
 
 
 def group_runs(runs: Iterable[Run], lost: Iterable[Attempt] = ()) -> tuple[Group, ...]:
-    """Return runs as groups, setups, arms and cells in a fixed order; failed runs only beside others of their arm."""
+    """Return runs as groups, setups, arms and cells in a fixed order; failed runs only in arms with successful ones."""
     tree: dict[tuple[str, str, str], dict[str, _Methods]] = {}
     tasks: dict[tuple[str, str, str], TaskRecord] = {}
 
@@ -187,33 +193,33 @@ def _setups(task: TaskRecord, dataset: str, setups: dict[str, _Methods]) -> tupl
     settings = {key: dict(sorted(json.loads(key).items())) for key in setups}
     varying = _varying(list(settings.values()))
     apart = {key: tuple((name, _text(settings[key].get(name))) for name in varying) for key in setups}
-    made = []
+    ordered = []
     for key in sorted(setups, key=lambda key: _order(settings[key], varying)):
         arms = _arms(setups[key])
         if arms:
-            own = tuple(settings[key].items())
-            others = tuple(other for other_key, other in apart.items() if other_key != key)
-            setup = Setup(task=task, dataset=dataset, settings=own, arms=arms, apart=apart[key], others=others)
-            made.append(setup)
-    return tuple(made)
+            shared = tuple(settings[key].items())
+            others = tuple(apart[other_key] for other_key in setups if other_key != key)
+            setup = Setup(task=task, dataset=dataset, settings=shared, arms=arms, apart=apart[key], others=others)
+            ordered.append(setup)
+    return tuple(ordered)
 
 
 def differences(one: Attempt, other: Attempt, rate: bool = True) -> tuple[list[Difference], list[Difference]]:
-    """Return the fields in which two runs differ beside the method and the seed: those that spoil a comparison, others.
+    """Return the fields in which two runs differ beside method and seed: those that confound a comparison, and others.
 
     Without `rate` the learning rates may differ: for arms that are each at the best rate of a common grid.
     """
-    spoiling = _differing(one.shared_settings, other.shared_settings)
+    confounds = _differing(one.shared_settings, other.shared_settings)
     if rate and one.rate != other.rate:
-        spoiling.append(Difference("optimizer.learning_rate", f"{one.rate:g}", f"{other.rate:g}"))
-    worth_knowing: list[Difference] = []
-    for names, differing in ((_SPOILING, spoiling), (_WORTH_KNOWING, worth_knowing)):
+        confounds.append(Difference("optimizer.learning_rate", f"{one.rate:g}", f"{other.rate:g}"))
+    cautions: list[Difference] = []
+    for names, differing in ((_CONFOUNDING, confounds), (_CAUTIONS, cautions)):
         for name in names:
             # On a CPU "gpu" itself is None, and "gpu.name" is missing.
             a, b = one.flat_environment.get(name), other.flat_environment.get(name)
             if a != b:
                 differing.append(Difference(f"environment.{name}", _text(a), _text(b)))
-    return sorted(spoiling, key=lambda item: item.field), sorted(worth_knowing, key=lambda item: item.field)
+    return sorted(confounds, key=lambda item: item.field), sorted(cautions, key=lambda item: item.field)
 
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
@@ -228,8 +234,8 @@ def _arms(methods: _Methods) -> tuple[Arm, ...]:
     order = {name: index for index, name in enumerate(REFERENCES)}
     arms = []
     for method in sorted(methods, key=lambda name: (order.get(name, len(order)), name)):
-        kept, failed = methods[method]
-        runs = sorted(kept, key=_rate_and_seed)
+        successful, failed = methods[method]
+        runs = sorted(successful, key=_rate_and_seed)
         # A seed is lost once, however often it was tried, and not at all where one of the attempts succeeded.
         succeeded = set(map(_rate_and_seed, runs))
         lost = {key: run for run in sorted(failed, key=_rate_and_seed) if (key := _rate_and_seed(run)) not in succeeded}
@@ -245,15 +251,15 @@ def _rate_and_seed(run: Attempt) -> tuple[float, int]:
 
 def _varying(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Return the fields that tell a group's setups apart."""
-    names = sorted({name for one in settings for name in one})
-    return [name for name in names if len({_text(one.get(name)) for one in settings}) > 1]
+    names = sorted({name for fields in settings for name in fields})
+    return [name for name in names if len({_text(fields.get(name)) for fields in settings}) > 1]
 
 
 def _order(settings: dict[str, Any], varying: list[str]) -> tuple[tuple[bool, float, str], ...]:
     """Return a key that sorts setups by the fields that vary, numbers before other values."""
     values = [settings.get(name) for name in varying]
     numbers = [float(value) if isinstance(value, int | float) else None for value in values]
-    return tuple((one is None, one or 0.0, _text(value)) for one, value in zip(numbers, values, strict=True))
+    return tuple((number is None, number or 0.0, _text(value)) for number, value in zip(numbers, values, strict=True))
 
 
 def _text(value: Any) -> str:

@@ -14,7 +14,7 @@ from .stats import ALPHA, Estimate, estimate, holm, tost
 # How far apart two arms may be and still be called alike: a share of the measure, or percentage points.
 MARGINS = {"perplexity": 0.05, "best_perplexity": 0.05, "accuracy": 1.0, "best_accuracy": 1.0, "exact_match": 1.0}
 
-# The name of the confound of arms that lost seeds, which is not a field of any config.
+# The name of the confound of arms that lost seeds. It is not a field of the config, as the other names are.
 FAILED = "seeds that failed"
 # Two setups that differ in more fields of the config than this belong to different experiments.
 _SAME_EXPERIMENT = 4
@@ -64,63 +64,64 @@ class Comparison:
 
     @property
     def n(self) -> int:
-        """The number of pairs in which both runs have the measure."""
+        """Return the number of pairs in which both runs have the measure."""
         return len(self.values)
 
     @property
     def sound(self) -> bool:
-        """True when the two arms differ in nothing but the method."""
+        """Return True when the two arms differ in nothing but the method."""
         return not self.confounds
 
     @property
     def tested(self) -> Estimate | None:
-        """The estimate that decides p and direction: of the logarithms where the measure is read as a ratio."""
+        """Return the estimate that decides p and direction: of the logarithms where the measure is read as a ratio."""
         return self.log_ratio if self.measure.log else self.difference
 
     @property
     def ratio(self) -> Estimate | None:
+        """Return the ratio of the arm to the reference, as a geometric mean over the pairs."""
         return None if self.log_ratio is None else self.log_ratio.exp()
 
     @property
     def change(self) -> Estimate | None:
-        """The ratio as a relative change: 0.05 is 5 % more."""
+        """Return the ratio as a relative change: 0.05 is 5 % more."""
         return None if self.ratio is None else self.ratio.mapped(lambda ratio: ratio - 1)
 
     @property
     def no_spread(self) -> bool:
-        """True when all pairs differ by the same amount: chance cannot be judged, and the runs may be copies."""
+        """Return True when all pairs differ by the same amount: chance cannot be judged, and the runs may be copies."""
         estimates = (self.log_ratio, self.difference)
-        return self.n > 1 and any(one is not None and one.low is None for one in estimates)
+        return self.n > 1 and any(estimate is not None and estimate.low is None for estimate in estimates)
 
     @property
     def logs(self) -> list[float]:
-        """The differences of logarithms of the pairs, on which ratios are tested."""
+        """Return the differences of logarithms of the pairs, on which ratios are tested."""
         return [math.log(a / b) for a, b in self.values]
 
     @property
     def values(self) -> list[tuple[float, float]]:
-        """The measure of both runs of each pair."""
+        """Return the measure of both runs of each pair, where both have it."""
         values = [(one.figure(self.measure.name), other.figure(self.measure.name)) for one, other in self.pairs]
         return [(a, b) for a, b in values if a is not None and b is not None]
 
     @property
     def size(self) -> float:
-        """The size of the numbers compared; rounding errors of their differences are relative to it."""
-        return max((abs(value) for both in self.values for value in both), default=0.0)
+        """Return the largest of the numbers compared; rounding errors of their differences are relative to it."""
+        return max((abs(value) for pair in self.values for value in pair), default=0.0)
 
     @property
     def p(self) -> float | None:
-        """The p of no difference before any correction; None where there is nothing to test."""
+        """Return the p of no difference before any correction; None where there is nothing to test."""
         return self.tested.p if self.tested is not None and self.sound and not self.no_spread else None
 
     @property
     def conclusive(self) -> bool:
-        """True when the comparison is sound and its corrected test finds a difference."""
+        """Return True when the comparison is sound and its corrected test finds a difference."""
         return self.sound and self.adjusted is not None and self.adjusted < ALPHA
 
     @property
     def winner(self) -> str | None:
-        """The better arm, where the difference is conclusive."""
+        """Return the better arm if the difference is conclusive, else None."""
         if not self.conclusive or self.tested is None:
             return None
         better = self.tested.mean < 0 if self.measure.lower_is_better else self.tested.mean > 0
@@ -153,26 +154,26 @@ def headline(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Compar
         return _compare(setup, measure, side, other, "confounded")
     if len(common) == 1:
         notes = [note("one_rate", rate=f"{common[0]:g}")]
-        for which in (arm, reference):
-            notes += _better_elsewhere(which, common, measure)
+        for candidate in (arm, reference):
+            notes += _better_elsewhere(candidate, common, measure)
         return at_rate(setup, arm, reference, measure, common[0], notes)
     seeds = set.intersection(*(set(a.by_seed(rate)) for a in (arm, reference) for rate in common))
     if not seeds:
         rate = max(common, key=lambda r: (len(set(arm.by_seed(r)) & set(reference.by_seed(r))), -r))
         return at_rate(setup, arm, reference, measure, rate, [note("no_seed_at_every_rate")])
     chosen = {}
-    for which in (arm, reference):
-        best = _best(which, common, measure, seeds)
+    for candidate in (arm, reference):
+        best = _best(candidate, common, measure, seeds)
         if best is None:
             return None
-        chosen[which.method] = best
+        chosen[candidate.method] = best
     notes = [note("grid", rates=", ".join(f"{rate:g}" for rate in common), seeds=len(seeds))]
-    for which in (arm, reference):
-        rate, rates = chosen[which.method], which.rates
+    for candidate in (arm, reference):
+        rate, rates = chosen[candidate.method], candidate.rates
         if rate in (rates[0], rates[-1]):
             code = "edge_low" if rate == rates[0] else "edge_high"
-            notes.append(note(code, arm=which.method, rate=f"{rate:g}"))
-        notes += _better_elsewhere(which, common, measure)
+            notes.append(note(code, arm=candidate.method, rate=f"{rate:g}"))
+        notes += _better_elsewhere(candidate, common, measure)
     rate, reference_rate = chosen[arm.method], chosen[reference.method]
     comparison = _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, reference_rate), "best")
     return replace(comparison, notes=(*comparison.notes, *notes), grid=tuple(common))
@@ -218,14 +219,14 @@ def nearest_reference(setup: Setup, others: Iterable[Setup]) -> tuple[Setup, Arm
 
     A setup that differs in many fields is another experiment, and a number beside it would mislead.
     """
-    own = dict(setup.settings)
+    settings = dict(setup.settings)
     candidates = []
     for other in others:
         if other is not setup and other.reference is not None:
-            settings = dict(other.settings)
-            apart = [name for name in set(own) | set(settings) if own.get(name) != settings.get(name)]
-            if sum(not name.startswith("environment.") for name in apart) <= _SAME_EXPERIMENT:
-                candidates.append((len(apart), other, other.reference))
+            theirs = dict(other.settings)
+            differing = [name for name in set(settings) | set(theirs) if settings.get(name) != theirs.get(name)]
+            if sum(not name.startswith("environment.") for name in differing) <= _SAME_EXPERIMENT:
+                candidates.append((len(differing), other, other.reference))
     if not candidates:
         return None
     _, nearest, arm = min(candidates, key=lambda item: item[0])
@@ -235,12 +236,15 @@ def nearest_reference(setup: Setup, others: Iterable[Setup]) -> tuple[Setup, Arm
 def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Apply Holm's correction over the sound comparisons of a setup: to the tests of a difference, and to TOST's.
 
-    A setup is one family of tests: its arms share a reference, and whatever else a report holds does not change its
+    A setup is one family of tests, since its arms share a reference. Other setups in a report do not change its
     verdicts.
     """
-    different = _corrected([one.p for one in comparisons])
-    alike = _corrected([_tost(one) for one in comparisons])
-    return [replace(one, adjusted=p, alike=same) for one, p, same in zip(comparisons, different, alike, strict=True)]
+    p_differ = _corrected([comparison.p for comparison in comparisons])
+    p_alike = _corrected([_tost(comparison) for comparison in comparisons])
+    return [
+        replace(comparison, adjusted=p, alike=alike)
+        for comparison, p, alike in zip(comparisons, p_differ, p_alike, strict=True)
+    ]
 
 
 def between(setup: Setup, pairs: Iterable[tuple[str, str]]) -> list[Comparison]:
@@ -250,10 +254,11 @@ def between(setup: Setup, pairs: Iterable[tuple[str, str]]) -> list[Comparison]:
         arm, other = setup.arm(name), setup.arm(reference)
         if arm is not None and other is not None:
             comparisons.append(headline(setup, arm, other, setup.measure))
-    return correct([one for one in comparisons if one is not None])
+    return correct([comparison for comparison in comparisons if comparison is not None])
 
 
 def _corrected(values: Sequence[float | None]) -> list[float | None]:
+    """Return the p-values with Holm's correction; None stays None and is not counted."""
     adjusted = iter(holm([value for value in values if value is not None]))
     return [None if value is None else next(adjusted) for value in values]
 
@@ -313,13 +318,13 @@ class _Side:
 def _compare(
     setup: Setup, measure: Measure, side: _Side, reference: _Side, basis: str, pair: bool = True
 ) -> Comparison:
-    """Compare the runs of two sides, paired by seed, or with pair=False in the order in which they stand."""
+    """Compare the runs of two sides, paired by seed, or with pair=False in the order given."""
     by_seed = {run.seed: run for run in reference.runs}
     if pair:
         pairs = [(run, by_seed[run.seed]) for run in side.runs if run.seed in by_seed]
     else:
         pairs = list(zip(side.runs, reference.runs, strict=True))
-    paired = {id(run) for both in pairs for run in both}
+    paired = {id(run) for pair_of_runs in pairs for run in pair_of_runs}
     unpaired = tuple(run for run in [*side.runs, *reference.runs] if id(run) not in paired)
     confounds, cautions = _confounds(side, reference, pairs or [(side.runs[0], reference.runs[0])], basis)
     notes = []
@@ -328,7 +333,7 @@ def _compare(
     elif unpaired and pair:
         notes.append(note("unpaired", count=len(unpaired)))
     if measure.name in TIMES:
-        doubts = sorted({run.times_doubt for both in pairs for run in both if run.times_doubt})
+        doubts = sorted({run.times_doubt for pair_of_runs in pairs for run in pair_of_runs if run.times_doubt})
         if doubts:
             confounds["timing"] = Difference("timing", *(doubts * 2)[:2])
             notes.append(note("times_doubtful"))
@@ -370,7 +375,7 @@ def _confounds(
         # Seeds do not fail at random: the remaining ones make the arm that lost them look better than it is.
         confounds[FAILED] = Difference(FAILED, side.lost_share, reference.lost_share)
     for one, other in pairs:
-        spoiling, worth_knowing = differences(one, other, rate=basis != "best")
-        confounds |= {item.field: item for item in spoiling}
-        cautions |= {item.field: item for item in worth_knowing}
+        confounding, cautionary = differences(one, other, rate=basis != "best")
+        confounds |= {item.field: item for item in confounding}
+        cautions |= {item.field: item for item in cautionary}
     return confounds, cautions

@@ -1,4 +1,4 @@
-"""Hypotheses as data, and their verdicts (supported, refuted, undecided) by rules that are fixed before the runs."""
+"""Judge hypotheses (supported, refuted, undecided) by rules that are written down as data before the runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .run import Run
 from .stats import ALPHA, Estimate, above, below, estimate, holm, slope, slope_above, slope_below
 
 SUPPORTED, REFUTED, UNDECIDED = "supported", "refuted", "undecided"
-# A step of one seed may take so many times as long as that of another of the same arm before the report says so.
+# The report says so when a step of one seed takes this many times as long as that of another seed of the same arm.
 _UNEVEN = 3.0
 # A one-sided test: the p of being above, or below, a bound.
 _OneSided = Callable[[float], float]
@@ -38,29 +38,33 @@ class Rule(Strict, refusal=AnalysisError):
     below: float | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Rule:
-        given = list(self.model_dump(exclude_none=True))
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}, not {given or 'none'}")
+    def _check_bounds(self) -> Rule:
+        bounds = list(self.model_dump(exclude_none=True))
+        if len(bounds) != 1:
+            raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}, not {bounds or 'none'}")
         if self.within is not None and not self.within > 0:
             raise ValueError(f"within {self.within}: a margin must be above 0")
         return self
 
     @property
     def low(self) -> float:
+        """Return the lower bound, or minus infinity."""
         bounds = (-self.within if self.within is not None else None, self.at_least, self.above)
         return next((bound for bound in bounds if bound is not None), -math.inf)
 
     @property
     def high(self) -> float:
+        """Return the upper bound, or infinity."""
         bounds = (self.within, self.at_most, self.below)
         return next((bound for bound in bounds if bound is not None), math.inf)
 
     @property
     def kind(self) -> str:
+        """Return the name of the bound that is given."""
         return next(iter(self.model_dump(exclude_none=True)))
 
     def holds(self, value: float) -> bool:
+        """Return True when a value keeps the bound."""
         strict = self.above is not None or self.below is not None or self.within is not None
         return self.low < value < self.high if strict else self.low <= value <= self.high
 
@@ -88,12 +92,12 @@ class Hypothesis(Strict, refusal=AnalysisError):
     scratch: bool = False
 
     @model_validator(mode="after")
-    def _coherent(self) -> Hypothesis:
+    def _check_fields_together(self) -> Hypothesis:
         for name in (self.measure, *([self.beside.measure] if self.beside else [])):
             if name not in MEASURES:
                 raise ValueError(f"unknown measure {name!r}.{nearest(name, MEASURES)} Measures: {', '.join(MEASURES)}")
         if (self.against is None) != (self.compare == "value"):
-            raise ValueError("compare 'value' takes no against, and every other one needs it")
+            raise ValueError("compare 'value' takes no 'against'; every other kind of comparison needs one")
         if self.compare == "points" and not MEASURES[self.measure].points:
             raise ValueError(f"compare 'points' is for shares such as accuracy, not for {self.measure}")
         if self.compare == "change" and self.rule.low != -math.inf and self.rule.low <= -1:
@@ -130,9 +134,9 @@ class Verdict:
 def load_hypotheses(path: str | PathLike[str] | None = None) -> tuple[Hypothesis, ...]:
     """Return the built-in hypotheses and those of a file, if one is given."""
     text = resources.files(__package__).joinpath("hypotheses.yaml").read_text(encoding="utf-8")
-    known = _parse(parse_yaml(text), "hypotheses.yaml")
+    builtin = _parse(parse_yaml(text), "hypotheses.yaml")
     if path is None:
-        return known
+        return builtin
     try:
         content = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -140,10 +144,10 @@ def load_hypotheses(path: str | PathLike[str] | None = None) -> tuple[Hypothesis
     except ValueError as error:
         raise AnalysisError(f"{path}: not YAML ({error})") from None
     added = _parse(content, str(path))
-    taken = {one.id for one in known} & {one.id for one in added}
-    if taken:
-        raise AnalysisError(f"{path}: id {sorted(taken)[0]!r} is a built-in hypothesis; choose another id")
-    return (*known, *added)
+    duplicates = {hypothesis.id for hypothesis in builtin} & {hypothesis.id for hypothesis in added}
+    if duplicates:
+        raise AnalysisError(f"{path}: id {sorted(duplicates)[0]!r} is a built-in hypothesis; choose another id")
+    return (*builtin, *added)
 
 
 def judge(hypotheses: Sequence[Hypothesis], groups: Sequence[Group], compare: Compare) -> tuple[Verdict, ...]:
@@ -156,13 +160,13 @@ def judge(hypotheses: Sequence[Hypothesis], groups: Sequence[Group], compare: Co
         if hypothesis.compare == "trend":
             verdicts.append(_trend(hypothesis, groups, compare))
             continue
-        own = [verdict for group in groups for verdict in _in_group(hypothesis, group, compare)]
-        nothing = Verdict(hypothesis=hypothesis, verdict=UNDECIDED, notes=(_why_none(hypothesis, groups),))
-        verdicts += own or [nothing]
+        judged = [verdict for group in groups for verdict in _in_group(hypothesis, group, compare)]
+        undecided = Verdict(hypothesis=hypothesis, verdict=UNDECIDED, notes=(_why_none(hypothesis, groups),))
+        verdicts += judged or [undecided]
     tested = [index for index, verdict in enumerate(verdicts) if verdict.p is not None]
     for index, adjusted in zip(tested, holm([verdicts[index].p or 0.0 for index in tested]), strict=True):
-        decided = verdicts[index].towards if adjusted < ALPHA else UNDECIDED
-        verdicts[index] = replace(verdicts[index], adjusted=adjusted, verdict=decided)
+        outcome = verdicts[index].towards if adjusted < ALPHA else UNDECIDED
+        verdicts[index] = replace(verdicts[index], adjusted=adjusted, verdict=outcome)
         verdicts[index] = replace(verdicts[index], scenario=_scenario(verdicts[index]))
     return tuple(verdicts)
 
@@ -192,9 +196,9 @@ def _in_group(hypothesis: Hypothesis, group: Group, compare: Compare) -> list[Ve
 def _reference(hypothesis: Hypothesis, setup: Setup, group: Group) -> Arm | None:
     """Return the arm to compare with: the setup's, or another's of the group where no setup has both arms."""
     against = hypothesis.against or ""
-    own = setup.arm(against)
-    if own is not None or any(other.arm(hypothesis.arm) and other.arm(against) for other in group.setups):
-        return own
+    in_setup = setup.arm(against)
+    if in_setup is not None or any(other.arm(hypothesis.arm) and other.arm(against) for other in group.setups):
+        return in_setup
     return next((arm for other in group.setups if (arm := other.arm(against)) is not None), None)
 
 
@@ -207,17 +211,17 @@ def _unfit(hypothesis: Hypothesis, setup: Setup) -> Note | None:
 
 
 def _why_none(hypothesis: Hypothesis, groups: Sequence[Group]) -> Note:
-    """Return why no setup was judged: none has the arm, or the models are others."""
+    """Return why no setup was judged: none has the arm, or the hypothesis is about other models."""
     with_arm = [setup for group in groups for setup in group.setups if setup.arm(hypothesis.arm)]
-    unfit = [why for setup in with_arm if (why := _unfit(hypothesis, setup)) is not None]
-    return unfit[0] if unfit else note("no_runs")
+    reasons = [reason for setup in with_arm if (reason := _unfit(hypothesis, setup)) is not None]
+    return reasons[0] if reasons else note("no_runs")
 
 
 def _of_value(hypothesis: Hypothesis, setup: Setup, runs: tuple[Run, ...]) -> Verdict:
-    """Judge a figure that follows from the settings: there is no sample, and no test."""
+    """Judge a figure that follows from the settings alone, so that there is nothing to test."""
     values = [value for run in runs if (value := run.figure(hypothesis.measure)) is not None]
-    held = [hypothesis.rule.holds(value) for value in values]
-    verdict = SUPPORTED if all(held) else REFUTED if not any(held) else UNDECIDED
+    holds = [hypothesis.rule.holds(value) for value in values]
+    verdict = SUPPORTED if all(holds) else REFUTED if not any(holds) else UNDECIDED
     beside = runs[0].figure(hypothesis.beside.measure) if hypothesis.beside else None
     judged = Verdict(hypothesis=hypothesis, verdict=verdict, towards=verdict, setup=setup, runs=runs, beside=beside)
     return replace(judged, estimate=Estimate(mean=values[0], n=len(values)))
@@ -238,8 +242,8 @@ def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> 
     undecided = replace(undecided, estimate=estimated)
     if not comparison.sound:
         fields = [item.field for item in comparison.confounds]
-        why = note("times_doubtful") if fields == ["timing"] else note("confounded", fields=", ".join(fields))
-        return replace(undecided, notes=(why,))
+        reason = note("times_doubtful") if fields == ["timing"] else note("confounded", fields=", ".join(fields))
+        return replace(undecided, notes=(reason,))
     if len(sample) < 2:
         return replace(undecided, notes=(note("one_seed"),))
     if comparison.no_spread and hypothesis.measure in COUNTS:
@@ -254,12 +258,12 @@ def _of_comparison(hypothesis: Hypothesis, setup: Setup, chosen: Comparison) -> 
 
 
 def decide(sample: Sequence[float], low: float, high: float) -> tuple[str, float]:
-    """Return whether a sample supports or refutes "the mean is between low and high", and the p of saying so."""
+    """Return SUPPORTED or REFUTED for "the mean of the sample is between low and high", and the p of that."""
     return _towards(partial(above, sample), partial(below, sample), low, high)
 
 
 def _towards(above: _OneSided, below: _OneSided, low: float, high: float) -> tuple[str, float]:
-    """Return whether one-sided tests support or refute "the number is between low and high", and the p of saying so.
+    """Return SUPPORTED or REFUTED for "the number is between low and high" by one-sided tests, and the p of that.
 
     With one bound the tests are both sides of a two-sided test: supported where the 95 % interval lies inside. With two
     bounds, inside is TOST, and outside means beyond one of them.
@@ -298,7 +302,7 @@ def _estimate(hypothesis: Hypothesis, comparison: Comparison) -> Estimate | None
 
 
 def _scenario(verdict: Verdict) -> str | None:
-    """Return better, like or worse where the verdict is decided: like is within the margin, the others beyond it."""
+    """Return better, like (within the margin) or worse; None for an undecided verdict or one without scenarios."""
     if not verdict.hypothesis.scenarios or verdict.verdict == UNDECIDED:
         return None
     if verdict.verdict == SUPPORTED:
@@ -309,7 +313,7 @@ def _scenario(verdict: Verdict) -> str | None:
 
 
 def uneven_times(comparison: Comparison) -> tuple[Note, ...]:
-    """Return a note for each arm whose seeds differ so much in their times that something else took the time."""
+    """Return a note for each arm whose seeds differ so much in their times that other work must have disturbed them."""
     if comparison.measure.name not in TIMES or comparison.ratio is None:
         return ()
     notes = []
@@ -321,9 +325,9 @@ def uneven_times(comparison: Comparison) -> tuple[Note, ...]:
 
 
 def _trend(hypothesis: Hypothesis, groups: Sequence[Group], compare: Compare) -> Verdict:
-    """Judge the slope of the change over the logarithm of the data's size: a point per data set, of its best setup.
+    """Judge the slope of the change over the logarithm of the data's size.
 
-    The best setup of a data set is the one with the most seeds.
+    Each data set gives one point, from its setup with the most seeds.
     """
     points: list[tuple[float, float, Comparison]] = []
     for group in groups:
@@ -336,8 +340,8 @@ def _trend(hypothesis: Hypothesis, groups: Sequence[Group], compare: Compare) ->
     runs = tuple(run for _, _, comparison in points for pair in comparison.pairs for run in pair)
     undecided = Verdict(hypothesis=hypothesis, verdict=UNDECIDED, runs=runs)
     if len({size for size, _, _ in points}) < 3:
-        why = note("few_datasets", count=len(points)) if points else note("no_runs")
-        return replace(undecided, notes=(why,))
+        reason = note("few_datasets", count=len(points)) if points else note("no_runs")
+        return replace(undecided, notes=(reason,))
     line = slope([size for size, _, _ in points], [value for _, value, _ in points], scale=1.0)
     if line.p is None:
         return replace(undecided, estimate=line, notes=(note("no_scatter"),))
@@ -362,11 +366,11 @@ def _parse(content: Any, where: str) -> tuple[Hypothesis, ...]:
     parsed: dict[str, Hypothesis] = {}
     for number, entry in enumerate(content, start=1):
         try:
-            one = Hypothesis.model_validate(entry)
+            hypothesis = Hypothesis.model_validate(entry)
         except ValidationError as error:
             name = entry.get("id") if isinstance(entry, dict) else None
             raise AnalysisError(f"{where}: hypothesis {name or number}: {explain(error, Hypothesis)}") from None
-        if one.id in parsed:
-            raise AnalysisError(f"{where}: two hypotheses have the id {one.id!r}")
-        parsed[one.id] = one
+        if hypothesis.id in parsed:
+            raise AnalysisError(f"{where}: two hypotheses have the id {hypothesis.id!r}")
+        parsed[hypothesis.id] = hypothesis
     return tuple(parsed.values())

@@ -1,4 +1,4 @@
-"""Find the runs below folders and read their records; sort out, with its reason, what must not be averaged in."""
+"""Find the runs below folders and read their records; leave out, with a reason, those that must not be averaged."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _RECORDS = ("result.json", "metrics.jsonl", "status.json", "environment.json")
 _NOT_RUNS = {"checkpoints", "best"}
 # What `oelm bench` prints is a few kilobytes; a larger JSON file is something else.
 _BENCH_SIZE = 1_000_000
-# The square of a larger figure overflows, and with it the spread of whatever it is averaged with.
+# A mean with a larger figure in it has no spread, since the square of such a figure overflows.
 _LARGEST = 1e100
-_DIVERGED = "its last validation loss is not a number, or its perplexity none that can be averaged"
+_DIVERGED = "its last validation loss is not a number, or its perplexity is too large to be averaged"
 _R = TypeVar("_R", bound=Record)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Everything below the given paths: runs that count, runs in progress, and what was left out, with its reasons."""
+    """Everything below the given paths: runs that count, runs in progress, and runs left out, with the reasons."""
 
     runs: tuple[Run, ...]
     running: tuple[Attempt, ...]
@@ -53,47 +53,49 @@ class Loaded:
 
 def load_runs(paths: Sequence[str | PathLike[str]]) -> Loaded:
     """Return every run below the given paths; raise only where there is nothing at all to report on."""
-    # By resolved path, so that a folder that is given twice, or lies below another, is read once. A text is a problem.
+    # The keys are resolved paths, so that a folder that is given twice, or lies below another, is read once. A string
+    # describes a problem.
     outcomes: dict[Path, Run | Attempt | LeftOut | Bench | str] = {}
-    for given in map(Path, paths):
-        if not given.exists():
-            raise AnalysisError(f"{given}: no such file or folder")
-        anything = False
-        for path in _candidates(given):
-            where = path.resolve()
-            outcome = outcomes.get(where) or (_read_bench(path) if path.is_file() else _read_run(path))
+    for root in map(Path, paths):
+        if not root.exists():
+            raise AnalysisError(f"{root}: no such file or folder")
+        any_outcome = False
+        for path in _candidates(root):
+            resolved = path.resolve()
+            outcome = outcomes.get(resolved) or (_read_bench(path) if path.is_file() else _read_run(path))
             if outcome is not None:
-                outcomes[where], anything = outcome, True
-        if not anything:
-            outcomes[given] = f"{given}: {_why_not(given)}"
-    every = list(outcomes.values())
-    problems = [one for one in every if isinstance(one, str)]
-    left_out = [one for one in every if isinstance(one, LeftOut)]
-    if len(problems) == len(every):
+                outcomes[resolved], any_outcome = outcome, True
+        if not any_outcome:
+            outcomes[root] = f"{root}: {_why_no_run(root)}"
+    all_outcomes = list(outcomes.values())
+    problems = [outcome for outcome in all_outcomes if isinstance(outcome, str)]
+    left_out = [outcome for outcome in all_outcomes if isinstance(outcome, LeftOut)]
+    runs = [outcome for outcome in all_outcomes if isinstance(outcome, Run)]
+    if len(problems) == len(all_outcomes):
         raise NoRunsError(
             "no runs found. " + "; ".join(problems) + ". A run is a folder that `oelm train` wrote, with "
             "config.json and result.json in it; give one, or a folder above several"
         )
-    # A successful repeat takes the place of a run that failed, so failed runs are set aside before duplicates.
-    kept, failed = _useful(sorted((one for one in every if isinstance(one, Run)), key=lambda run: str(run.path)))
-    kept, duplicates = _without_duplicates(kept)
+    # A successful repeat replaces a run that failed, so failed runs are left out before duplicates.
+    counted, failed = _useful(sorted(runs, key=lambda run: str(run.path)))
+    counted, duplicates = _without_duplicates(counted)
     return Loaded(
-        tuple(kept),
-        tuple(one for one in every if isinstance(one, Attempt) and not isinstance(one, Run)),
+        tuple(counted),
+        tuple(outcome for outcome in all_outcomes if isinstance(outcome, Attempt) and not isinstance(outcome, Run)),
         tuple(sorted([*left_out, *duplicates, *failed], key=lambda item: str(item.path))),
-        tuple(one for one in every if isinstance(one, Bench)),
+        tuple(outcome for outcome in all_outcomes if isinstance(outcome, Bench)),
         tuple(problems),
     )
 
 
 def load_run(path: str | PathLike[str]) -> Run:
-    """Return the finished run in a folder; raise and say why where there is none."""
+    """Return the finished run in a folder; raise an error with the reason where there is none."""
     folder = Path(path)
     if not folder.is_dir():
         raise AnalysisError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
     outcome = _read_run(folder)
     if outcome is None:
-        raise AnalysisError(f"{folder}: {_why_not(folder)}")
+        raise AnalysisError(f"{folder}: {_why_no_run(folder)}")
     if isinstance(outcome, LeftOut):
         raise AnalysisError(f"{folder}: {outcome.reason}")
     if not isinstance(outcome, Run):
@@ -103,30 +105,30 @@ def load_run(path: str | PathLike[str]) -> Run:
     return outcome
 
 
-def _candidates(given: Path) -> Iterator[Path]:
+def _candidates(root: Path) -> Iterator[Path]:
     """Yield the folders that may be runs, and the JSON files that may be benchmarks, at or below a path."""
-    if given.is_file():
-        yield given
+    if root.is_file():
+        yield root
         return
     seen = set()
-    for folder, folders, files in os.walk(given, followlinks=True):
-        here = Path(folder)
-        if here.resolve() in seen:  # links may lead in circles
+    for folder, folders, files in os.walk(root, followlinks=True):
+        path = Path(folder)
+        if path.resolve() in seen:  # links may lead in circles
             folders.clear()
             continue
-        seen.add(here.resolve())
+        seen.add(path.resolve())
         if "config.json" in files or any(name in files for name in _RECORDS):
             folders.clear()
-            yield here
+            yield path
             continue
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NOT_RUNS)
-        yield from (here / name for name in sorted(files) if name.endswith(".json"))
+        yield from (path / name for name in sorted(files) if name.endswith(".json"))
 
 
-def _why_not(given: Path) -> str:
-    if given.is_file():
+def _why_no_run(path: Path) -> str:
+    if path.is_file():
         return "a file, neither a run's folder nor what `oelm bench --json` printed"
-    if (given / "config.json").is_file():
+    if (path / "config.json").is_file():
         return "not a run: its config.json is a model's, not one that `oelm train` wrote"
     return "holds no run"
 
@@ -134,7 +136,7 @@ def _why_not(given: Path) -> str:
 def _read_run(path: Path) -> Run | Attempt | LeftOut | None:
     """Return a run with its result, one in progress, a run to leave out, or None where the folder is not a run's.
 
-    A record that is damaged leaves out its own run, and nothing else.
+    A damaged record leaves out its own run alone.
     """
     try:
         config = _read_config(path)
@@ -181,7 +183,7 @@ def _finished(attempt: Attempt, result: Result) -> Run:
     if attempt.environment is None:
         raise AnalysisError(f"{path / 'environment.json'}: missing; the folder has a run's other records")
     audit, timing = _required(path / "audit.json", Audit), _required(path / "timing.json", Timing)
-    records: dict[str, Any] = {one.name: getattr(attempt, one.name) for one in fields(attempt)}
+    records: dict[str, Any] = {field.name: getattr(attempt, field.name) for field in fields(attempt)}
     return Run(**records, audit=audit, timing=timing, result=result)
 
 
@@ -192,7 +194,7 @@ def _required(path: Path, record: type[_R]) -> _R:
 
 
 def _without_result(run: Attempt) -> LeftOut:
-    """Say why a run that nobody is training has no result."""
+    """Return why a run that is not in progress has no result."""
     about: dict[str, Any] = {"method": run.method, "seed": run.seed}
     status = run.status
     if status is not None and status.state == "failed":
@@ -207,21 +209,21 @@ def _without_result(run: Attempt) -> LeftOut:
 
 
 def _useful(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
-    """Split runs into those whose result is a number and better than guessing, and the others."""
-    kept, others = [], []
+    """Split runs into those whose result is a number and better than chance, and the others."""
+    useful, left_out = [], []
     for run in runs:
         about: dict[str, Any] = {"method": run.method, "seed": run.seed}
         if _diverged(run):
-            others.append(LeftOut(run.path, "diverged", _DIVERGED, **about, run=run))
+            left_out.append(LeftOut(run.path, "diverged", _DIVERGED, **about, run=run))
         elif run.result.at_chance:
             accuracy = f"{run.figure('accuracy') or math.nan:.1%}"
             majority = f"{run.result.majority.accuracy if run.result.majority is not None else math.nan:.1%}"
             reason = f"it learnt nothing: accuracy {accuracy}, always answering the commonest class gives {majority}"
             values = (("accuracy", accuracy), ("majority", majority))
-            others.append(LeftOut(run.path, "at-chance", reason, **about, values=values, run=run))
+            left_out.append(LeftOut(run.path, "at-chance", reason, **about, values=values, run=run))
         else:
-            kept.append(run)
-    return kept, others
+            useful.append(run)
+    return useful, left_out
 
 
 def _diverged(run: Run) -> bool:
@@ -234,14 +236,16 @@ def _diverged(run: Run) -> bool:
 
 def _without_duplicates(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
     """Keep the first run of each cell and seed: a copy, or the same run trained twice, is no further evidence."""
-    first: dict[Any, Run] = {}
-    others = []
+    first_runs: dict[Any, Run] = {}
+    duplicates = []
     for run in runs:
-        known = first.setdefault((key_of(run), run.seed), run)
-        if known is not run:
-            reason = f"the same settings and seed as {known.path}: counted once"
-            others.append(LeftOut(run.path, "duplicate", reason, run.method, run.seed, (("other", str(known.path)),)))
-    return list(first.values()), others
+        first = first_runs.setdefault((key_of(run), run.seed), run)
+        if first is not run:
+            reason = f"the same settings and seed as {first.path}: counted once"
+            duplicates.append(
+                LeftOut(run.path, "duplicate", reason, run.method, run.seed, (("other", str(first.path)),))
+            )
+    return list(first_runs.values()), duplicates
 
 
 def _read_bench(path: Path) -> Bench | str | None:

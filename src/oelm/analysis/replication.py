@@ -49,7 +49,7 @@ def replicate(groups: Sequence[Group], compare: Compare) -> tuple[Replication, .
             for setup in group.setups:
                 arm = setup.arm(experiment.method)
                 if arm is not None and matches(experiment, known, arm.runs[0]):
-                    replications += _of_arm(experiment, setup, arm, compare)
+                    replications += _replications_of_arm(experiment, setup, arm, compare)
     return tuple(replications)
 
 
@@ -60,35 +60,40 @@ def matches(experiment: published.PublishedExperiment, known: published.Publishe
     if any(re.fullmatch(rf"{re.escape(other)}([._-].*)?", run.experiment) for other in known.experiments):
         return False
     text = " ".join([run.dataset, run.config.data.path or "", run.task.name]).lower()
-    named = any(word in text for word in known.datasets[experiment.dataset])
-    return named and _is_gpt(run) == str(experiment.setup["model.name"]).startswith("gpt")
+    same_data = any(word in text for word in known.datasets[experiment.dataset])
+    return same_data and _is_gpt(run) == str(experiment.setup["model.name"]).startswith("gpt")
 
 
 def _is_gpt(run: Run) -> bool:
     return "gpt" in run.config.model.name.lower()
 
 
-def _of_arm(experiment: published.PublishedExperiment, setup: Setup, arm: Arm, compare: Compare) -> list[Replication]:
-    other = published.load()[experiment.against] if experiment.against else None
-    reference = setup.arm(other.method) if other else None
-    chosen = compare(setup, arm, reference, setup.measure) if reference is not None and reference is not arm else None
-    runs = arm.at(chosen.rate) if chosen is not None else arm.at(best_rate(arm, setup.measure))
+def _replications_of_arm(
+    experiment: published.PublishedExperiment, setup: Setup, arm: Arm, compare: Compare
+) -> list[Replication]:
+    """Return a replication for every published figure of an experiment that an arm measured."""
+    baseline = published.load()[experiment.against] if experiment.against else None
+    reference = setup.arm(baseline.method) if baseline else None
+    by_measure = None
+    if reference is not None and reference is not arm:
+        by_measure = compare(setup, arm, reference, setup.measure)
+    runs = arm.at(best_rate(arm, setup.measure) if by_measure is None else by_measure.rate)
     replications = []
     for metric, published_value in experiment.figures.items():
         pairs = [(run, value) for run in runs if (value := _measured(run, metric)) is not None]
         if not pairs:
             continue
-        before = other.figures.get(metric) if other else None
-        change = published_value / before - 1 if before else None
-        comparison = _change(chosen, metric) if change is not None else None
-        used = tuple(run for run, _ in pairs)
-        differs = setup_differences(experiment, used[0])
+        baseline_value = baseline.figures.get(metric) if baseline else None
+        change = published_value / baseline_value - 1 if baseline_value else None
+        comparison = _change(by_measure, metric) if change is not None else None
+        measured_runs = tuple(run for run, _ in pairs)
+        differs = setup_differences(experiment, measured_runs[0])
         replication = Replication(
             experiment=experiment,
             metric=metric,
             value=published_value,
             setup=setup,
-            runs=used,
+            runs=measured_runs,
             measured=estimate([value for _, value in pairs]),
             published_change=change,
             measured_change=comparison.change if comparison else None,
@@ -97,25 +102,30 @@ def _of_arm(experiment: published.PublishedExperiment, setup: Setup, arm: Arm, c
             stand_in=setup.stand_in,
             verdict=NOT_JUDGED,
         )
-        # A run on synthetic data shows that the tools work and nothing else, so it gets no verdict.
+        # A run on synthetic data only shows that the tools work, so it gets no verdict.
         judged = not setup.runs[0].synthetic
         replications.append(replace(replication, verdict=_verdict(replication)) if judged else replication)
     return replications
 
 
-def _verdict(one: Replication) -> str:
+def _verdict(replication: Replication) -> str:
     """Judge a change where the comparison is sound, and a bare value only where it was measured in the same setup."""
-    if one.published_change is not None:
-        sound = one.comparison is not None and one.comparison.sound and not one.comparison.no_spread
-        return _beside(one.published_change, one.measured_change, one.measured_change) if sound else UNDECIDED
-    if one.differs:
+    if replication.published_change is not None:
+        comparison, measured = replication.comparison, replication.measured_change
+        if comparison is None or not comparison.sound or comparison.no_spread:
+            return UNDECIDED
+        return _agreement(replication.published_change, measured, measured)
+    if replication.differs:
         return NOT_JUDGED
-    relative = one.measured.mapped(lambda bound: bound / one.value) if one.value else None
-    return _beside(one.value, one.measured, relative)
+    relative = replication.measured.mapped(lambda bound: bound / replication.value) if replication.value else None
+    return _agreement(replication.value, replication.measured, relative)
 
 
-def _beside(value: float, measured: Estimate | None, relative: Estimate | None) -> str:
-    """Return whether an interval contains a published value; one too wide to exclude any value is undecided."""
+def _agreement(value: float, measured: Estimate | None, relative: Estimate | None) -> str:
+    """Return AGREES if the measured interval contains a published value, else DIFFERS.
+
+    Return UNDECIDED if there is no interval, or if it is too wide by `relative`, the same interval on a relative scale.
+    """
     if measured is None or measured.low is None or measured.high is None or too_noisy(relative):
         return UNDECIDED
     return AGREES if measured.low <= value <= measured.high else DIFFERS
@@ -145,10 +155,10 @@ def _measured(run: Run, metric: str) -> float | None:
 def setup_differences(experiment: published.PublishedExperiment, run: Run) -> tuple[Difference, ...]:
     """Return the settings in which a run differs from the published setup, where both are known."""
     environment = run.environment
-    flat = {**run.flat_config, "hardware": environment.hardware, "vocabulary": environment.data.vocab_size}
+    settings = {**run.flat_config, "hardware": environment.hardware, "vocabulary": environment.data.vocab_size}
     differing = []
     for name, expected in experiment.setup.items():
-        value = flat.get(name)
+        value = settings.get(name)
         same = str(expected) in str(value) if name == "hardware" else value == expected
         if value is not None and not same:
             differing.append(Difference(name, _plain(expected), _plain(value)))

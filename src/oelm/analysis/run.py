@@ -26,7 +26,7 @@ from ..runs.schema import (
     Timing,
 )
 
-# The prefix of what environment.json records of the data, where it stands among the settings of a run.
+# The prefix that the data's fields in environment.json get among the settings of a run.
 DATA = "environment.data."
 
 
@@ -63,7 +63,7 @@ class Attempt:
 
     @cached_property
     def dataset(self) -> str:
-        """The name of the data: its description; before the run has started its path, or the task's name."""
+        """Return the name of the data: its description; before the run has started its path, or the task's name."""
         if self.environment is not None and self.environment.data.description:
             # The number of rows that were read is a setting and not part of the name: a tenth of a data set is still
             # that data set.
@@ -72,36 +72,38 @@ class Attempt:
 
     @property
     def from_scratch(self) -> bool:
-        """True when the model was not loaded from trained weights."""
+        """Return True when the model was not loaded from trained weights."""
         return self.config.model.from_scratch or self.config.model.name.startswith((GPT, RANDOM))
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:
-        """The config's fields by dotted name."""
+        """Return the config's fields by dotted name."""
         return flat(self.config.to_dict())
 
     @cached_property
     def flat_environment(self) -> dict[str, Any]:
-        """The environment's fields by dotted name."""
+        """Return the environment's fields by dotted name."""
         return {} if self.environment is None else flat(self.environment.model_dump())
 
     @cached_property
     def shared_settings(self) -> dict[str, Any]:
-        """The settings that all arms of one setup have in common, by dotted name, with the hashes of the data."""
-        apart = ("method", "optimizer.learning_rate")
-        settings = {name: value for name, value in flat(_comparable(self.config)).items() if not name.startswith(apart)}
+        """Return the settings that all arms of one setup share, by dotted name, with the hashes of the data."""
+        varying = ("method", "optimizer.learning_rate")
+        settings = {
+            name: value for name, value in flat(_comparable(self.config)).items() if not name.startswith(varying)
+        }
         if self.environment is None:
             return settings
-        # The path of a file is not a setting, since its content's hash stands beside it; the description names the
-        # group of runs.
+        # The path of a file is left out, since the hash of its content is a setting; so is the description, which names
+        # the group of runs.
         data = flat(self.environment.data.model_dump(exclude_none=True)).items()
-        kept = {name: value for name, value in data if name != "description" and not name.endswith(".file")}
-        return settings | {f"{DATA}{name}": value for name, value in kept.items()}
+        fields = {name: value for name, value in data if name != "description" and not name.endswith(".file")}
+        return settings | {f"{DATA}{name}": value for name, value in fields.items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run(Attempt):
-    """A run with its result and all its other records. Whoever makes one has checked that they belong together."""
+    """A run with its result and all its other records. The loader has checked that they belong together."""
 
     environment: Environment
     audit: Audit
@@ -114,7 +116,7 @@ class Run(Attempt):
 
     @property
     def train_tokens(self) -> float | None:
-        """How many tokens of training data the run could see, if its environment records that."""
+        """Return how many tokens of training data the run could see, if its environment records that."""
         split = self.environment.data.splits.get("train")
         return split.tokens * self.config.data.fraction if split is not None and split.tokens else None
 
@@ -124,7 +126,7 @@ class Run(Attempt):
 
     @property
     def times_doubt(self) -> str | None:
-        """Why this run's step times must not be compared, or None."""
+        """Return why this run's step times must not be compared, or None."""
         if self.timing.only_warmup:
             return "it was too short: every step was warm-up"
         return next((note for note in self.notes if UNCOMPARABLE_TIMES in note), None)
@@ -151,7 +153,7 @@ class LeftOut:
 
     `kind`: damaged, format (its records have another format), failed, cut, unfinished, at-chance, diverged, duplicate.
     `reason` says why in English; `values` are the figures and names in it, for a report in another language. `run` is
-    set where the run failed by its own doing: a mean over the other seeds is then one over survivors.
+    set where training itself failed: a mean over the other seeds then has survivorship bias.
     """
 
     path: Path
@@ -192,10 +194,10 @@ def method_label(method: Method) -> str:
 
 @cache
 def _nearest_preset(method: str) -> str:
-    own = flat(Method.model_validate_json(method).model_dump(mode="json"))
+    settings = flat(Method.model_validate_json(method).model_dump(mode="json"))
     best: tuple[str, list[str]] | None = None
     for preset, fields in _flat_presets().items():
-        differing = [f"{key}={_short(own[key])}" for key in sorted(own) if own[key] != fields.get(key)]
+        differing = [f"{key}={_short(settings[key])}" for key in sorted(settings) if settings[key] != fields.get(key)]
         if best is None or len(differing) < len(best[1]):
             best = preset, differing
     assert best is not None
@@ -208,7 +210,7 @@ def _flat_presets() -> dict[str, dict[str, Any]]:
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
-    """Return a config without what cannot change a number: names, logging, where the run is kept."""
+    """Return a config without what cannot change a number: names, logging, where the run is saved."""
     sections = {key: value for key, value in config.to_dict().items() if key not in ("experiment", "seed")}
     sections = {key: value for key, value in sections.items() if key not in WITHOUT_EFFECT}
     optimizer, train = sections["optimizer"], sections["train"]
@@ -220,7 +222,7 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     del train["device"]  # the environment records which one it was
     for name in ("targets", "batch_size"):
         del sections["eval"][name]
-    # Where the data lies is not a setting: its hashes, in the environment, identify it.
+    # The path of the data is not a setting: its hashes, in the environment, identify it.
     data = {key: value for key, value in sections["data"].items() if key not in ("path", "seed")}
     data["order"] = "the run's seed" if config.data_seed == config.seed else f"seed {config.data.seed}"
     return {**sections, "data": data}

@@ -105,7 +105,7 @@ def tost(values: _Numbers, low: float, high: float) -> float:
 def bootstrap(
     values: _Numbers, confidence: float = CONFIDENCE, resamples: int = BOOTSTRAP_RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the BCa bootstrap interval of a mean: percentiles corrected for bias and skewness. The seed repeats it."""
+    """Return the BCa bootstrap interval of a mean, corrected for bias and skewness; the same for the same seed."""
     from scipy import stats  # takes most of a second to import, and most comparisons have too few pairs
 
     sample = _finite(values)
@@ -124,13 +124,13 @@ def slope(x: _Numbers, y: _Numbers, confidence: float = CONFIDENCE, scale: float
     """
     from scipy import stats
 
-    across, up = _finite(x), _finite(y)
-    n = len(across)
-    if n < 3 or np.ptp(across) == 0:
-        raise AnalysisError("a trend needs three points or more, at different places")
-    line = stats.linregress(across, up)
-    scatter = float(line.stderr) * math.sqrt(float(((across - across.mean()) ** 2).sum()))
-    if _is_rounding(scatter, up, scale):
+    xs, ys = _finite(x), _finite(y)
+    n = len(xs)
+    if n < 3 or np.ptp(xs) == 0:
+        raise AnalysisError(f"a trend needs three points or more, not all at the same x; got x {list(x)}")
+    line = stats.linregress(xs, ys)
+    scatter = float(line.stderr) * math.sqrt(float(((xs - xs.mean()) ** 2).sum()))
+    if _is_rounding(scatter, ys, scale):
         return Estimate(mean=float(line.slope), n=n, spread=0.0)
     mean, error = float(line.slope), float(line.stderr)
     half = t_quantile(1 - (1 - confidence) / 2, n - 2) * error
@@ -150,7 +150,7 @@ def slope_below(line: Estimate, bound: float) -> float:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values in the order given: the whole family of tests then errs once in twenty."""
+    """Return Holm's adjusted p-values in the order given, which bound the error of the whole family of tests."""
     order = sorted(range(len(values)), key=lambda index: values[index])
     adjusted, largest = [0.0] * len(values), 0.0
     for rank, index in enumerate(order):
@@ -160,12 +160,12 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def t_cdf(value: float, degrees: int) -> float:
-    """Return the probability that Student's t with so many degrees of freedom is below a value."""
+    """Return the probability that Student's t with these degrees of freedom is below a value."""
     return float(special.stdtr(degrees, value))
 
 
 def t_quantile(share: float, degrees: int) -> float:
-    """Return the value that Student's t with so many degrees of freedom is below with this probability."""
+    """Return the value that Student's t with these degrees of freedom is below with probability `share`."""
     return float(special.stdtrit(degrees, share))
 
 
@@ -185,7 +185,7 @@ def _is_rounding(spread: float, sample: npt.NDArray[np.float64], scale: float | 
 
 
 def _exp(value: float) -> float:
-    """Return e to a number, and infinity where that overflows: a run that nearly diverged has any perplexity."""
+    """Return e to a number, and infinity where that overflows: a run that nearly diverged may have any perplexity."""
     try:
         return math.exp(value)
     except OverflowError:

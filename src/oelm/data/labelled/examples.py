@@ -96,10 +96,10 @@ def first_share(digests: Sequence[bytes], classes: Classes, share: float) -> Mas
 
     The rows of a smaller share are among those of every larger one.
     """
-    kept = np.zeros(len(digests), dtype=np.bool_)
+    mask = np.zeros(len(digests), dtype=np.bool_)
     for rows in _by_class(classes):
-        kept[sorted(rows, key=digests.__getitem__)[: _share_of(len(rows), share)]] = True
-    return kept
+        mask[sorted(rows, key=digests.__getitem__)[: _share_of(len(rows), share)]] = True
+    return mask
 
 
 def split_off(digests: Sequence[bytes], classes: Classes, share: float) -> Mask:
