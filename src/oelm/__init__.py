@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .method.seal import Verification, verify
     from .method.spec import Adapter, FeedForward, Method, Projection, Schedule
     from .models.export import export
+    from .models.halve_cache import halve_cache, restore_cache
     from .models.load import load
     from .training.engine import Stopped, train
 
@@ -46,6 +47,7 @@ _NAMES = {
     "method.seal": "Verification verify",
     "method.spec": "Adapter FeedForward Method Projection Schedule",
     "models.export": "export",
+    "models.halve_cache": "halve_cache restore_cache",
     "models.load": "load",
     "training.engine": "Stopped train",
 }
@@ -80,8 +82,10 @@ __all__ = [
     "apply",
     "audit",
     "export",
+    "halve_cache",
     "load",
     "register_family",
+    "restore_cache",
     "train",
     "verify",
 ]
