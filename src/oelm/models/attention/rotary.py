@@ -27,7 +27,8 @@ class OelmGPTRotary(nn.Module):
     def compute(self) -> Tensor:
         """Return one frequency per pair of dimensions."""
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
-        return torch.as_tensor(self.theta**-exponents)
+        # As transformers computes them: theta**-exponents differs in its last bit, which shows at late positions.
+        return torch.as_tensor(1.0 / self.theta**exponents)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         angles = positions[..., None].float() * self.frequencies.float()
