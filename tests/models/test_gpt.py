@@ -1,9 +1,5 @@
-"""The project's GPT: parameter counts, outputs in every mode of a transformers model, saving and export."""
+"""The project's GPT: parameter counts, outputs in every mode of a transformers model, and saving."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, pipeline
 
 import oelm
-from oelm.errors import ConfigError, ModelError, OelmError
+from oelm.errors import ConfigError, OelmError
 from oelm.evaluation.use import generate_text
-from oelm.models.convert import to_transformers
 from oelm.models.gpt import OelmGPTForCausalLM, OelmGPTForSequenceClassification, OelmGPTModel
 from oelm.models.gpt_config import SIZES, OelmGPTConfig, gpt_config
 from oelm.models.run_model import build_language_model
@@ -319,63 +314,6 @@ def test_a_runs_best_folder_in_a_pipeline(tmp_path):
         generate = pipeline("text-generation", model=str(run / "best"))
         (output,) = generate("Once upon a time", max_new_tokens=12, do_sample=False)
         assert output["generated_text"] == generate_text(run, "Once upon a time", 12, 0.0, 0, seed=0)
-
-
-# Exporting
-
-
-@both
-@pytest.mark.parametrize("method", [None, "oelm-freeze", "oelm-core", "identity-key"])
-def test_an_export_is_a_plain_transformers_model_with_the_same_outputs(method, positions, tmp_path):
-    model, ids = small_gpt(positions, dropout=0.1, eos_token_id=5), some_ids()
-    if method is not None:
-        oelm.apply(model, method)
-    oelm.export(model, tmp_path)
-    exported_config = json.loads((tmp_path / "config.json").read_text())
-    assert exported_config["model_type"] == {"learned": "gpt2", "rotary": "gpt_neox"}[positions]
-    assert "oelm" not in exported_config
-    plain, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values()), info
-    assert distance(logits_of(plain.eval(), ids), logits_of(model, ids)) < 1e-4
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    assert torch.equal(plain.generate(ids, **options), model.generate(ids, **options))
-    extra = 0 if positions == "rotary" else 3 * (3 + 1) * 48  # GPT-2's attention biases, which are zero here
-    assert plain.num_parameters() == small_gpt(positions).num_parameters() + extra
-
-
-LOAD_WITHOUT_OELM = """
-import sys, torch
-sys.modules["oelm"] = None
-from transformers import AutoModelForCausalLM
-for folder in sys.argv[1:]:
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    torch.save(model(torch.load(folder + "/ids.pt")).logits, folder + "/logits.pt")
-"""
-
-
-@pytest.mark.full
-def test_an_export_loads_where_oelm_is_not_installed(tmp_path):
-    models, ids = {positions: small_gpt(positions) for positions in ("learned", "rotary")}, some_ids()
-    for positions, model in models.items():
-        oelm.apply(model, "oelm-core")
-        oelm.export(model, tmp_path / positions)
-        torch.save(ids, tmp_path / positions / "ids.pt")
-    subprocess.run(
-        [sys.executable, "-c", LOAD_WITHOUT_OELM, *(str(tmp_path / positions) for positions in models)],
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        timeout=120,
-    )
-    for positions, model in models.items():
-        assert distance(torch.load(tmp_path / positions / "logits.pt"), logits_of(model, ids)) < 1e-4
-
-
-def test_only_a_model_with_a_head_can_be_exported(tmp_path):
-    with pytest.raises(ModelError, match="only the GPT with a head"):
-        to_transformers(small_gpt(cls=OelmGPTModel))
 
 
 # Configs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
     """Write the model as a plain transformers checkpoint with the same outputs, loadable without oelm.
 
     Cores and adapters are folded into the matrices, identities written out, fused projections fused again; the
-    project's own GPT becomes a GPT-2 or, with rotary positions, a GPT-NeoX. `options` go to `save_pretrained`. The
-    model itself is not changed. Returns the folder.
+    project's own GPT becomes a GPT-2, GPT-NeoX, Llama, Qwen3 or DeepSeek-V3 by its config, and is refused where none
+    of these holds it exactly. `options` go to `save_pretrained`. The model itself is not changed. Returns the folder.
     """
     model = unwrapped(model)
     if hasattr(model, "peft_config"):
@@ -56,7 +57,8 @@ def make_plain(model: nn.Module) -> None:
     _, sites = find_sites(model)
     for site in sites:
         value = model.get_submodule(site.roles["v"]) if site.fused is None else model.get_submodule(site.fused_path)
-        like = next(value.parameters())
+        # Where K = V is an identity, it has no parameter of its own: the block's tell the dtype and the device.
+        like = next(chain(value.parameters(), model.get_submodule(site.block).parameters()))
         for role in ("q", "k", "down"):
             try:
                 module = model.get_submodule(site.roles.get(role, ""))
