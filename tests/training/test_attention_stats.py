@@ -1,4 +1,4 @@
-"""Attention statistics agree with the weights that a model reports itself, and leave the model as it was."""
+"""Attention statistics agree with the weights that a model reports itself, and leave the model unchanged."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from oelm.training.attention_stats import attention_statistics
 from tests.support.models import lively_model
 
 
-def entropies(weights: torch.Tensor) -> float:
+def mean_entropy(weights: torch.Tensor) -> float:
     """Return the mean entropy of attention weights over the rows that see two keys or more."""
     rows = (weights > 0).sum(-1) > 1
     return float(torch.special.entr(weights.double()).sum(-1)[rows].mean())
@@ -29,16 +29,18 @@ def test_entropy_is_that_of_the_weights_the_model_reports(name):
     plain = lively_model(name, attn_implementation="eager")
     with torch.no_grad():
         attentions = plain(**batch, output_attentions=True).attentions
-    assert [one["entropy"] for one in statistics] == pytest.approx([entropies(one) for one in attentions], rel=1e-4)
+    assert [layer["entropy"] for layer in statistics] == pytest.approx(
+        [mean_entropy(layer) for layer in attentions], rel=1e-4
+    )
     assert len(statistics) == 3
-    for one in statistics:
-        assert one["logit_std"] > 0
-        assert 0 < one["entropy_share"] <= 1
+    for layer in statistics:
+        assert layer["logit_std"] > 0
+        assert 0 < layer["entropy_share"] <= 1
 
 
 def test_an_encoder_decoder_is_measured_encoder_first_then_self_and_cross_attention_in_turn():
     model = lively_model("t5")
-    labels = [one["label"] for one in attention_statistics(model, model, sample_batch(model))]
+    labels = [layer["label"] for layer in attention_statistics(model, model, sample_batch(model))]
     assert labels[0].startswith("encoder")
     decoder = [label for label in labels if not label.startswith("encoder")]
     assert [label.split()[0] for label in decoder] == ["decoder", "cross"] * (len(decoder) // 2)

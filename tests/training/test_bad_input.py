@@ -18,22 +18,22 @@ from tests.support.training import LIMIT, config, oelm, tiny, token_folder, writ
 
 
 @pytest.fixture
-def refused(tmp_path, monkeypatch):
-    """Run `oelm train` on a changed tiny run in this process and return its error line. No step may be taken."""
+def error_of(tmp_path, monkeypatch):
+    """Return a function that runs `oelm train`, requires that it is refused before any step, and returns the error."""
     from oelm.training.step import Stepper
 
-    def never(*_):
+    def fail(*_):
         raise AssertionError("a step was taken")
 
-    monkeypatch.setattr(Stepper, "step", never)
+    monkeypatch.setattr(Stepper, "step", fail)
 
     def run(*overrides: str, **changes: object) -> str:
         fields = tiny(tmp_path / "runs", **changes)
-        done = CliRunner().invoke(app, ["train", str(write_yaml(tmp_path / "run.yaml", fields)), *overrides])
-        assert done.exit_code == 2, (done.output, done.exception)
-        assert done.stdout == ""
-        lines = done.stderr.splitlines()
-        assert len(lines) == 1, done.stderr
+        result = CliRunner().invoke(app, ["train", str(write_yaml(tmp_path / "run.yaml", fields)), *overrides])
+        assert result.exit_code == 2, (result.output, result.exception)
+        assert result.stdout == ""
+        lines = result.stderr.splitlines()
+        assert len(lines) == 1, result.stderr
         assert lines[0].startswith("oelm: ")
         assert not (tmp_path / "runs").exists(), "a refused run leaves nothing behind"
         return lines[0]
@@ -48,7 +48,8 @@ def test_an_error_is_one_line_without_traceback_or_folder(tmp_path):
     output, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 2
     assert output == ""
-    assert errors.startswith(f"oelm: {file}: train.max_step: unknown key. Did you mean 'max_steps'? Known keys: ")
+    assert errors.startswith(f"oelm: {file}: train.max_step: ")
+    assert "'max_steps'" in errors
     assert len(errors.splitlines()) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]
 
@@ -81,8 +82,8 @@ def test_an_error_is_one_line_without_traceback_or_folder(tmp_path):
         ([f"train.batch_size={10**30}"], "train.batch_size: Input should be less than"),
     ],
 )
-def test_an_invalid_config_names_the_field_and_the_value(overrides, message, refused):
-    assert message in refused(*overrides)
+def test_an_invalid_config_names_the_field_and_the_value(overrides, message, error_of):
+    assert message in error_of(*overrides)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +103,10 @@ def test_an_invalid_config_names_the_field_and_the_value(overrides, message, ref
 def test_a_file_that_is_not_a_config_is_refused(content, message, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(content)
-    done = CliRunner().invoke(app, ["train", str(file)])
-    assert done.exit_code == 2
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    result = CliRunner().invoke(app, ["train", str(file)])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
     missing = CliRunner().invoke(app, ["train", str(tmp_path / "none.yaml")])
     assert missing.exit_code == 2
     assert "none.yaml: cannot be read (No such file or directory)" in missing.stderr
@@ -133,75 +134,77 @@ def test_a_repeated_key_is_refused_in_any_notation():
 
 
 def test_settings_without_a_config_file_are_refused():
-    done = CliRunner().invoke(app, ["train", "seed=4", "output=x"])
-    assert done.exit_code == 2
-    assert "the config file comes first, as in oelm train run.yaml seed=4" in done.stderr
+    result = CliRunner().invoke(app, ["train", "seed=4", "output=x"])
+    assert result.exit_code == 2
+    assert "oelm train run.yaml seed=4" in result.stderr, "the right order"
 
 
 # Data
 
 
-def copied(tmp_path: Path) -> Path:
+def copy_tokens(tmp_path: Path) -> Path:
     return Path(shutil.copytree(token_folder(), tmp_path / "tokens"))
 
 
-def test_missing_data_is_refused(tmp_path, refused):
-    assert "nowhere: no such folder; prepare the data first" in refused(f"data.path={tmp_path / 'nowhere'}")
-    assert "no built-in data called 'storys'" in refused("data.path=builtin:storys")
-    assert "not a prepared data folder" in refused(f"data.path={tmp_path}")
+def test_missing_data_is_refused(tmp_path, error_of):
+    assert "nowhere: no such folder" in error_of(f"data.path={tmp_path / 'nowhere'}")
+    assert "'storys'" in error_of("data.path=builtin:storys")
+    assert "not a prepared data folder" in error_of(f"data.path={tmp_path}")
 
 
-def test_a_missing_or_truncated_token_file_is_refused(tmp_path, refused):
-    tokens = copied(tmp_path)
+def test_a_missing_or_truncated_token_file_is_refused(tmp_path, error_of):
+    tokens = copy_tokens(tmp_path)
     content = (tokens / "train.bin").read_bytes()
     (tokens / "train.bin").write_bytes(content[:-1000])
-    assert "train.bin: truncated" in refused(f"data.path={tokens}")
+    assert "train.bin: truncated" in error_of(f"data.path={tokens}")
     (tokens / "train.bin").unlink()
-    assert "train.bin: missing" in refused(f"data.path={tokens}")
+    assert "train.bin: missing" in error_of(f"data.path={tokens}")
 
 
-def test_tokens_that_do_not_match_their_hash_are_refused(tmp_path, refused):
-    """A record names the data by these hashes."""
-    tokens = copied(tmp_path)
+def test_tokens_that_do_not_match_their_hash_are_refused(tmp_path, error_of):
+    """Records identify the data by these hashes."""
+    tokens = copy_tokens(tmp_path)
     content = bytearray((tokens / "val.bin").read_bytes())
     content[:2], content[2:4] = content[2:4], content[:2]
     (tokens / "val.bin").write_bytes(content)
-    assert "the tokens have sha256" in refused(f"data.path={tokens}")
+    assert "the tokens have sha256" in error_of(f"data.path={tokens}")
 
 
-def test_a_missing_or_wrong_tokenizer_is_refused(tmp_path, refused):
-    tokens = copied(tmp_path)
+def test_a_missing_or_wrong_tokenizer_is_refused(tmp_path, error_of):
+    tokens = copy_tokens(tmp_path)
     file = tokens / "tokenizer/tokenizer.json"
     content = json.loads(file.read_text())
     content["model"]["merges"].pop()
     file.write_text(json.dumps(content))
-    assert "the tokens were made with" in refused(f"data.path={tokens}")
+    assert "the tokens were made with" in error_of(f"data.path={tokens}")
     shutil.rmtree(file.parent)
-    assert f"{file.parent}: no tokenizer.json" in refused(f"data.path={tokens}")
+    assert f"{file.parent}: no tokenizer.json" in error_of(f"data.path={tokens}")
 
 
-def test_data_without_validation_split_is_refused(tmp_path, refused):
-    tokens = copied(tmp_path)
+def test_data_without_validation_split_is_refused(tmp_path, error_of):
+    tokens = copy_tokens(tmp_path)
     header = json.loads((tokens / "data.json").read_text())
     del header["splits"]["val"]
     (tokens / "data.json").write_text(json.dumps(header))
-    assert "no validation tokens" in refused(f"data.path={tokens}")
+    assert "no validation tokens" in error_of(f"data.path={tokens}")
 
 
-def test_a_corpus_shorter_than_one_window_is_refused(refused):
-    message = refused("data.sequence_length=100000")
-    assert "100,001 tokens, the training text has" in message
-    assert "the first 0.0001 of" in refused("data.fraction=0.0001")
+def test_a_corpus_shorter_than_one_window_is_refused(error_of):
+    message = error_of("data.sequence_length=100000")
+    assert "100,001 tokens" in message
+    assert "0.0001" in error_of("data.fraction=0.0001")
 
 
-def test_a_sequence_longer_than_the_positions_is_refused(refused):
-    message = refused("model.fields.max_position_embeddings=16")
-    assert "data.sequence_length 32 is more than the model's 16 positions" in message
+def test_a_sequence_longer_than_the_positions_is_refused(error_of):
+    message = error_of("model.fields.max_position_embeddings=16")
+    assert "data.sequence_length 32" in message
+    assert "16 positions" in message
 
 
-def test_a_vocabulary_larger_than_the_models_is_refused(refused):
-    message = refused("model.fields.vocab_size=399")
-    assert "its vocabulary has 399 entries, the token file's has 400" in message
+def test_a_vocabulary_larger_than_the_models_is_refused(error_of):
+    message = error_of("model.fields.vocab_size=399")
+    assert "399" in message
+    assert "400" in message
     assert "another tokenizer" in message
 
 
@@ -236,21 +239,21 @@ def test_a_vocabulary_larger_than_the_models_is_refused(refused):
         ),
     ],
 )
-def test_an_invalid_model_or_method_is_refused(overrides, message, refused, tmp_path):
+def test_an_invalid_model_or_method_is_refused(overrides, message, error_of, tmp_path):
     if "model.fields={}" in overrides:  # an override adds to the fields, so a config without them is written
         fields = tiny(tmp_path / "runs")
         fields["model"] = {"name": overrides[0].partition("=")[2]}
-        done = CliRunner().invoke(app, ["train", str(write_yaml(tmp_path / "run.yaml", fields))])
-        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-        assert message in done.stderr
+        result = CliRunner().invoke(app, ["train", str(write_yaml(tmp_path / "run.yaml", fields))])
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+        assert message in result.stderr
     else:
-        assert message in refused(*overrides)
+        assert message in error_of(*overrides)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_missing_device_is_refused(tmp_path, refused):
-    message = refused("train.device=cuda")
-    assert "train.device is 'cuda', but torch sees no CUDA device here; use 'auto' or 'cpu'" in message
+def test_a_missing_device_is_refused(tmp_path, error_of):
+    message = error_of("train.device=cuda")
+    assert all(part in message for part in ("train.device", "'cuda'", "'auto'", "'cpu'"))
     assert not (tmp_path / "runs").exists()
 
 
@@ -284,11 +287,11 @@ def test_the_names_of_the_study_mean_presets(names, preset):
         ({"freeze_qk": "false"}, "freeze_qk 'false': use true or false"),
         (
             {"model_type": "oelm", "freeze_qk": True, "method": "baseline"},
-            "model_type: oelm, freeze_qk: True means method 'oelm-freeze', but method is 'baseline': give one of",
+            "model_type: oelm, freeze_qk: True means method 'oelm-freeze', but method is 'baseline'",
         ),
     ],
 )
-def test_contradicting_names_of_the_study_are_refused(names, message):
+def test_invalid_or_contradicting_names_of_the_study_are_refused(names, message):
     with pytest.raises(ConfigError) as error:
         RunConfig.load(names)
     assert message in str(error.value)
@@ -315,7 +318,7 @@ def test_an_override_changes_a_section_that_is_given_by_a_name_or_an_object():
         ({}, "task.text=review", "task: text, pair and label name columns"),
     ],
 )
-def test_a_mistake_is_reported_with_an_override_too(fields, override, message):
+def test_an_invalid_override_is_reported_with_its_field(fields, override, message):
     with pytest.raises(ConfigError) as error:
         RunConfig.load(fields, [override])
     assert message in str(error.value)
@@ -325,7 +328,8 @@ def test_the_error_of_an_override_names_the_override(tmp_path):
     file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
     with pytest.raises(ConfigError) as error:
         RunConfig.load(file, ["seed=1", "out=runs"])
-    assert str(error.value).startswith(f"{file} with seed=1 out=runs: out: unknown key. Did you mean 'output'?")
+    assert str(error.value).startswith(f"{file} with seed=1 out=runs: out: ")
+    assert "'output'" in str(error.value)
 
 
 def test_the_id_depends_on_the_settings_that_change_numbers(tmp_path):
@@ -356,12 +360,12 @@ def test_the_id_depends_on_the_settings_that_change_numbers(tmp_path):
     assert config(tmp_path, method=PRESETS["oelm-core"].model_dump()).id == config(tmp_path, method="oelm-core").id
 
 
-def test_the_folder_of_a_run(tmp_path):
+def test_the_folder_of_a_run_names_its_method_and_seed(tmp_path):
     assert config(tmp_path, seed=3).folder == tmp_path / "run/baseline/seed-3"
-    custom = config(tmp_path, method={"preset": "oelm-freeze", "layers": "last:1"}).folder
-    other = config(tmp_path, method={"preset": "oelm-freeze", "layers": "first:1"}).folder
-    assert custom.parent.name.startswith("custom-")
-    assert custom != other
+    last_layer = config(tmp_path, method={"preset": "oelm-freeze", "layers": "last:1"}).folder
+    first_layer = config(tmp_path, method={"preset": "oelm-freeze", "layers": "first:1"}).folder
+    assert last_layer.parent.name.startswith("custom-")
+    assert last_layer != first_layer
 
 
 @pytest.mark.parametrize(
@@ -381,7 +385,7 @@ def test_the_folder_of_a_run(tmp_path):
         ("data.path=/some/where", ("data", "path"), "/some/where"),
     ],
 )
-def test_overrides(override, field, value, tmp_path):
+def test_an_override_sets_a_field_to_the_parsed_value(override, field, value, tmp_path):
     run = RunConfig.load(tiny(tmp_path), [override])
     assert getattr(getattr(run, field[0]), field[1]) == value
 

@@ -59,7 +59,7 @@ def tiny_model(output: Path, method: object = "baseline", **changes: object):
     return model
 
 
-def names(run: Path) -> list[str]:
+def checkpoint_names(run: Path) -> list[str]:
     return [path.name for path in list_checkpoints(run / "checkpoints")]
 
 
@@ -67,7 +67,7 @@ def last_state(run: Path) -> TrainState:
     return read_checkpoint(list_checkpoints(run / "checkpoints")[-1]).state
 
 
-def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], tolerance: float) -> None:
+def assert_close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], tolerance: float) -> None:
     assert left.keys() == right.keys()
     for name in left:
         torch.testing.assert_close(left[name], right[name], atol=tolerance, rtol=0, msg=name)
@@ -85,7 +85,7 @@ def test_weights_do_not_depend_on_the_micro_batch_size(micro, tmp_path):
     left, right = (weights(config(tmp_path / name, **whole).folder) for name in ("whole", "parts"))
     start = tiny_model(tmp_path, model=NO_DROPOUT).state_dict()
     assert max(float((left[name] - start[name]).abs().max()) for name in left) > 0.01, "12 steps move the weights"
-    close(left, right, 2e-5)
+    assert_close(left, right, 2e-5)
 
 
 def test_the_loss_is_the_mean_over_all_tokens_of_the_window(tmp_path):
@@ -108,19 +108,19 @@ def test_the_loss_is_the_mean_over_all_tokens_of_the_window(tmp_path):
 
 
 def test_gradients_are_clipped_to_the_norm(tmp_path, monkeypatch):
-    seen = []
-    step = torch.optim.AdamW.step
+    norms = []
+    adamw_step = torch.optim.AdamW.step
 
-    def look(optimizer, *arguments):
+    def note_norm(optimizer, *arguments):
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        seen.append(float(torch.nn.utils.get_total_norm(gradients)))
-        return step(optimizer, *arguments)
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+        return adamw_step(optimizer, *arguments)
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", look)
+    monkeypatch.setattr(torch.optim.AdamW, "step", note_norm)
     run_here(tmp_path / "tight", optimizer={"clip": 0.01}, train={"max_steps": 3})
-    assert seen == pytest.approx([0.01] * 3, rel=1e-3)
+    assert norms == pytest.approx([0.01] * 3, rel=1e-3)
     run_here(tmp_path / "off", optimizer={"clip": 0.0}, train={"max_steps": 3})
-    assert min(seen[3:]) > 0.1
+    assert min(norms[3:]) > 0.1
     logged = [line for line in read_metrics(config(tmp_path / "tight").folder) if line.kind == "train"]
     assert logged[0].gradient_norm > 0.1, "the logged norm is the one before clipping"
 
@@ -129,7 +129,7 @@ def test_gradient_checkpointing_does_not_change_the_weights(tmp_path):
     run_here(tmp_path / "plain")
     run_here(tmp_path / "saving", train={"gradient_checkpointing": True})
     left, right = (weights(config(tmp_path / name).folder) for name in ("plain", "saving"))
-    close(left, right, 1e-6)
+    assert_close(left, right, 1e-6)
 
 
 def test_training_restores_the_settings_of_torch(tmp_path):
@@ -148,8 +148,8 @@ def test_frozen_tensors_do_not_change_and_all_others_do(method, tmp_path):
     result = run_here(tmp_path, **changes)
     run = config(tmp_path, **changes).folder
     before, after = tiny_model(tmp_path, method), weights(run)
-    moved = {name for name, p in before.named_parameters() if not torch.equal(p, after[name])}
-    assert moved == {name for name, p in before.named_parameters() if p.requires_grad}
+    changed = {name for name, p in before.named_parameters() if not torch.equal(p, after[name])}
+    assert changed == {name for name, p in before.named_parameters() if p.requires_grad}
     losses = [line["loss"] for line in metrics_without_times(run) if line["kind"] == "train"]
     assert losses[-1] < losses[0] - 0.5
 
@@ -165,20 +165,20 @@ def test_frozen_tensors_do_not_change_and_all_others_do(method, tmp_path):
     assert result["parameters"] == counts
     assert counts["frozen"] > 0 or method in ("baseline", "identity-key")
     stored = {key.removeprefix("exp_avg/") for key in checkpoint_tensors(run) if key.startswith("exp_avg/")}
-    assert stored == moved, "a frozen tensor has no optimiser state"
+    assert stored == changed, "a frozen tensor has no optimiser state"
     oelm.verify(load_run(run))
     oelm.verify(load_run(run, last=True))
 
 
 def trained_at(run: Path, step: int) -> set[str]:
-    """Return the names of the tensors with optimiser state in the checkpoint of a step."""
+    """Return the checkpoint_names of the tensors with optimiser state in the checkpoint of a step."""
     from safetensors import safe_open
 
     with safe_open(run / f"checkpoints/step-{step:08d}/tensors.safetensors", framework="pt") as file:
         return {key.removeprefix("exp_avg/") for key in file.keys() if key.startswith("exp_avg/")}  # noqa: SIM118
 
 
-def test_a_schedule_unfreezes(tmp_path):
+def test_an_unfreeze_schedule_trains_each_layer_from_its_step_on(tmp_path):
     changes = {"method": UNFREEZE, "checkpoint": {"every": 2, "keep": 9}}
     result = run_here(tmp_path, **changes)
     run = config(tmp_path, **changes).folder
@@ -189,10 +189,8 @@ def test_a_schedule_unfreezes(tmp_path):
     ]
     frozen = oelm.audit(tiny_model(tmp_path, UNFREEZE)).frozen
     assert frozen == 2 * 2 * 32 * 32
-    assert [line["trainable"] for line in events] == [
-        result["parameters"]["total"] - frozen // 2,
-        events[1]["trainable"],
-    ]
+    total = result["parameters"]["total"]
+    assert [line["trainable"] for line in events] == [total - frozen // 2, total]
     assert result["parameters"]["frozen"] == 0
     assert read(run / "audit.json")["frozen"] == 0
 
@@ -202,7 +200,7 @@ def test_a_schedule_unfreezes(tmp_path):
     stored = checkpoint_tensors(run)
     steps = {name: int(stored[f"step/transformer.h.{name}.weight"]) for name in ("0.attn.q_proj", "1.attn.q_proj")}
     assert steps == {"0.attn.q_proj": 4, "1.attn.q_proj": 8}, "the optimiser counts from the unfreezing"
-    assert int(stored["step/transformer.wte.weight"]) == 12, "and from step 0 for what trained from the start"
+    assert int(stored["step/transformer.wte.weight"]) == 12, "and from step 0 for tensors that trained from the start"
     before, after = dict(tiny_model(tmp_path, UNFREEZE).named_parameters()), weights(run)
     assert all(not torch.equal(before[name], after[name]) for name in both)
     oelm.verify(load_run(run, last=True))
@@ -210,13 +208,13 @@ def test_a_schedule_unfreezes(tmp_path):
 
 def test_a_schedule_is_planned_only_at_its_events(tmp_path, monkeypatch):
     """Planning takes longer than everything else that a step does on the host, and steps are timed."""
-    planned, plan = [], schedule.plan
-    monkeypatch.setattr(schedule, "plan", lambda *arguments: planned.append(1) or plan(*arguments))
+    calls, plan = [], schedule.plan
+    monkeypatch.setattr(schedule, "plan", lambda *arguments: calls.append(1) or plan(*arguments))
     run_here(tmp_path, method=UNFREEZE)
-    assert len(planned) == 3, "before the first step, and at each of two events"
+    assert len(calls) == 3, "before the first step, and at each of two events"
 
 
-def test_a_schedule_freezes(tmp_path):
+def test_a_freeze_schedule_keeps_the_weights_of_its_step(tmp_path):
     changes = {"method": FREEZE, "checkpoint": {"every": 5, "keep": 9}}
     result = run_here(tmp_path, **changes)
     run = config(tmp_path, **changes).folder
@@ -224,14 +222,14 @@ def test_a_schedule_freezes(tmp_path):
     assert (event["step"], event["event"], len(event["matrices"])) == (5, "freeze", 8)
     assert result["parameters"]["frozen"] == 2 * (2 * 32 * 32 + 2 * 4 * 32 * 32)
     assert event["trainable"] == result["parameters"]["trainable"]
-    gone = trained_at(run, 5) - trained_at(run, 12)
-    assert gone == {f"{path}.weight" for path in event["matrices"]}
+    frozen_names = trained_at(run, 5) - trained_at(run, 12)
+    assert frozen_names == {f"{path}.weight" for path in event["matrices"]}
     from safetensors.torch import load_file
 
-    then, now = load_file(run / "checkpoints/step-00000005/tensors.safetensors"), checkpoint_tensors(run)
-    for name in gone:
-        assert torch.equal(then[f"model/{name}"], now[f"model/{name}"]), "frozen with the values of that step"
-        assert not torch.equal(dict(tiny_model(tmp_path, FREEZE).named_parameters())[name], now[f"model/{name}"])
+    at_freeze, at_end = load_file(run / "checkpoints/step-00000005/tensors.safetensors"), checkpoint_tensors(run)
+    for name in frozen_names:
+        assert torch.equal(at_freeze[f"model/{name}"], at_end[f"model/{name}"]), "frozen with the values of that step"
+        assert not torch.equal(dict(tiny_model(tmp_path, FREEZE).named_parameters())[name], at_end[f"model/{name}"])
     verification = oelm.verify(load_run(run, last=True))
     assert verification.exact == verification.tensors == 8
 
@@ -264,7 +262,7 @@ def rates(model: nn.Module, options: OptimizerConfig, rate: float = 1.0) -> dict
     return {name: by_id[id(p)] for name, p in model.named_parameters() if id(p) in by_id}
 
 
-def test_layer_decay_and_role_multipliers(tmp_path):
+def test_learning_rates_follow_layer_decay_and_role_multipliers(tmp_path):
     model = tiny_model(tmp_path, "oelm-core")
     options = OptimizerConfig(layer_decay=0.5, multipliers={"core": 10.0, "v": 3.0, "norm": 0.0, "embedding": 2.0})
     by_name = rates(model, options, 0.1)
@@ -310,7 +308,7 @@ def test_parameters_of_the_embeddings_are_placed_below_the_first_block(name, bel
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "oelm-gpt", "bert", "electra", "albert", "distilbert"])
 def test_a_multiplier_changes_the_rate_of_its_role_and_no_other(name):
     model = small_model(name)
-    oelm.apply(model, "oelm-nofreeze")  # takes a fused projection apart
+    oelm.apply(model, "oelm-nofreeze")  # splits a fused projection into Q, K and V
     roles = {place.role for place in placements(model).values()}
     assert {"q", "k", "v", "o", "ffn_in", "ffn_out", "embedding", "norm"} <= roles
     for role in roles:
@@ -334,35 +332,37 @@ def test_a_multiplier_without_effect_is_noted(tmp_path):
     options = {"multipliers": {"head": 2.0, "v": 2.0, "core": 2.0, "q": 2.0}}
     result = run_here(tmp_path, method="oelm-freeze", optimizer=options, train={"max_steps": 1})
     (note,) = result["notes"]
-    assert note == "optimizer.multipliers: nothing in this model has the role head, core"
+    assert note.startswith("optimizer.multipliers: ")
+    assert note.endswith("head, core"), "the roles without effect"
     run = config(tmp_path, method="oelm-freeze").folder
     assert note in (run / "train.log").read_text()
 
 
 def test_an_unknown_role_is_refused():
-    with pytest.raises(ConfigError, match=r"unknown role 'embeding'\. Did you mean 'embedding'"):
+    with pytest.raises(ConfigError, match=r"'embeding'.*'embedding'"):
         OptimizerConfig(multipliers={"embeding": 2.0})
 
 
-def shape(tmp_path: Path, steps: int, **options: object) -> list[float]:
+def learning_rates(tmp_path: Path, steps: int, **options: object) -> list[float]:
+    """Return the learning rate of every step of a run."""
     run = config(tmp_path, optimizer={"learning_rate": 1.0, **options}, train={"max_steps": steps})
     pace = RunLength.of(run, samples_per_epoch=1000)
     return [learning_rate(run.optimizer, pace, step) for step in range(steps)]
 
 
 def test_learning_rates_of_all_schedules(tmp_path):
-    cosine = shape(tmp_path, 25, warmup_steps=4, schedule="cosine", floor=0.1)
+    cosine = learning_rates(tmp_path, 25, warmup_steps=4, schedule="cosine", floor=0.1)
     assert cosine[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
     assert cosine[14] == pytest.approx(0.1 + 0.9 / 2), "half way down"
     assert cosine[9] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4)))
     assert cosine[-1] == pytest.approx(0.1), "the last step is at the floor"
-    linear = shape(tmp_path, 25, warmup_steps=4, schedule="linear", floor=0.0)
+    linear = learning_rates(tmp_path, 25, warmup_steps=4, schedule="linear", floor=0.0)
     assert linear[:5] == cosine[:5]
     assert [linear[step] for step in (9, 14, 24)] == pytest.approx([0.75, 0.5, 0.0])
-    assert shape(tmp_path, 6, warmup_steps=2, schedule="constant") == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert shape(tmp_path, 3, warmup_steps=0, schedule="linear", floor=0.5) == [1.0, 0.75, 0.5]
-    assert shape(tmp_path, 1, warmup_steps=0) == [1.0]
-    assert shape(tmp_path, 2, warmup_steps=10) == pytest.approx([0.1, 0.2])
+    assert learning_rates(tmp_path, 6, warmup_steps=2, schedule="constant") == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert learning_rates(tmp_path, 3, warmup_steps=0, schedule="linear", floor=0.5) == [1.0, 0.75, 0.5]
+    assert learning_rates(tmp_path, 1, warmup_steps=0) == [1.0]
+    assert learning_rates(tmp_path, 2, warmup_steps=10) == pytest.approx([0.1, 0.2])
 
 
 @pytest.mark.parametrize(
@@ -396,22 +396,22 @@ def test_the_logged_learning_rate_is_the_one_that_was_used(tmp_path):
 
 
 class Poisoned:
-    """Makes the loss of some steps infinite, through one tensor."""
+    """Makes the loss of some steps infinite, by adding an infinite multiple of one bias."""
 
     def __init__(self, *steps: int) -> None:
-        self.steps, self.now = steps, -1
+        self.steps, self.current_step = steps, -1
 
     def install(self, monkeypatch) -> None:
         forward, step = SummedLoss.forward, Stepper._step
 
         def poisoned(module, inputs, targets):
             loss = forward(module, inputs, targets)
-            if module.training and self.now in self.steps:
+            if module.training and self.current_step in self.steps:
                 loss = loss + module.model.transformer.h[1].mlp.fc_in.bias.sum() * math.inf
             return loss
 
         def counted(stepper, state):
-            self.now = state.step
+            self.current_step = state.step
             step(stepper, state)
 
         monkeypatch.setattr(SummedLoss, "forward", poisoned)
@@ -420,29 +420,32 @@ class Poisoned:
 
 def test_a_non_finite_gradient_stops_the_run_before_the_weights_change(tmp_path, monkeypatch):
     Poisoned(7).install(monkeypatch)
-    stepped = []
-    step = torch.optim.AdamW.step
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *arguments: stepped.append(1) or step(*arguments))
-    with pytest.raises(TrainingError) as refused:
+    optimizer_steps = []
+    adamw_step = torch.optim.AdamW.step
+    monkeypatch.setattr(
+        torch.optim.AdamW, "step", lambda *arguments: optimizer_steps.append(1) or adamw_step(*arguments)
+    )
+    with pytest.raises(TrainingError) as error:
         run_here(tmp_path)
-    message = str(refused.value)
+    message = str(error.value)
     assert "step 7 (samples 56 to 63 of the run)" in message
     assert "transformer.h.1.mlp.fc_in.bias" in message
     assert "skip_nonfinite" in message
-    assert "The step did not change the weights, and the last checkpoint is step-00000005" in message
-    assert len(stepped) == 7
+    assert "step-00000005" in message, "the checkpoint to resume from"
+    assert len(optimizer_steps) == 7
     run = config(tmp_path).folder
     assert read(run / "status.json")["state"] == "failed"
     assert "step 7" in read(run / "status.json")["message"]
     assert not (run / "result.json").exists()
-    assert names(run) == ["step-00000005"]
+    assert checkpoint_names(run) == ["step-00000005"]
     load_run(run, last=True)
 
     again = CliRunner().invoke(app, ["train", str(write_yaml(tmp_path / "run.yaml", tiny(tmp_path)))])
     assert again.exit_code == 2, "the command line resumes from the last checkpoint and fails in the same way"
     assert "resumed from step 5" in again.stderr
-    assert "oelm: step 7 (samples 56 to 63 of the run): non-finite gradient in" in again.stderr
-    assert names(run) == ["step-00000005"]
+    assert "oelm: step 7 (samples 56 to 63 of the run)" in again.stderr
+    assert "non-finite gradient" in again.stderr
+    assert checkpoint_names(run) == ["step-00000005"]
 
     monkeypatch.undo()
     run_here(tmp_path)  # without the fault, the run resumes from its last checkpoint
@@ -476,12 +479,12 @@ def test_a_diverged_run_is_reported_by_terminal_exit_code_and_record(tmp_path):
     """The first step ruins the weights, and the others are skipped."""
     changes = {"train": {"skip_nonfinite": 3, "max_steps": 3}, "optimizer": {"learning_rate": 1e30, "warmup_steps": 0}}
     file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path, **changes))
-    done = CliRunner().invoke(app, ["train", str(file)])
-    assert done.exit_code == 1, done.output
+    result = CliRunner().invoke(app, ["train", str(file)])
+    assert result.exit_code == 1, result.output
     warnings = read(config(tmp_path, **changes).folder / "result.json")["warnings"]
-    assert warnings[0].startswith("the last validation loss is not a number: the run diverged")
-    assert warnings[1].startswith("2 of 3 steps were skipped")
-    lines = done.stderr.splitlines()
+    assert "diverged" in warnings[0]
+    assert "2 of 3 steps" in warnings[1]
+    lines = result.stderr.splitlines()
     assert [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")] == warnings
     assert [line.endswith("2 skipped") for line in lines if line.startswith("step 3/3")] == [True]
     assert lines[-1].startswith("diverged: validation loss nan")
@@ -500,13 +503,13 @@ def test_a_non_finite_perplexity_is_recorded_as_null(loss, tmp_path, monkeypatch
     """A model with a non-finite loss is never the best one."""
     from oelm.training import engine
 
-    validate, seen = engine.validate, []
+    validate, measured = engine.validate, []
 
-    def first_beyond(module, task, *arguments):
-        seen.append(validate(module, task, *arguments))
-        return task.metrics([loss, 1.0]) if len(seen) == 1 else seen[-1]
+    def first_is_not_finite(module, task, *arguments):
+        measured.append(validate(module, task, *arguments))
+        return task.metrics([loss, 1.0]) if len(measured) == 1 else measured[-1]
 
-    monkeypatch.setattr(engine, "validate", first_beyond)
+    monkeypatch.setattr(engine, "validate", first_is_not_finite)
     result = run_here(tmp_path / "first")
     run = config(tmp_path / "first").folder
     validations = [line for line in read_metrics(run) if line.kind == "val"]
@@ -527,8 +530,8 @@ def test_a_non_finite_perplexity_is_recorded_as_null(loss, tmp_path, monkeypatch
 # Memory
 
 
-class Small:
-    """Simulates a device whose memory holds a number of sequences in training."""
+class SmallMemory:
+    """Simulates a device whose memory holds at most `fits` sequences in training."""
 
     def __init__(self, fits: int) -> None:
         self.fits = fits
@@ -545,7 +548,7 @@ class Small:
 
 
 def test_out_of_memory_halves_the_micro_batch(tmp_path, monkeypatch):
-    Small(3).install(monkeypatch)
+    SmallMemory(3).install(monkeypatch)
     result = run_here(tmp_path / "halved")
     assert [note.split(";")[0] for note in result["notes"]] == [
         "step 0: out of memory with micro-batches of 8",
@@ -562,18 +565,18 @@ def test_out_of_memory_halves_the_micro_batch(tmp_path, monkeypatch):
 
 
 def test_out_of_memory_on_a_single_sequence_is_a_clear_error(tmp_path, monkeypatch):
-    Small(0).install(monkeypatch)
+    SmallMemory(0).install(monkeypatch)
     with pytest.raises(TrainingError, match="one sequence"):
         run_here(tmp_path)
     assert read(config(tmp_path).folder / "status.json")["state"] == "failed"
 
 
 def test_halving_an_odd_batch_keeps_all_its_sequences(tmp_path, monkeypatch):
-    Small(4).install(monkeypatch)
+    SmallMemory(4).install(monkeypatch)
     result = run_here(tmp_path, train={"batch_size": 15, "max_steps": 2})
     assert result["tokens"] == 2 * 15 * 32
     run = config(tmp_path, train={"batch_size": 15, "max_steps": 2}).folder
-    assert last_state(run).micro_batch_size == 1, "15, 5, and half of that"
+    assert last_state(run).micro_batch_size == 1, "15, then 5, then 1: each divides 15"
 
 
 # Validation, timing, results
@@ -606,25 +609,25 @@ def test_step_times_include_only_steps(tmp_path, monkeypatch):
     """With a fake clock: a step takes 1, a log line 10, a validation 100 and a checkpoint 1,000."""
     from oelm.training import engine, timing
 
-    now = [0.0]
+    clock = [0.0]
 
     def taking(seconds, function):
         def clocked(*arguments):
-            now[0] += seconds
+            clock[0] += seconds
             return function(*arguments)
 
         return clocked
 
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(Stepper, "step", taking(1, Stepper.step))
     monkeypatch.setattr(engine, "validate", taking(100, engine.validate))
     monkeypatch.setattr(engine, "save_checkpoint", taking(1000, engine.save_checkpoint))
     monkeypatch.setattr(engine, "_log", taking(10, engine._log))
     run_here(tmp_path, train={"max_steps": 24}, eval={"every": 6}, checkpoint={"every": 5})
-    recorded = read(config(tmp_path).folder / "timing.json")
-    assert recorded["step_seconds"] == {"median": 1.0, "mean": 1.0, "p90": 1.0, "p10": 1.0, "std": 0.0}
-    assert recorded["seconds_apart"] == {"validation": 4 * 100.0, "checkpoint": 5 * 1000.0, "log": 8 * 10.0}
-    assert (recorded["warmup_seconds"], recorded["train_seconds"]) == (10.0, 24.0)
+    timing_record = read(config(tmp_path).folder / "timing.json")
+    assert timing_record["step_seconds"] == {"median": 1.0, "mean": 1.0, "p90": 1.0, "p10": 1.0, "std": 0.0}
+    assert timing_record["seconds_apart"] == {"validation": 4 * 100.0, "checkpoint": 5 * 1000.0, "log": 8 * 10.0}
+    assert (timing_record["warmup_seconds"], timing_record["train_seconds"]) == (10.0, 24.0)
 
 
 def test_steps_after_a_schedule_event_are_warm_up(tmp_path):

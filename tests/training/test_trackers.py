@@ -33,7 +33,7 @@ class Tracking:
 
         def take(stepper, state):
             if state.step == self.dies_at:
-                time.sleep(1)  # the metrics of the step before are on their way
+                time.sleep(1)  # so that the tracker receives the metrics of the step before
                 die()
             step(stepper, state)
 
@@ -72,7 +72,7 @@ def test_mlflow_continues_the_run_that_was_killed(tmp_path):
     assert run.data.tags["oelm.run"] == read(folder / "trackers.json")["name"]
 
 
-def test_mlflow_tells_runs_of_one_config_in_two_folders_apart(tmp_path, monkeypatch):
+def test_mlflow_separates_runs_of_one_config_in_two_folders(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
@@ -139,30 +139,32 @@ def test_a_tracker_that_does_not_answer_delays_nothing(where, tmp_path, monkeypa
     def begin(run):
         if where == "start":
             released.wait()
-        parts = {
+        functions = {
             part: waiting_for(released) if part == where else lambda *arguments: None for part in ("send", "close")
         }
-        return Tracker(**parts)
+        return Tracker(**functions)
 
     fake_mlflow(monkeypatch, begin)
-    used = Trackers(["mlflow"], config(tmp_path), tmp_path, warnings.append)
+    active = Trackers(["mlflow"], config(tmp_path), tmp_path, warnings.append)
     for step in range(1, 6):
-        used.send({"train/loss": 1.0}, step)
-        used.flush()
-    used.close("finished")
+        active.send({"train/loss": 1.0}, step)
+        active.flush()
+    active.close("finished")
     released.set()  # a run that waited for the tracker would never come here
     assert len(warnings) == 1
     assert ("has not answered" if where == "start" else "did not answer") in warnings[0]
 
 
 def test_a_metric_that_the_tracker_has_is_not_sent_again(tmp_path, monkeypatch):
-    sent, known = [], {"train/loss": 7, "val/loss": 4}
-    tracker = Tracker(lambda *metrics: sent.append(metrics), lambda ended: sent.append(ended), known=known.__getitem__)
+    sent, last_steps = [], {"train/loss": 7, "val/loss": 4}
+    tracker = Tracker(
+        lambda *metrics: sent.append(metrics), lambda ended: sent.append(ended), known=last_steps.__getitem__
+    )
     fake_mlflow(monkeypatch, lambda run: tracker)
-    used = Trackers(["mlflow"], config(tmp_path), tmp_path, pytest.fail, done=5)
+    active = Trackers(["mlflow"], config(tmp_path), tmp_path, pytest.fail, done=5)
     for step in (6, 7, 8):
-        used.send({"train/loss": 1.0, "val/loss": 2.0}, step)
-    used.close("stopped")
+        active.send({"train/loss": 1.0, "val/loss": 2.0}, step)
+    active.close("stopped")
     both = {"train/loss": 1.0, "val/loss": 2.0}
     assert sent == [({"val/loss": 2.0}, 6), ({"val/loss": 2.0}, 7), (both, 8), "stopped"]
 
@@ -183,7 +185,7 @@ def test_a_damaged_name_is_replaced_by_a_new_one(content, tmp_path):
     assert trackers._name(config(tmp_path), tmp_path) == name
 
 
-def test_parameters_keep_to_the_limits_of_mlflow():
+def test_parameters_are_shortened_to_the_limits_of_mlflow():
     assert trackers._mlflow_parameter("model.fields.a(b)", {"x": [1, None]}) == (
         "model.fields.a_b_",
         '{"x": [1, null]}',

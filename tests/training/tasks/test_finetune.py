@@ -56,8 +56,12 @@ def test_every_method_trains_and_frozen_weights_do_not_change(method, tmp_path):
     if method in ("lora", "oft"):
         pytest.importorskip("peft")
     layers = 3 if method == "last-layers" else 2
-    few = {"data": {"fraction": 0.02}, "train": {"max_steps": 40}, "eval": {"every": 40}}  # few enough to memorise
-    changes = {"method": method, "model": {"fields": {"num_hidden_layers": layers}}, **few}
+    few_examples = {
+        "data": {"fraction": 0.02},
+        "train": {"max_steps": 40},
+        "eval": {"every": 40},
+    }  # few enough to memorise
+    changes = {"method": method, "model": {"fields": {"num_hidden_layers": layers}}, **few_examples}
     run = config(tmp_path, **changes)
     model = open_task(run).build_model(run)
     oelm.apply(model, run.method, run.seed)
@@ -65,14 +69,14 @@ def test_every_method_trains_and_frozen_weights_do_not_change(method, tmp_path):
     frozen = {f"model/{name}" for name, parameter in model.named_parameters() if not parameter.requires_grad}
     result = run_here(tmp_path, **changes)
     after = named_tensors(load_run(run.folder, last=True), None)
-    moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert not moved & frozen
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert not changed & frozen
     trained = {f"model/{name}" for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert len(moved) > 0.9 * len(trained), "an unused position or word may stay"
+    assert len(changed) > 0.9 * len(trained), "an unused position or word may stay"
     losses = [line.loss for line in read_metrics(run.folder) if line.kind == "train"]
     assert losses[-1] < losses[0]
-    audited = read(run.folder / "audit.json")
-    assert audited["method"] == method
+    audit = read(run.folder / "audit.json")
+    assert audit["method"] == method
     assert result["parameters"]["frozen"] == sum(before[name].numel() for name in frozen)
 
 
@@ -145,11 +149,11 @@ def test_another_metric_can_choose_the_best_model(tmp_path):
 def test_validation_does_not_depend_on_the_batch_size(tmp_path):
     run_here(tmp_path)
     run = config(tmp_path).folder
-    one, other = (evaluate_run(run, batch_size=size) for size in (7, 64))
-    assert one["accuracy"] == other["accuracy"]
-    assert one["confusion"] == other["confusion"]
-    assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-5)
-    assert one["n"] == 400, "all of them"
+    small_batches, large_batches = (evaluate_run(run, batch_size=size) for size in (7, 64))
+    assert small_batches["accuracy"] == large_batches["accuracy"]
+    assert small_batches["confusion"] == large_batches["confusion"]
+    assert small_batches["val_loss"] == pytest.approx(large_batches["val_loss"], rel=1e-5)
+    assert small_batches["n"] == 400, "all examples"
 
 
 def test_targets_are_accuracies(tmp_path):
@@ -174,11 +178,11 @@ def test_attention_is_measured_at_every_validation(tmp_path):
 
 def test_arms_share_their_batches_and_their_head(tmp_path):
     base, frozen = (config(tmp_path, method=name) for name in ("baseline", "oelm-freeze"))
-    one, other = open_task(base), open_task(frozen)
+    base_task, frozen_task = open_task(base), open_task(frozen)
     for first in (0, 160):
-        left, right = one.batch(first, 16), other.batch(first, 16)
+        left, right = base_task.batch(first, 16), frozen_task.batch(first, 16)
         assert all(torch.equal(left[name], right[name]) for name in left)
-    models = [task.build_model(run) for task, run in ((one, base), (other, frozen))]
+    models = [task.build_model(run) for task, run in ((base_task, base), (frozen_task, frozen))]
     oelm.apply(models[1], "oelm-freeze", 0)
     weights = [model.classifier.weight for model in models]
     assert torch.equal(*weights)
@@ -188,19 +192,19 @@ def test_no_batch_is_wider_than_the_largest(tmp_path):
     task = open_task(config(tmp_path))
     widest = max(task.batch(first, 16)["input_ids"].shape[1] for first in range(0, task.samples_per_epoch, 16))
     assert task.largest(16)["input_ids"].shape == (16, widest)
-    assert task.largest(5000)["labels"].shape == (5000,), "more than there are"
+    assert task.largest(5000)["labels"].shape == (5000,), "more than there are examples"
 
 
-def test_accumulation_changes_only_rounding(tmp_path):
-    still = {"model": {"fields": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}}}
-    whole = run_here(tmp_path / "whole", **still)
-    parts = run_here(tmp_path / "parts", **still, train={"micro_batch_size": 4})
+def test_gradient_accumulation_changes_the_loss_only_by_rounding(tmp_path):
+    no_dropout = {"model": {"fields": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}}}
+    whole = run_here(tmp_path / "whole", **no_dropout)
+    parts = run_here(tmp_path / "parts", **no_dropout, train={"micro_batch_size": 4})
     assert parts["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-3)
 
 
 def test_the_validation_subset_does_not_depend_on_the_order_of_the_file(tmp_path):
     judgement_tokenizer().save_pretrained(tmp_path / "reader")
-    seen = []
+    subsets = []
     for name, order in (("sorted", sorted), ("as-made", list)):
         folder = labelled_folder(tmp_path / name, ("text", "label"), order)
         changes = {
@@ -215,13 +219,13 @@ def test_the_validation_subset_does_not_depend_on_the_order_of_the_file(tmp_path
         assert "(20 of 100 examples)" in (config(tmp_path / f"runs-{name}", **changes).folder / "train.log").read_text()
         task = open_task(config(tmp_path, **changes, seed=5, method="oelm-freeze"))
         texts = task.data.splits["validation"].texts
-        seen.append(
+        subsets.append(
             (sorted(texts[row] for row in task.validation_order), result["last"]["per_class"]["good"]["support"])
         )
-        more = open_task(config(tmp_path, **changes | {"eval": {"sequences": 50}}))
-        assert set(task.validation_order) < set(more.validation_order), "fewer are part of more"
-    assert seen[0] == seen[1]
-    assert 4 < seen[0][1] < 16
+        larger = open_task(config(tmp_path, **changes | {"eval": {"sequences": 50}}))
+        assert set(task.validation_order) < set(larger.validation_order), "a smaller subset is part of a larger one"
+    assert subsets[0] == subsets[1]
+    assert 4 < subsets[0][1] < 16
 
 
 # Resume
@@ -246,32 +250,31 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bits(tmp_path):
 
 def test_a_resume_with_other_special_tokens_is_refused(tmp_path):
     """The vocabulary is the same, but the rest of the run would train on other ids."""
-    marked, bare = judgement_tokenizer(), judgement_tokenizer()
-    bare.backend_tokenizer.post_processor = None
-    marked.save_pretrained(tmp_path / "reader")
+    with_special_tokens, without_special_tokens = judgement_tokenizer(), judgement_tokenizer()
+    without_special_tokens.backend_tokenizer.post_processor = None
+    with_special_tokens.save_pretrained(tmp_path / "reader")
     changes = {"model": {"tokenizer": str(tmp_path / "reader")}, "train": {"max_steps": 2}, "eval": {"every": 2}}
     run_here(tmp_path, **changes)
     (config(tmp_path, **changes).folder / "result.json").unlink()
     run_here(tmp_path, **changes)
     (config(tmp_path, **changes).folder / "result.json").unlink()
     before = open_task(config(tmp_path, **changes)).describe()
-    bare.save_pretrained(tmp_path / "reader")
+    without_special_tokens.save_pretrained(tmp_path / "reader")
     with pytest.raises(CheckpointError, match=r"builtin:sentiment or .*tokenizer have changed since"):
         run_here(tmp_path, **changes, checkpoint={"resume": "inexact"})
     after = open_task(config(tmp_path, **changes)).describe()
-    assert [name for name in before if before[name] != after[name]] == ["marks"], (
-        "records of any age compare by the rest"
-    )
+    changed = [name for name in before if before[name] != after[name]]
+    assert changed == ["marks"], "older records lack this field and are compared by the others"
 
 
 def test_the_hash_of_a_tokenizer_does_not_depend_on_its_earlier_use(tmp_path):
-    one, other = (ModelTokenizer.of(config(tmp_path)) for _ in range(2))
-    other.tokenizer(["a good film"], truncation=True, max_length=3, padding="max_length")
-    assert one.sha256 == other.sha256
-    other.save(tmp_path / "saved")
-    again = ModelTokenizer.of(config(tmp_path, model={"tokenizer": str(tmp_path / "saved")}))
-    assert again.sha256 == one.sha256, "saved and loaded it is the same"
-    assert again.encode(["a good film"]).ids.tolist() == one.encode(["a good film"]).ids.tolist()
+    unused, used = (ModelTokenizer.of(config(tmp_path)) for _ in range(2))
+    used.tokenizer(["a good film"], truncation=True, max_length=3, padding="max_length")
+    assert unused.sha256 == used.sha256
+    used.save(tmp_path / "saved")
+    loaded = ModelTokenizer.of(config(tmp_path, model={"tokenizer": str(tmp_path / "saved")}))
+    assert loaded.sha256 == unused.sha256, "saving and loading does not change it"
+    assert loaded.encode(["a good film"]).ids.tolist() == unused.encode(["a good film"]).ids.tolist()
 
 
 # Models
@@ -298,7 +301,7 @@ def test_decoders_classify_at_the_last_token_that_is_not_padding(family, tmp_pat
 @pytest.mark.parametrize(
     "family", ["roberta", "distilbert", "albert", "deberta-v2", "modernbert", "gpt2", "qwen3", "t5"]
 )
-def test_other_families_train(family, tmp_path):
+def test_other_families_can_be_fine_tuned(family, tmp_path):
     changes = fields(tmp_path, method="oelm-freeze", train={"max_steps": 4}, eval={"every": 4, "sequences": 20})
     changes["model"] = {"name": f"random:{family}"}
     from oelm.training.engine import train
@@ -308,7 +311,7 @@ def test_other_families_train(family, tmp_path):
     oelm.verify(load_run(oelm.RunConfig.load(changes).folder))
 
 
-def test_the_projects_gpt_from_scratch(tmp_path):
+def test_the_projects_gpt_can_be_fine_tuned_from_scratch(tmp_path):
     small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     changes = fields(tmp_path, method="oelm-freeze", data={"sequence_length": 48})
     changes["model"] = {"name": "gpt:tiny", "fields": small}
@@ -320,10 +323,10 @@ def test_the_projects_gpt_from_scratch(tmp_path):
 
 def pretrained(folder, tokenizer=True):
     """Save a pretrained encoder: a body without a head, and its tokenizer."""
-    reader = judgement_tokenizer()
-    small_model("bert", vocab_size=len(reader)).bert.save_pretrained(folder)
+    model_tokenizer = judgement_tokenizer()
+    small_model("bert", vocab_size=len(model_tokenizer)).bert.save_pretrained(folder)
     if tokenizer:
-        reader.save_pretrained(folder)
+        model_tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -334,8 +337,8 @@ def test_a_loaded_model_trains_with_dropout_from_its_first_step(tmp_path):
     common = {"checkpoint": {"every": 10}, "train": {"max_steps": 20}}
 
     def run(arm, **changes):
-        given = fields(tmp_path / arm, **common, **changes) | {"model": {"name": name}}
-        return write_yaml(tmp_path / arm / "run.yaml", given), config(tmp_path / arm).folder
+        run_fields = fields(tmp_path / arm, **common, **changes) | {"model": {"name": name}}
+        return write_yaml(tmp_path / arm / "run.yaml", run_fields), config(tmp_path / arm).folder
 
     whole, unmeasured, cut = run("whole"), run("unmeasured", eval={"probe": 0}), run("cut")
     for file, _ in (whole, unmeasured):
@@ -352,17 +355,17 @@ def test_a_warning_says_that_a_head_is_kept_under_other_labels(classes, tmp_path
     """A classifier with the same number of classes keeps its head; any other gets a new one."""
     folder = pretrained(tmp_path / "body")
     names = dict(enumerate(classes))
-    body = small_model("bert", vocab_size=len(judgement_tokenizer()), id2label=names)
-    body.save_pretrained(folder)
+    classifier = small_model("bert", vocab_size=len(judgement_tokenizer()), id2label=names)
+    classifier.save_pretrained(folder)
     changes = fields(tmp_path)
     changes["model"] = {"name": str(folder)}
     run = oelm.RunConfig.load(changes)
     task = open_task(run)
     warnings = [line for line in task.warnings() if "its head is kept" in line]
-    expected = "its classes bad, good are now negative, positive, in that order"
+    expected = "bad, good are now negative, positive"
     assert [expected in line for line in warnings] == ([True] if classes[0] == "bad" else [])
-    kept = torch.equal(task.build_model(run).classifier.weight, body.classifier.weight)
-    assert kept == (len(classes) == 2)
+    head_is_kept = torch.equal(task.build_model(run).classifier.weight, classifier.classifier.weight)
+    assert head_is_kept == (len(classes) == 2)
 
 
 def test_a_pretrained_body_keeps_its_weights_and_gets_a_seeded_head(tmp_path):
@@ -388,80 +391,84 @@ def test_a_pretrained_body_keeps_its_weights_and_gets_a_seeded_head(tmp_path):
         torch.testing.assert_close(model(**batch).logits, before, rtol=1e-5, atol=1e-5)
 
 
-HEART = {"data": {"fraction": 0.02}, "train": {"max_steps": 60}, "eval": {"every": 60}}  # few enough rows to memorise
+MEMORISE = {
+    "data": {"fraction": 0.02},
+    "train": {"max_steps": 60},
+    "eval": {"every": 60},
+}  # few enough rows to memorise
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["bert", "gpt2", "oelm-gpt", "oelm-gpt-rotary"])
 def test_the_export_runs_in_a_plain_pipeline(family, tmp_path):
-    changes = fields(tmp_path, method="oelm-freeze", **HEART)
+    changes = fields(tmp_path, method="oelm-freeze", **MEMORISE)
     changes["model"] = {"name": f"random:{family}"}
     run = oelm.RunConfig.load(changes)
     oelm.train(run, quiet=True)
     run_to_end("export", run.folder, tmp_path / "plain")
     texts = open_task(run).data.splits["train"].texts[:4]
-    ours = [predict_one(run.folder, text) for text in texts]
-    assert len({round(one["probabilities"]["positive"], 3) for one in ours}) > 1, "it tells texts apart"
+    predictions = [predict_one(run.folder, text) for text in texts]
+    assert len({round(prediction["probabilities"]["positive"], 3) for prediction in predictions}) > 1, "texts differ"
     script = (
         "import sys, json; from transformers import pipeline; "
-        f"judge = pipeline('text-classification', model={str(tmp_path / 'plain')!r}, device='cpu'); "
-        f"found = [judge(text)[0] for text in {texts!r}]; "
-        "assert 'oelm' not in sys.modules; print(json.dumps(found))"
+        f"classify = pipeline('text-classification', model={str(tmp_path / 'plain')!r}, device='cpu'); "
+        f"answers = [classify(text)[0] for text in {texts!r}]; "
+        "assert 'oelm' not in sys.modules; print(json.dumps(answers))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    for one, other in zip(ours, json.loads(done.stdout.splitlines()[-1]), strict=True):
-        assert other["label"] == one["label"]
-        assert other["score"] == pytest.approx(one["probabilities"][one["label"]], abs=1e-4)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    for prediction, answer in zip(predictions, json.loads(result.stdout.splitlines()[-1]), strict=True):
+        assert answer["label"] == prediction["label"]
+        assert answer["score"] == pytest.approx(prediction["probabilities"][prediction["label"]], abs=1e-4)
 
 
 def test_predict_refuses_a_run_that_has_not_started(tmp_path):
     run = config(tmp_path)
     run.folder.mkdir(parents=True)
     RecordedConfig(id=run.id, config=run).write(run.folder / "config.json")
-    with pytest.raises(oelm.OelmError, match=r"has no model yet: the run has not started"):
+    with pytest.raises(oelm.OelmError, match="no model yet"):
         predict_one(run.folder, "fine")
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["bert", "gpt2", "qwen2", "gptj"])
 def test_predict_encodes_a_pair_as_training_does(family, tmp_path):
-    changes = fields(tmp_path, task={"name": "builtin:inference"}, **HEART)
+    changes = fields(tmp_path, task={"name": "builtin:inference"}, **MEMORISE)
     changes["model"] = {"name": f"random:{family}"}
     run = oelm.RunConfig.load(changes)
     oelm.train(run, quiet=True)
     task, model = open_task(run), load_run(run.folder)
     split = task.data.splits["validation"]
-    for row, place in enumerate(task.validation_order[:4]):
+    for row, example in enumerate(task.validation_order[:4]):
         batch = task.validation(row, 1, 1)
         batch.pop("labels")
         with torch.no_grad():
             expected = torch.softmax(model(**batch).logits[0], -1).tolist()
-        found = predict_one(run.folder, split.texts[place], split.pairs[place])["probabilities"]
-        assert list(found.values()) == pytest.approx(expected, abs=1e-5)
+        probabilities = predict_one(run.folder, split.texts[example], split.pairs[example])["probabilities"]
+        assert list(probabilities.values()) == pytest.approx(expected, abs=1e-5)
     with pytest.raises(oelm.OelmError, match="pairs of texts: give two"):
         predict_one(run.folder, "one text")
     with pytest.raises(oelm.OelmError, match="the text is empty"):
         predict_one(run.folder, " ", "x")
 
 
-def own_files(place):
+def own_files(folder):
     """Write files of a user with a test split, and return the fields of a run on them."""
     from oelm.data.synthetic.judgements import judgement_tokenizer
 
-    (place / "data").mkdir()
+    (folder / "data").mkdir()
     for split, size in (("train", 64), ("validation", 24), ("test", 50)):
         rows = [f"{split} film {'good' if i % 2 else 'bad'} {'so ' * (i % 9)}{i},{i % 2}" for i in range(size)]
-        (place / f"data/{split}.csv").write_text("\n".join(["text,label", *rows, ""]))
-    judgement_tokenizer().save_pretrained(place / "reader")
-    model = {"tokenizer": str(place / "reader")}
-    return {"task": {"name": "folder"}, "data": {"path": str(place / "data")}, "model": model}
+        (folder / f"data/{split}.csv").write_text("\n".join(["text,label", *rows, ""]))
+    judgement_tokenizer().save_pretrained(folder / "reader")
+    model = {"tokenizer": str(folder / "reader")}
+    return {"task": {"name": "folder"}, "data": {"path": str(folder / "data")}, "model": model}
 
 
 def test_other_splits_are_evaluated_completely_with_the_best_model(tmp_path):
     changes = {**own_files(tmp_path), "eval": {"sequences": 10, "every": 10}}
     result = run_here(tmp_path, **changes)
     test = result["evaluations"]["test"]
-    assert test["n"] == 50, "all of it, although validation looks at 10"
+    assert test["n"] == 50, "all of it, although validation uses 10"
     assert test["majority"] == {"label": "0", "accuracy": 0.5}
     assert test["step"] == result["best"]["step"]
     assert result["best"]["n"] == 10
@@ -480,7 +487,7 @@ def test_other_splits_are_not_evaluated_with_a_stale_best_model(tmp_path, monkey
     result = run_here(tmp_path, **changes)
     assert (result["best"]["step"], result["evaluations"]["test"]["step"]) == (30, 30)
     (note,) = result["notes"]
-    assert note.startswith("best/ was saved at step 10, but the best validation was at step 30")
+    assert all(part in note for part in ("best/", "step 10", "step 30"))
     with pytest.warns(UserWarning, match="the last checkpoint's model"):
         again = evaluate_run(config(tmp_path, **changes).folder)
     assert again["evaluations"]["test"]["confusion"] == result["evaluations"]["test"]["confusion"]
@@ -526,10 +533,10 @@ def test_the_commands_train_and_predict(tmp_path):
     assert answer["label"] in ("entailment", "neutral", "contradiction")
     assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
     again = json.loads(run_to_end("eval", run).output)
-    assert again["examples"] == 400, "all of them"
-    refused = start("generate", run)
-    assert refused.wait() == 2
-    assert "use `oelm predict`" in refused.output
+    assert again["examples"] == 400, "all examples"
+    generate = start("generate", run)
+    assert generate.wait() == 2
+    assert "use `oelm predict`" in generate.output
 
 
 @pytest.mark.parametrize(

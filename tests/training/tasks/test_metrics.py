@@ -22,13 +22,13 @@ from oelm.training.tasks.metrics import (
 KNOWN = np.array([[50, 10], [5, 35]])
 
 
-def test_perplexity_by_hand():
+def test_perplexity_is_exp_of_the_loss():
     assert perplexity(math.log(7)) == pytest.approx(7)
     assert perplexity(1e4) == math.inf
     assert math.isnan(perplexity(math.nan))
 
 
-def test_two_classes_by_hand():
+def test_metrics_of_two_classes_are_those_computed_by_hand():
     metrics = classification_metrics(KNOWN, ("no", "yes"))
     assert metrics["accuracy"] == 0.85
     assert metrics["n"] == 100
@@ -57,8 +57,8 @@ def test_matthews_is_the_correlation_of_one_hot_answers(confusion):
         return
     truth, predicted = (np.eye(3)[[row[side] for row in rows]] for side in (0, 1))
     truth, predicted = truth - truth.mean(0), predicted - predicted.mean(0)
-    spread = math.sqrt((truth**2).sum() * (predicted**2).sum())
-    expected = (truth * predicted).sum() / spread if spread > 1e-9 else 0.0
+    norm = math.sqrt((truth**2).sum() * (predicted**2).sum())
+    expected = (truth * predicted).sum() / norm if norm > 1e-9 else 0.0
     assert matthews(confusion) == pytest.approx(expected, abs=1e-9)
 
 
@@ -69,4 +69,4 @@ def test_chance_level_is_the_majority_accuracy_within_its_noise():
     assert is_at_chance(0.55, 100, 0.5)
     assert not is_at_chance(0.65, 100, 0.5)
     assert is_at_chance(0.2, 1000, 0.5), "below chance is no better"
-    assert not is_at_chance(0.52, 20_000, 0.5), "more examples tell smaller differences"
+    assert not is_at_chance(0.52, 20_000, 0.5), "more examples show smaller differences"

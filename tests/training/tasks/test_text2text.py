@@ -1,4 +1,4 @@
-"""Text to text: encoder-decoders learn to write answers, with one kind of attention frozen or all of them."""
+"""Text to text: encoder-decoders learn to write answers, with one kind of attention frozen or all kinds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_trained_model_writes_an_answer(tmp_path):
     assert evaluate_run(run.folder)["exact_match"] > 0.2
 
 
-def test_columns_of_the_user(tmp_path):
+def test_a_user_can_name_the_source_and_target_columns(tmp_path):
     (tmp_path / "pairs").mkdir()
     for split, size in (("train", 60), ("validation", 12)):
         rows = "".join(f"film {split} good {i},story {i % 3}\n" for i in range(size))
@@ -72,10 +72,7 @@ def test_columns_of_the_user(tmp_path):
     base["model"]["tokenizer"] = str(tmp_path / "reader")
     result = train(oelm.RunConfig.load(base), quiet=True)
     assert result["last"]["written"] == 12
-    assert any(
-        "12 validation target texts (100.0 %) have parts that the tokenizer does not know" in one
-        for one in result["warnings"]
-    )
+    assert any("12 validation target texts (100.0 %)" in warning for warning in result["warnings"])
     base["task"] = {**columns, "target": "reply"}
     with pytest.raises(DataError, match="reply"):
         open_task(oelm.RunConfig.load(base))
@@ -86,7 +83,7 @@ def test_the_scored_examples_do_not_depend_on_the_order_of_the_rows(tmp_path):
     from oelm.data.synthetic.judgements import judgement_tokenizer
 
     judgement_tokenizer().save_pretrained(tmp_path / "reader")
-    seen = []
+    scored = []
     for name, order in (("sorted", sorted), ("as-made", list)):
         base = text_run(tmp_path / f"runs-{name}", train={"max_steps": 2}, eval={"every": 2, "sequences": 30})
         folder = labelled_folder(tmp_path / name, ("source", "target"), order)
@@ -100,12 +97,12 @@ def test_the_scored_examples_do_not_depend_on_the_order_of_the_rows(tmp_path):
         assert (good["written"], good["held_out"]) == (20, 100)
         rows = task.validation(0, 30, 30)
         texts = task.model_tokenizer.tokenizer.batch_decode(rows["input_ids"], skip_special_tokens=True)
-        seen.append((good, texts, rows["labels"].tolist()))
+        scored.append((good, texts, rows["labels"].tolist()))
         result = train(run, quiet=True)
         assert (result["last"]["written"], result["last"]["held_out"]) == (20, 100)
         assert "(20 of 100 answers)" in (run.folder / "train.log").read_text()
         assert evaluate_run(run.folder)["written"] == 100
-    assert seen[0] == seen[1]
+    assert scored[0] == scored[1]
 
 
 def test_answers_that_the_tokenizer_cannot_write_are_refused(tmp_path):
@@ -117,24 +114,23 @@ def test_answers_that_the_tokenizer_cannot_write_are_refused(tmp_path):
     judgement_tokenizer().save_pretrained(tmp_path / "reader")
     base = text_run(tmp_path) | {"task": {"name": "folder", "form": "text"}, "data": {"path": str(tmp_path)}}
     base["model"]["tokenizer"] = str(tmp_path / "reader")
-    with pytest.raises(
-        oelm.ConfigError, match=r"train: the tokenizer has no known token for \d+ of \d+ answers, such as '[01]'"
-    ):
+    with pytest.raises(oelm.ConfigError, match=r"train: .*\d+ of \d+ answers.*'[01]'"):
         open_task(oelm.RunConfig.load(base))
 
 
-def a_checkpoint(folder, name, **fields):
+def model_and_tokenizer(folder, name, **fields):
+    """Save a tokenizer in a folder, and return a small model with its vocabulary."""
     from oelm.data.synthetic.judgements import judgement_tokenizer
     from oelm.models.small import small_model
 
-    reader = judgement_tokenizer()
-    model = small_model(name, vocab_size=len(reader), pad_token_id=0, eos_token_id=reader.sep_token_id, **fields)
-    reader.save_pretrained(folder)
+    tokenizer = judgement_tokenizer()
+    model = small_model(name, vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=tokenizer.sep_token_id, **fields)
+    tokenizer.save_pretrained(folder)
     return model
 
 
 def test_generation_settings_of_a_pretrained_model_are_dropped(tmp_path):
-    model = a_checkpoint(tmp_path / "bart", "bart")
+    model = model_and_tokenizer(tmp_path / "bart", "bart")
     model.generation_config.num_beams = 4
     model.generation_config.no_repeat_ngram_size = 3
     model.save_pretrained(tmp_path / "bart")
@@ -144,8 +140,8 @@ def test_generation_settings_of_a_pretrained_model_are_dropped(tmp_path):
     assert not built.generation_config.no_repeat_ngram_size
 
 
-def test_a_t5_without_some_layer_is_refused(tmp_path):
-    a_checkpoint(tmp_path / "t5", "t5").save_pretrained(tmp_path / "t5")
+def test_a_t5_whose_checkpoint_lacks_a_layer_is_refused(tmp_path):
+    model_and_tokenizer(tmp_path / "t5", "t5").save_pretrained(tmp_path / "t5")
     config = (tmp_path / "t5/config.json").read_text()
     (tmp_path / "t5/config.json").write_text(config.replace('"num_layers": 2', '"num_layers": 3'))
     run = oelm.RunConfig.load(text_run(tmp_path) | {"model": {"name": str(tmp_path / "t5")}})
@@ -153,7 +149,7 @@ def test_a_t5_without_some_layer_is_refused(tmp_path):
         open_task(run).build_model(run)
 
 
-def test_text_metrics_by_hand():
+def test_text_metrics_of_known_answers():
     metrics = text_metrics(["a cat sat", "dogs"], ["a cat sat", "cats"])
     assert metrics["exact_match"] == 0.5
     assert 0 < metrics["chrf"] < 100
