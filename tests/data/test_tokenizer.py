@@ -1,4 +1,4 @@
-"""Tokenizers: loaded from every kind of folder or by name, trained, and told apart by their hash."""
+"""Tokenizers: loaded from every kind of folder or by name, trained, and identified by their hash."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def gpt2(tmp_path):
     return gpt2_folder(tmp_path / "gpt2")
 
 
-def test_gpt2s_two_files_are_enough(gpt2):
+def test_a_tokenizer_is_loaded_from_gpt2s_two_files(gpt2):
     tokenizer = load_tokenizer(gpt2)
     assert tokenizer.vocab_size == 600
     assert tokenizer.backend.decode(tokenizer.backend.encode(TEXT).ids) == TEXT
@@ -40,8 +40,8 @@ def test_the_ids_equal_those_of_the_gpt2_tokenizer_of_transformers(gpt2):
 def test_saving_and_loading_keeps_the_hash(gpt2, tmp_path):
     tokenizer = load_tokenizer(gpt2)
     tokenizer.save(tmp_path / "saved")
-    again = load_tokenizer(tmp_path / "saved")
-    assert (again.sha256, again.eos_id, again.vocab_size) == (tokenizer.sha256, tokenizer.eos_id, 600)
+    loaded = load_tokenizer(tmp_path / "saved")
+    assert (loaded.sha256, loaded.eos_id, loaded.vocab_size) == (tokenizer.sha256, tokenizer.eos_id, 600)
     (tmp_path / "saved" / "tokenizer_config.json").unlink()
     assert load_tokenizer(tmp_path / "saved").sha256 == tokenizer.sha256
 
@@ -69,8 +69,10 @@ def test_truncation_of_a_published_tokenizer_is_switched_off(gpt2, tmp_path):
 
 
 def test_a_hub_name_is_loaded_by_transformers(gpt2, monkeypatch):
-    made = transformers.GPT2Tokenizer(str(gpt2 / "vocab.json"), str(gpt2 / "merges.txt"))
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: {"owner/name": made}[name])
+    hub_tokenizer = transformers.GPT2Tokenizer(str(gpt2 / "vocab.json"), str(gpt2 / "merges.txt"))
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained", lambda name, **_: {"owner/name": hub_tokenizer}[name]
+    )
     tokenizer = load_tokenizer("owner/name")
     assert tokenizer.name == "owner/name"
     assert tokenizer.sha256 == load_tokenizer(gpt2).sha256
@@ -89,7 +91,7 @@ def test_a_hub_name_that_cannot_be_loaded_is_refused(monkeypatch):
 
 
 def test_folders_without_a_tokenizer_are_refused(tmp_path, gpt2):
-    with pytest.raises(DataError, match=r"it needs tokenizer.json, or vocab.json and merges.txt"):
+    with pytest.raises(DataError, match=r"tokenizer\.json.* vocab\.json and merges\.txt"):
         load_tokenizer(tmp_path)
     with pytest.raises(DataError, match="no such folder"):
         load_tokenizer("./nowhere")
@@ -100,7 +102,7 @@ def test_folders_without_a_tokenizer_are_refused(tmp_path, gpt2):
         load_tokenizer(gpt2)
 
 
-def test_the_end_of_text_token(tmp_path, gpt2):
+def test_the_end_of_text_token_is_detected_or_named(tmp_path, gpt2):
     assert load_tokenizer(gpt2, eos="!").eos_id == load_tokenizer(gpt2).backend.token_to_id("!")
     with pytest.raises(DataError, match="has no token '<eos>'"):
         load_tokenizer(gpt2, eos="<eos>")
@@ -109,7 +111,7 @@ def test_the_end_of_text_token(tmp_path, gpt2):
     content["model"]["vocab"]["[SEP]"] = content["model"]["vocab"].pop(SEPARATOR)
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"no end-of-text token; name one as eos \(its special tokens are '\[SEP\]'\)"):
+    with pytest.raises(DataError, match=r"eos .*'\[SEP\]'"):
         load_tokenizer(tmp_path / "none")
     assert load_tokenizer(tmp_path / "none", eos="[SEP]").eos_id == 0
 
@@ -120,8 +122,8 @@ def test_training_does_not_depend_on_the_number_of_threads():
     expected = train_bpe(stories(0, 300), 800).sha256
     for threads in ("1", "3"):
         env = {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-        assert done.stdout.strip() == expected
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+        assert result.stdout.strip() == expected
 
 
 def test_a_trained_tokenizer_encodes_every_byte():
@@ -174,16 +176,16 @@ def test_a_gpt2_tokenizer_is_built_from_its_two_files(tmp_path):
 
 def test_a_models_tokenizer_is_loaded_or_refused(tmp_path, monkeypatch):
     (tmp_path / "vocab.txt").write_text("\n".join(BERT) + "\n")
-    made = load_model_tokenizer(tmp_path)
-    made.save_pretrained(tmp_path / "saved")
+    built = load_model_tokenizer(tmp_path)
+    built.save_pretrained(tmp_path / "saved")
     (tmp_path / "empty").mkdir()
-    again = load_model_tokenizer(str(tmp_path / "saved"))
-    assert again("the film", "was fine").data == made("the film", "was fine").data
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: {"owner/name": made}[name])
-    assert load_model_tokenizer("owner/name") is made
+    loaded = load_model_tokenizer(str(tmp_path / "saved"))
+    assert loaded("the film", "was fine").data == built("the film", "was fine").data
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: {"owner/name": built}[name])
+    assert load_model_tokenizer("owner/name") is built
     with pytest.raises(DataError, match="tokenizer 'owner/none': cannot be loaded"):
         load_model_tokenizer("owner/none")
-    with pytest.raises(DataError, match=r"it needs tokenizer.json, vocab.txt, or vocab.json and merges.txt"):
+    with pytest.raises(DataError, match=r"tokenizer\.json, vocab\.txt.* vocab\.json and merges\.txt"):
         load_model_tokenizer(tmp_path / "empty")
     for missing in (tmp_path / "nowhere", "./nowhere"):
         with pytest.raises(DataError, match="no such folder"):

@@ -70,14 +70,14 @@ def test_equal_documents_are_never_in_both_splits(tmp_path, gpt2):
     assert 0.1 < len(set(val)) / 300 < 0.3
 
 
-def test_the_split_depends_on_content_and_seed_not_on_order(tmp_path, gpt2):
+def test_the_split_depends_on_content_and_seed_but_not_on_order(tmp_path, gpt2):
     texts = documents(120)
-    first = prepare(write_corpus(tmp_path / "a.txt", texts), tmp_path / "1", gpt2, val_fraction=0.2)
-    second = prepare(write_corpus(tmp_path / "b.txt", texts[::-1]), tmp_path / "2", gpt2, val_fraction=0.2)
-    other = prepare(tmp_path / "a.txt", tmp_path / "3", gpt2, val_fraction=0.2, seed=1)
+    in_order = prepare(write_corpus(tmp_path / "a.txt", texts), tmp_path / "1", gpt2, val_fraction=0.2)
+    reversed_order = prepare(write_corpus(tmp_path / "b.txt", texts[::-1]), tmp_path / "2", gpt2, val_fraction=0.2)
+    other_seed = prepare(tmp_path / "a.txt", tmp_path / "3", gpt2, val_fraction=0.2, seed=1)
     larger = prepare(tmp_path / "a.txt", tmp_path / "4", gpt2, val_fraction=0.4)
-    assert set(texts_of(first, "val")) == set(texts_of(second, "val")) != set(texts_of(other, "val"))
-    assert set(texts_of(first, "val")) < set(texts_of(larger, "val"))
+    assert set(texts_of(in_order, "val")) == set(texts_of(reversed_order, "val")) != set(texts_of(other_seed, "val"))
+    assert set(texts_of(in_order, "val")) < set(texts_of(larger, "val"))
 
 
 def test_a_validation_file_is_used_in_full_and_shared_documents_are_counted(tmp_path, gpt2):
@@ -95,14 +95,13 @@ def test_a_validation_file_is_used_in_full_and_shared_documents_are_counted(tmp_
 
 
 @pytest.mark.parametrize("separator", [SEPARATOR, "\n\n"], ids=["documents", "running text"])
-@pytest.mark.parametrize("how", ["tokenizer", "bpe"])
-def test_validation_text_that_is_all_training_text_is_refused(tmp_path, gpt2, how, separator):
-    (tmp_path / "a.txt").write_text(
-        separator.join(documents(200))
-    )  # running text is read in blocks of 8,192 characters
-    chosen = {"tokenizer": gpt2} if how == "tokenizer" else {"train_bpe": 300}
+@pytest.mark.parametrize("tokenizer_from", ["tokenizer", "bpe"])
+def test_validation_text_that_is_all_training_text_is_refused(tmp_path, gpt2, tokenizer_from, separator):
+    # Running text is read in blocks of 8,192 characters.
+    (tmp_path / "a.txt").write_text(separator.join(documents(200)))
+    tokenizer_option = {"tokenizer": gpt2} if tokenizer_from == "tokenizer" else {"train_bpe": 300}
     with pytest.raises(DataError, match=r"a.txt: every document .*also in the training text"):
-        prepare(tmp_path / "a.txt", tmp_path / "out", val=tmp_path / "a.txt", **chosen)
+        prepare(tmp_path / "a.txt", tmp_path / "out", val=tmp_path / "a.txt", **tokenizer_option)
     assert not (tmp_path / "out").exists()
 
 
@@ -110,13 +109,14 @@ def test_shared_documents_are_counted_once_per_validation_document(tmp_path, gpt
     train = write_corpus(tmp_path / "train.txt", documents(20) * 3)
     val = write_corpus(tmp_path / "val.txt", [*documents(10, seed=5), *documents(3), documents(1)[0]])
     assert prepare(train, tmp_path / "out", gpt2, val=val).shared_documents == 4
-    alone = write_corpus(tmp_path / "alone.txt", documents(10, seed=5))
-    data = prepare(train, tmp_path / "alone", gpt2, val=alone)
+    other_val = write_corpus(tmp_path / "alone.txt", documents(10, seed=5))
+    data = prepare(train, tmp_path / "alone", gpt2, val=other_val)
     assert (data.shared_documents, data.overlap) == (0, "")
     for message in ("wrote", "already holds this data"):
-        done = command(train, "--val", val, "--tokenizer", gpt2, "--out", tmp_path / "c")
-        assert message in done.stdout
-        assert done.stderr.endswith("warning: 4 of 14 validation documents are also in the training text\n")
+        result = command(train, "--val", val, "--tokenizer", gpt2, "--out", tmp_path / "c")
+        assert message in result.stdout
+        (warning,) = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+        assert "4 of 14 validation documents" in warning
 
 
 def test_text_without_separators_is_split_at_blank_lines(tmp_path, gpt2):
@@ -147,12 +147,12 @@ def test_a_bpe_is_trained_on_the_training_split_alone(tmp_path):
     assert again.sha256 == data.sha256
 
 
-def test_a_limit_stops_reading(tmp_path, gpt2):
+def test_reading_stops_at_a_limit_of_bytes(tmp_path, gpt2):
     texts = documents(100)
     data = prepare(write_corpus(tmp_path / "a.txt", texts), tmp_path / "out", gpt2, val_fraction=0, limit_bytes=5000)
-    taken = texts_of(data, "train")
-    assert taken == texts[: len(taken)]
-    assert sum(map(len, taken[:-1])) < 5000 <= data.train.bytes
+    documents_read = texts_of(data, "train")
+    assert documents_read == texts[: len(documents_read)]
+    assert sum(map(len, documents_read[:-1])) < 5000 <= data.train.bytes
 
 
 def test_the_same_call_again_only_opens_the_dataset(tmp_path, gpt2):
@@ -164,34 +164,36 @@ def test_the_same_call_again_only_opens_the_dataset(tmp_path, gpt2):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
 
 
-def test_the_command_reports_what_it_wrote_or_that_it_was_there(tmp_path):
+def test_the_command_reports_whether_it_wrote_the_data_or_it_existed(tmp_path):
     corpus = write_corpus(tmp_path / "a.txt", list(stories(1, 60)))
     arguments = (corpus, "--train-bpe", 300, "--val-fraction", 0.2, "--out", tmp_path / "out")
     first, again = (command(*arguments) for _ in range(2))
     data = TokenDataset.open(tmp_path / "out")
-    counts = f"{len(data.train):,} tokens for training and {len(data.val):,} for validation, vocabulary 300"
-    assert first.stdout == f"wrote {tmp_path / 'out'}: {counts}\n"
-    assert again.stdout == f"{tmp_path / 'out'}: already holds this data, complete: {counts}\n"
+    for output in (first.stdout, again.stdout):
+        for part in (str(tmp_path / "out"), f"{len(data.train):,} tokens", f"{len(data.val):,}", "300"):
+            assert part in output
+    assert first.stdout.startswith("wrote ")
+    assert "wrote" not in again.stdout
 
 
 def test_the_command_explains_a_vocabulary_smaller_than_requested(tmp_path):
     corpus = write_corpus(tmp_path / "a.txt", documents(20))
-    done = command(corpus, "--train-bpe", 8192, "--val-fraction", 0, "--out", tmp_path / "out")
+    result = command(corpus, "--train-bpe", 8192, "--val-fraction", 0, "--out", tmp_path / "out")
     size = TokenDataset.open(tmp_path / "out").vocab_size
     assert size < 8192
-    assert done.stdout.endswith(f"vocabulary {size:,} (not 8,192: the text has no more pairs to merge)\n")
+    assert f"vocabulary {size:,} (not 8,192" in result.stdout
 
 
 def test_another_recipe_for_the_same_folder_is_refused(tmp_path, gpt2):
     corpus = write_corpus(tmp_path / "a.txt", documents(50))
     prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
     before = content(tmp_path / "out")
-    with pytest.raises(DataError, match=r"prepared differently \(val_fraction: 0.2 there, 0.3 now\)"):
+    with pytest.raises(DataError, match=r"val_fraction: 0\.2 there, 0\.3 now"):
         prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.3)
     with pytest.raises(DataError, match=r"tokenizer: .* there, None now; train_bpe: None there, 300 now"):
         prepare(corpus, tmp_path / "out", train_bpe=300, val_fraction=0.2)
     write_corpus(corpus, documents(51))
-    with pytest.raises(DataError, match=r"prepared differently \(sources: a.txt there, a.txt now\)"):
+    with pytest.raises(DataError, match=r"sources: a\.txt there, a\.txt now"):
         prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
     assert content(tmp_path / "out") == before
 
@@ -201,7 +203,7 @@ def test_folders_with_other_files_are_not_touched(tmp_path, gpt2):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "thesis.tex").write_text("precious")
-    with pytest.raises(DataError, match=r"holds other files \(thesis.tex\)"):
+    with pytest.raises(DataError, match=r"thesis: .*thesis\.tex"):
         prepare(corpus, folder, gpt2)
     with pytest.raises(DataError, match="a file of that name exists"):
         prepare(corpus, corpus, gpt2)
@@ -217,22 +219,22 @@ def test_a_damaged_result_is_not_reused(tmp_path, gpt2):
 
 
 @pytest.mark.parametrize("text", ["", " \n\n \n", f"\n{SEPARATOR}\n{SEPARATOR}\n"])
-@pytest.mark.parametrize("how", ["tokenizer", "bpe"])
-def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path, gpt2, text, how):
+@pytest.mark.parametrize("tokenizer_from", ["tokenizer", "bpe"])
+def test_an_empty_corpus_is_refused_and_leaves_nothing(tmp_path, gpt2, text, tokenizer_from):
     (tmp_path / "a.txt").write_text(text)
-    chosen = {"tokenizer": gpt2} if how == "tokenizer" else {"train_bpe": 300}
+    tokenizer_option = {"tokenizer": gpt2} if tokenizer_from == "tokenizer" else {"train_bpe": 300}
     with pytest.raises(DataError, match=r"a.txt: the corpus is empty"):
-        prepare(tmp_path / "a.txt", tmp_path / "deep" / "out", **chosen)
+        prepare(tmp_path / "a.txt", tmp_path / "deep" / "out", **tokenizer_option)
     assert not (tmp_path / "deep").exists()
 
 
-def test_a_fraction_that_leaves_no_validation_is_refused_with_one_that_would(tmp_path, gpt2):
+def test_the_error_for_a_fraction_without_validation_text_gives_one_that_suffices(tmp_path, gpt2):
     corpus = write_corpus(tmp_path / "a.txt", documents(8))
-    with pytest.raises(DataError, match=r"val_fraction 0.0001 \(--val-fraction\) left no text") as caught:
+    with pytest.raises(DataError, match=r"val_fraction 0\.0001 \(--val-fraction\)") as error:
         prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.0001)
     assert not (tmp_path / "out").exists()
-    enough = float(str(caught.value).split("above ")[1].split()[0]) + 0.0001
-    assert prepare(corpus, tmp_path / "out", gpt2, val_fraction=enough).val.documents == 1
+    sufficient = float(str(error.value).split("above ")[1].split()[0]) + 0.0001
+    assert prepare(corpus, tmp_path / "out", gpt2, val_fraction=sufficient).val.documents == 1
     with pytest.raises(DataError, match="every document is for validation"):
         prepare(corpus, tmp_path / "all", gpt2, val_fraction=0.9999)
     (tmp_path / "val.txt").write_text("")
@@ -247,12 +249,12 @@ def test_a_fraction_that_leaves_no_validation_is_refused_with_one_that_would(tmp
         ({"seed": -1}, "seed -1"),
         ({"workers": 0}, "workers 0"),
         ({"limit_bytes": 0}, "limit_bytes 0"),
-        ({"train_bpe": 300}, "^two tokenizers: give either tokenizer .* or train_bpe .*, not both$"),
-        ({"tokenizer": None}, r"^no tokenizer: give either .*--tokenizer, .* or .*--train-bpe, a vocabulary size\)$"),
+        ({"train_bpe": 300}, "two tokenizers: .*tokenizer .* train_bpe"),
+        ({"tokenizer": None}, "no tokenizer: .*--tokenizer.*--train-bpe"),
         ({"tokenizer": None, "train_bpe": 100}, "at least 257"),
         (
             {"tokenizer": None, "train_bpe": 70_000, "dtype": "uint16"},
-            "holds 65,536 ids, but the vocabulary has 70,000",
+            "65,536.*70,000",
         ),
         ({"dtype": "int8"}, "dtype 'int8'"),
         ({"eos": "<none>"}, "no token '<none>'"),
@@ -266,7 +268,7 @@ def test_bad_arguments_are_refused_before_anything_is_written(tmp_path, gpt2, ar
     assert not (tmp_path / "out").exists()
 
 
-def test_uint32_ids_on_request(tmp_path, gpt2):
+def test_ids_are_stored_as_uint32_on_request(tmp_path, gpt2):
     corpus = write_corpus(tmp_path / "a.txt", documents(20))
     wide = prepare(corpus, tmp_path / "wide", gpt2, val_fraction=0, dtype="uint32")
     narrow = prepare(corpus, tmp_path / "narrow", gpt2, val_fraction=0)
@@ -291,16 +293,16 @@ def test_a_hub_dataset_is_prepared_with_its_validation_split(tmp_path, gpt2, mon
 def test_progress_is_reported(tmp_path, gpt2, monkeypatch, capsys):
     monkeypatch.setattr("oelm.data.corpus.encode._JOB", 5000)
     corpus = write_corpus(tmp_path / "a.txt", documents(80))
-    seen: list[Progress] = []
-    data = prepare(corpus, tmp_path / "out", train_bpe=300, val_fraction=0.2, progress=seen.append)
-    assert list(dict.fromkeys(now.stage for now in seen)) == ["hash", "train tokenizer", "encode"]
+    reports: list[Progress] = []
+    data = prepare(corpus, tmp_path / "out", train_bpe=300, val_fraction=0.2, progress=reports.append)
+    assert list(dict.fromkeys(report.stage for report in reports)) == ["hash", "train tokenizer", "encode"]
     size = corpus.stat().st_size
     for stage in ("hash", "train tokenizer", "encode"):
-        read = [now.bytes for now in seen if now.stage == stage]
+        read = [report.bytes for report in reports if report.stage == stage]
         assert read == sorted(read)
         assert read[-1] == size
-    assert all(now.total == size for now in seen)
-    assert (seen[-1].documents, seen[-1].tokens) == (80, len(data.train) + len(data.val))
+    assert all(report.total == size for report in reports)
+    assert (reports[-1].documents, reports[-1].tokens) == (80, len(data.train) + len(data.val))
     prepare(corpus, tmp_path / "bar", gpt2, val_fraction=0.2, progress=True)
     captured = capsys.readouterr()
     assert "encode" in captured.err
@@ -312,7 +314,7 @@ def test_progress_is_reported(tmp_path, gpt2, monkeypatch, capsys):
     ("code", "message"),
     [(errno.ENOSPC, "free some space"), (errno.EROFS, "not writable")],
 )
-def test_a_full_or_read_only_disk_is_explained_and_nothing_remains(tmp_path, gpt2, monkeypatch, code, message):
+def test_a_full_or_read_only_disk_is_explained_and_leaves_no_files(tmp_path, gpt2, monkeypatch, code, message):
     def fail(self, ids):
         raise OSError(code, "no")
 
@@ -326,7 +328,7 @@ def test_a_full_or_read_only_disk_is_explained_and_nothing_remains(tmp_path, gpt
 def test_a_folder_that_cannot_be_created_is_explained(tmp_path, gpt2, monkeypatch):
     corpus = write_corpus(tmp_path / "a.txt", documents(30))
 
-    def fail(self, *args, **kwargs):
+    def fail(self, *arguments, **options):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(Path, "mkdir", fail)

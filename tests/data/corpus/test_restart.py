@@ -1,4 +1,4 @@
-"""Interruptions at any point, some in real processes: the result is the same, and never only a part of it."""
+"""Preparing a corpus is interrupted at any point, partly in real processes: the result is complete and the same."""
 
 import json
 import os
@@ -18,11 +18,11 @@ import sys, time
 from oelm.data import prepare
 from oelm.data.corpus import encode
 encode._JOB = 2000
-def report(now):
-    if now.stage == "encode":
-        print(now.tokens, flush=True)
+def show(report):
+    if report.stage == "encode":
+        print(report.tokens, flush=True)
         time.sleep(0.02)
-prepare(sys.argv[1], sys.argv[2], sys.argv[3], val_fraction=0.1, checkpoint_bytes=8000, workers=2, progress=report)
+prepare(sys.argv[1], sys.argv[2], sys.argv[3], val_fraction=0.1, checkpoint_bytes=8000, workers=2, progress=show)
 """
 
 
@@ -31,35 +31,41 @@ def gpt2(tmp_path):
     return gpt2_folder(tmp_path / "gpt2")
 
 
-def test_a_killed_process_is_continued(tmp_path, gpt2):
+def test_a_preparation_continues_after_its_process_was_killed(tmp_path, gpt2):
     corpus = write_corpus(tmp_path / "a.txt", documents(600))
     out = tmp_path / "out"
     prepare(corpus, tmp_path / "whole", gpt2, val_fraction=0.1)
-    reached = 0
-    for _ in range(2):  # killed twice, since a continued preparation can be continued too
+    saved_tokens = 0
+    for _ in range(2):  # killed twice: a continued preparation can be continued as well
         process = subprocess.Popen(
             [sys.executable, "-c", SLOW, str(corpus), str(out), str(gpt2)], stdout=subprocess.PIPE, text=True
         )
         for line in process.stdout:
-            if int(line) > reached + 20_000:
+            if int(line) > saved_tokens + 20_000:
                 break
         process.send_signal(signal.SIGKILL)
         process.wait()
         with pytest.raises(DataError, match="did not finish"):
             TokenDataset.open(out)
-        saved = json.loads((out / ".preparing" / "checkpoint.json").read_text())
-        assert sum(tokens for tokens, _ in saved["parts"].values()) > reached
-        reached = sum(tokens for tokens, _ in saved["parts"].values())
+        checkpoint = json.loads((out / ".preparing" / "checkpoint.json").read_text())
+        assert sum(tokens for tokens, _ in checkpoint["parts"].values()) > saved_tokens
+        saved_tokens = sum(tokens for tokens, _ in checkpoint["parts"].values())
         with (out / ".preparing" / "train.bin").open("ab") as file:
             file.write(b"\xff" * 999)  # as if more had reached the disk after the checkpoint
-    seen = []
-    prepare(corpus, out, gpt2, val_fraction=0.1, progress=lambda now: now.stage == "encode" and seen.append(now.tokens))
-    assert seen[0] > reached, "finished text was encoded again"
+    encoded_tokens = []
+    prepare(
+        corpus,
+        out,
+        gpt2,
+        val_fraction=0.1,
+        progress=lambda report: report.stage == "encode" and encoded_tokens.append(report.tokens),
+    )
+    assert encoded_tokens[0] > saved_tokens, "finished text was encoded again"
     assert content(out) == content(tmp_path / "whole")
 
 
-class Stop(BaseException):
-    """An interruption, like Ctrl-C."""
+class Interruption(BaseException):
+    """Interrupts a preparation, like Ctrl-C."""
 
 
 @pytest.mark.parametrize("kind", ["documents", "stream", "validation file", "bpe"])
@@ -70,28 +76,28 @@ def test_many_interruptions_do_not_change_the_result(tmp_path, gpt2, monkeypatch
     corpus = write_corpus(tmp_path / "a.txt", documents(100))
     if kind == "stream":
         corpus.write_text("\n\n".join(documents(100)))
-    chosen = {"train_bpe": 300} if kind == "bpe" else {"tokenizer": gpt2}
+    options = {"train_bpe": 300} if kind == "bpe" else {"tokenizer": gpt2}
     if kind == "validation file":
-        chosen["val"] = write_corpus(tmp_path / "val.txt", [*documents(20, seed=3), *documents(4)])
+        options["val"] = write_corpus(tmp_path / "val.txt", [*documents(20, seed=3), *documents(4)])
     else:
-        chosen["val_fraction"] = 0.2
-    prepare(corpus, tmp_path / "whole", **chosen)
-    interrupted = 0
+        options["val_fraction"] = 0.2
+    prepare(corpus, tmp_path / "whole", **options)
+    interruptions = 0
     while True:
         reports = 0
 
-        def report(now):
+        def interrupt(report):
             nonlocal reports
-            reports += now.stage == "encode"
+            reports += report.stage == "encode"
             if reports == 3:
-                raise Stop
+                raise Interruption
 
         try:
-            prepare(corpus, tmp_path / "out", **chosen, workers=2, checkpoint_bytes=1, progress=report)
+            prepare(corpus, tmp_path / "out", **options, workers=2, checkpoint_bytes=1, progress=interrupt)
             break
-        except Stop:
-            interrupted += 1
-    assert interrupted > 5
+        except Interruption:
+            interruptions += 1
+    assert interruptions > 5
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
@@ -99,8 +105,8 @@ def test_a_process_that_dies_after_the_last_move_leaves_a_dataset(tmp_path, gpt2
     corpus = write_corpus(tmp_path / "a.txt", documents(60))
     prepare(corpus, tmp_path / "whole", gpt2, val_fraction=0.2)
     with monkeypatch.context() as patch:
-        patch.setattr("oelm.data.corpus.workspace.shutil.rmtree", lambda path: (_ for _ in ()).throw(Stop))
-        with pytest.raises(Stop):
+        patch.setattr("oelm.data.corpus.workspace.shutil.rmtree", lambda path: (_ for _ in ()).throw(Interruption))
+        with pytest.raises(Interruption):
             prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
     assert (tmp_path / "out" / ".preparing").is_dir()
     TokenDataset.open(tmp_path / "out").verify()
@@ -108,30 +114,30 @@ def test_a_process_that_dies_after_the_last_move_leaves_a_dataset(tmp_path, gpt2
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("moved", range(4))
-def test_an_interruption_while_files_are_moved_is_recovered(tmp_path, gpt2, monkeypatch, moved):
+@pytest.mark.parametrize("moved_before", range(4))
+def test_an_interruption_while_files_are_moved_is_recovered(tmp_path, gpt2, monkeypatch, moved_before):
     corpus = write_corpus(tmp_path / "a.txt", documents(60))
     prepare(corpus, tmp_path / "whole", gpt2, val_fraction=0.2)
     out = tmp_path / "out"
-    plain, count = Path.replace, 0
+    original_replace, moves = Path.replace, 0
 
     def replace(self, target):
-        nonlocal count
+        nonlocal moves
         if Path(target).parent == out:
-            if count == moved:
-                raise Stop
-            count += 1
-        return plain(self, target)
+            if moves == moved_before:
+                raise Interruption
+            moves += 1
+        return original_replace(self, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", replace)
         try:
             prepare(corpus, out, gpt2, val_fraction=0.2)
-        except Stop:
+        except Interruption:
             with pytest.raises(DataError, match="did not finish"):
                 TokenDataset.open(out)
     # Another recipe starts over and removes everything of the first one.
-    if moved == 2:
+    if moved_before == 2:
         prepare(corpus, out, gpt2, val_fraction=0)
         assert "val.bin" not in content(out)
         return
@@ -143,12 +149,12 @@ def test_a_changed_recipe_starts_over(tmp_path, gpt2, monkeypatch):
     monkeypatch.setattr("oelm.data.corpus.encode._JOB", 3000)
     corpus = write_corpus(tmp_path / "a.txt", documents(100))
 
-    def stop(now):
-        if now.tokens > 3000:
-            raise Stop
+    def interrupt(report):
+        if report.tokens > 3000:
+            raise Interruption
 
-    with pytest.raises(Stop):
-        prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2, checkpoint_bytes=1, progress=stop)
+    with pytest.raises(Interruption):
+        prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2, checkpoint_bytes=1, progress=interrupt)
     assert (tmp_path / "out" / ".preparing").is_dir()
     write_corpus(corpus, documents(90))
     prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
@@ -187,8 +193,8 @@ def test_a_file_size_limit_is_explained(tmp_path, gpt2):
         "except FileError as error: print(error)"
     )
     arguments = [sys.executable, "-c", code, str(corpus), str(tmp_path / "out"), str(gpt2)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    assert "file size limit" in done.stdout
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert "file size limit" in result.stdout
     assert not (tmp_path / "out").exists()
 
 
@@ -204,18 +210,18 @@ print(before, peak())
 """
 
 
-def _growth(tmp_path: Path, tokenizer: Path, size: int) -> int:
-    """Return by how many megabytes a corpus of `size` bytes needs more memory than one of a twentieth."""
+def _memory_growth(tmp_path: Path, tokenizer: Path, size: int) -> int:
+    """Return how many megabytes more a corpus of `size` bytes needs in memory than one that is 20 times smaller."""
     block = "".join(f"{text}\n<|endoftext|>\n" for text in documents(500)).encode()
     for name, length in (("small", size // 20), ("large", size)):
         with (tmp_path / f"{name}.txt").open("wb") as file:
             for index in range(length // len(block) + 1):
                 file.write(b"%d " % index + block)
     paths = [str(tmp_path / name) for name in ("small.txt", "large.txt", "out")]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", MEMORY, *paths, str(tokenizer)], capture_output=True, text=True, check=True
     )
-    before, after = map(int, done.stdout.split())
+    before, after = map(int, result.stdout.split())
     return after - before
 
 
@@ -227,15 +233,15 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     backend = Tokenizer(models.WordLevel({"<unk>": 0, "<|endoftext|>": 1}, "<unk>"))
     (tmp_path / "words").mkdir()
     backend.save(str(tmp_path / "words" / "tokenizer.json"))
-    assert _growth(tmp_path, tmp_path / "words", 200_000_000) < 30
+    assert _memory_growth(tmp_path, tmp_path / "words", 200_000_000) < 30
 
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_a_real_tokenizer(tmp_path, gpt2):
-    assert _growth(tmp_path, gpt2, 200_000_000) < 60
+    assert _memory_growth(tmp_path, gpt2, 200_000_000) < 60
 
 
-def test_the_environment_is_left_as_it_was(tmp_path, gpt2, monkeypatch):
+def test_preparing_does_not_change_the_environment(tmp_path, gpt2, monkeypatch):
     corpus = write_corpus(tmp_path / "a.txt", documents(30))
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     prepare(corpus, tmp_path / "1", gpt2, val_fraction=0)

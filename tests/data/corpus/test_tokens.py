@@ -19,7 +19,7 @@ def prepared(tmp_path):
     return tmp_path / "out"
 
 
-def edit(folder, **changes):
+def change_header(folder, **changes):
     header = json.loads((folder / "data.json").read_text())
     (folder / "data.json").write_text(json.dumps(header | changes))
 
@@ -62,14 +62,14 @@ def test_a_longer_file_and_a_missing_file_are_named(prepared):
         TokenDataset.open(prepared)
 
 
-def test_content_of_another_kind_is_noticed(prepared):
+def test_ids_outside_the_vocabulary_are_refused(prepared):
     size = (prepared / "train.bin").stat().st_size
     (prepared / "train.bin").write_bytes(b"\xff" * size)
     with pytest.raises(DataError, match="65535 is outside the vocabulary"):
         TokenDataset.open(prepared)
 
 
-def test_verify_notices_a_changed_token(prepared):
+def test_verify_finds_a_changed_token(prepared):
     path = prepared / "val.bin"
     tokens = np.fromfile(path, dtype="<u2")
     tokens[5] = (tokens[5] + 1) % 500
@@ -91,7 +91,7 @@ def test_verify_notices_a_changed_token(prepared):
     ],
 )
 def test_a_wrong_header_is_refused(prepared, changes, message):
-    edit(prepared, **changes)
+    change_header(prepared, **changes)
     with pytest.raises(DataError, match=message):
         TokenDataset.open(prepared)
 
@@ -100,7 +100,7 @@ def test_an_empty_split_is_refused(prepared):
     header = json.loads((prepared / "data.json").read_text())
     header["splits"]["val"]["tokens"] = 0
     (prepared / "val.bin").write_bytes(b"")
-    edit(prepared, splits=header["splits"])
+    change_header(prepared, splits=header["splits"])
     with pytest.raises(DataError, match=r"val.bin: holds no tokens"):
         TokenDataset.open(prepared)
 
@@ -127,7 +127,7 @@ def test_another_tokenizer_in_the_folder_is_refused(prepared):
         TokenDataset.open(prepared).load_tokenizer()
 
 
-def test_arrays_in_memory():
+def test_a_dataset_can_be_made_from_arrays_in_memory():
     data = in_memory(range(100), [1, 2, 3], vocab_size=100, documents=(4, 1))
     assert (len(data.train), len(data.val), data.train.documents) == (100, 3, 4)
     assert in_memory([1, 2], vocab_size=9).val is None
@@ -156,5 +156,5 @@ def test_the_dtype_holds_the_vocabulary():
 
 def test_importing_the_data_layer_loads_neither_torch_nor_transformers():
     code = "import sys, oelm.data; oelm.data.builtin(documents=5, val_documents=1); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"torch", "transformers", "datasets", "pyarrow", "rich"} & set(done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "datasets", "pyarrow", "rich"} & set(result.stdout.split())

@@ -1,4 +1,4 @@
-"""Splits by content: the same rows whatever their order, class by class, and samples that contain smaller ones."""
+"""Splits by content: independent of the order of rows, class by class; a smaller sample is part of a larger one."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from oelm.data.labelled.examples import Examples, by_content, digest, first_shar
     st.floats(0.01, 1.0),
     st.randoms(use_true_random=False),
 )
-def test_splits_depend_on_content_and_class_alone(rows, share, larger, random):
+def test_splits_depend_on_content_and_class_alone(rows, share, fraction, random):
     def columns_of(items):
         digests = [digest(f"text {number}") for number, _ in items]
         classes = np.array([name for _, name in items])
@@ -22,23 +22,23 @@ def test_splits_depend_on_content_and_class_alone(rows, share, larger, random):
 
     digests, classes = columns_of(rows)
     held_out = split_off(digests, classes, share)
-    chosen = {value for value, taken in zip(digests, held_out, strict=True) if taken}
-    assert all((value in chosen) == taken for value, taken in zip(digests, held_out, strict=True))
+    held_out_digests = {value for value, is_held_out in zip(digests, held_out, strict=True) if is_held_out}
+    assert all((value in held_out_digests) == is_held_out for value, is_held_out in zip(digests, held_out, strict=True))
     assert not held_out.all()
-    kept = first_share(digests, classes, larger)
+    in_sample = first_share(digests, classes, fraction)
     for name in np.unique(classes):
         count = int((classes == name).sum())
-        assert kept[classes == name].sum() == int(np.ceil(round(count * larger, 6)))
-    smaller = first_share(digests, classes, larger * share)
-    assert not (smaller & ~kept).any(), "a smaller share has rows that a larger one lacks"
+        assert in_sample[classes == name].sum() == int(np.ceil(round(count * fraction, 6)))
+    in_smaller_sample = first_share(digests, classes, fraction * share)
+    assert not (in_smaller_sample & ~in_sample).any(), "a smaller share has rows that a larger one lacks"
     distinct = list({number: (number, name) for number, name in rows}.values())
     shuffled = random.sample(distinct, len(distinct))
     for function in (split_off, first_share):
-        one, other = (
+        chosen, chosen_of_shuffled = (
             {items[row] for row in np.flatnonzero(function(*columns_of(items), share))}
             for items in (distinct, shuffled)
         )
-        assert one == other, "the order of the rows changed the choice"
+        assert chosen == chosen_of_shuffled, "the order of the rows changed the choice"
 
 
 @settings(max_examples=60, deadline=None)

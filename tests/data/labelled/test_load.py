@@ -30,7 +30,7 @@ def pairs(name: str, count: int = 9) -> list[dict]:
 
 
 def write(path: Path, rows: list[dict]) -> Path:
-    """Write rows in the format that the file's name says."""
+    """Write rows in the format of the file's extension."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     if plain.suffix == ".parquet":
@@ -125,14 +125,14 @@ def test_the_hash_covers_all_content_and_its_order(tmp_path):
     assert len({first, *changed}) == 4
 
 
-def test_the_public_mnli_files(tmp_path):
-    """They have many columns, gold_label, and '-' where the annotators did not agree."""
-    public = [
+def test_the_public_mnli_files_are_read_without_rows_that_lack_a_consensus(tmp_path):
+    """These files have many columns; gold_label is '-' where the annotators did not agree."""
+    rows = [
         {"index": n, "sentence1": row["premise"], "sentence2": row["hypothesis"], "label1": "x", "gold_label": label}
         for n, row in enumerate(INFERENCE)
         for label in ("-" if n % 10 == 9 else row["label"],)
     ]
-    write(tmp_path / "MNLI" / "train.tsv", public)
+    write(tmp_path / "MNLI" / "train.tsv", rows)
     write(tmp_path / "MNLI" / "dev_matched.tsv", pairs("matched"))
     write(tmp_path / "MNLI" / "dev_mismatched.tsv", pairs("mismatched"))
     data = open_labelled("mnli", tmp_path)
@@ -142,7 +142,7 @@ def test_the_public_mnli_files(tmp_path):
     assert len(train) == 54
     assert (train.texts[4], train.pairs[4], train.labels[4]) == ("p 1", "h 4", 1)
     assert data.sources["train"]["no_consensus"] == 6
-    assert "train: 6 rows without a consensus label left out" in data.description
+    assert "6 rows without a consensus" in data.description
     (tmp_path / "MNLI" / "dev_mismatched.tsv").unlink()
     assert list(open_labelled("mnli", tmp_path).splits) == ["train", "validation"]
 
@@ -170,8 +170,10 @@ def test_xnli_never_reports_its_validation_rows(tmp_path):
     data = open_labelled("xnli", xnli(tmp_path, "xnli/en.dev.tsv", "xnli/sw.dev.tsv"), languages=("en", "sw"))
     assert list(data.splits) == ["train", "validation", "xnli-sw"]
     assert data.sources["xnli-sw"]["file"] == "xnli/sw.dev.tsv"
-    without = open_labelled("xnli", xnli(tmp_path / "b", "mnli/dev_matched.tsv", "xnli/sw.test.tsv"), languages=["sw"])
-    assert {split: source["file"] for split, source in without.sources.items()} == {
+    without_english = open_labelled(
+        "xnli", xnli(tmp_path / "b", "mnli/dev_matched.tsv", "xnli/sw.test.tsv"), languages=["sw"]
+    )
+    assert {split: source["file"] for split, source in without_english.sources.items()} == {
         "train": "mnli/train.tsv",
         "validation": "mnli/dev_matched.tsv",
         "xnli-sw": "xnli/sw.test.tsv",
@@ -244,7 +246,7 @@ def test_a_fraction_keeps_the_classes_and_their_order(tmp_path):
     assert part.sha256 != whole.sha256
 
 
-def test_a_classification_task_as_text_to_text(tmp_path):
+def test_a_classification_task_can_be_read_as_text_to_text(tmp_path):
     data = open_labelled("sst2", sst2(tmp_path), form="text")
     train = data.splits["train"]
     assert data.labels == ()
@@ -258,7 +260,7 @@ def test_a_classification_task_as_text_to_text(tmp_path):
     assert set(inference.answers) == set(TASKS["mnli"].labels)
 
 
-def test_a_users_folder(tmp_path):
+def test_splits_and_labels_of_users_data_are_detected(tmp_path):
     rows = [{"id": n, "body": f"t {n}", "category": ("spam", "ham", "eggs")[n % 3]} for n in range(30)]
     write(tmp_path / "train.csv", rows)
     write(tmp_path / "val.jsonl", [row | {"body": f"v {row['id']}"} for row in rows[:6]])
@@ -284,15 +286,11 @@ def test_numeric_labels_of_users_data_are_sorted_as_numbers(tmp_path):
     assert data.sources["validation"]["cut_from"] == "train"
 
 
-def test_columns_of_users_data_are_detected_or_asked_for(tmp_path):
+def test_columns_of_users_data_are_detected_or_must_be_named(tmp_path):
     write(tmp_path / "train.csv", [{"a": f"t {n}", "b": f"u {n}", "kind": "xy"[n % 2]} for n in range(30)])
-    with pytest.raises(
-        DataError, match=r"which column holds the label\? it has 'a', 'b', 'kind'; name one: task.label=COLUMN"
-    ):
+    with pytest.raises(DataError, match=r"label.*'a', 'b', 'kind'.*task\.label=COLUMN"):
         open_labelled("folder", tmp_path)
-    with pytest.raises(
-        DataError, match=r"which column holds the text\? it has 'a', 'b', 'kind'; name one: task.text=COLUMN"
-    ):
+    with pytest.raises(DataError, match=r"text.*'a', 'b', 'kind'.*task\.text=COLUMN"):
         open_labelled("folder", tmp_path, label="kind")
     with pytest.raises(DataError, match="no column 'c', which `pair` names; it has 'a', 'b', 'kind'"):
         open_labelled("folder", tmp_path, label="kind", text="a", pair="c")
@@ -301,7 +299,7 @@ def test_columns_of_users_data_are_detected_or_asked_for(tmp_path):
     assert open_labelled("folder", tmp_path, label="kind", text="a").splits["train"].pairs is None
     train = open_labelled("folder", tmp_path, label="kind", pair="b").splits["train"]
     assert (train.texts[0][0], train.pairs[0][0]) == ("t", "u")
-    with pytest.raises(DataError, match="30 different labels in 30 rows: is that column a class"):
+    with pytest.raises(DataError, match="30 different labels in 30 rows"):
         open_labelled("folder", tmp_path, label="b", text="a")
 
 
@@ -312,7 +310,7 @@ def test_usual_names_of_pairs_in_users_data_are_recognised(tmp_path):
     assert train.pairs[0].startswith("h ")
 
 
-def test_text_to_text_of_users_data(tmp_path):
+def test_users_data_can_be_read_as_text_to_text(tmp_path):
     rows = [{"source": f"say {n}", "target": f"{n}!", "note": "x"} for n in range(40)]
     write(tmp_path / "train.jsonl", rows)
     data = open_labelled("folder", tmp_path, form="text", validation_share=0.1)
@@ -320,12 +318,12 @@ def test_text_to_text_of_users_data(tmp_path):
     assert data.labels == ()
     text = data.splits["train"].texts[0]
     assert data.splits["train"].answers[0] == f"{text.removeprefix('say ')}!"
-    named = open_labelled("folder", tmp_path, form="text", source="target", target="source")
-    assert named.splits["train"].texts[0].endswith("!")
-    with pytest.raises(DataError, match=r"which columns hold the texts\? .* name two as `source` and `target`"):
+    swapped = open_labelled("folder", tmp_path, form="text", source="target", target="source")
+    assert swapped.splits["train"].texts[0].endswith("!")
+    with pytest.raises(DataError, match=r"columns.*`source` and `target`"):
         open_labelled("folder", tmp_path, form="text", source="note")
     write(tmp_path / "train.jsonl", [rows[0] | {"target": " "}, *rows[1:]])
-    with pytest.raises(DataError, match=r"1 of 40 rows have no answer .*an empty target; the first is .* line 1"):
+    with pytest.raises(DataError, match=r"1 of 40 rows .* line 1"):
         open_labelled("folder", tmp_path, form="text")
 
 
@@ -384,7 +382,7 @@ def test_held_out_rows_that_were_trained_on_are_refused_or_counted(tmp_path):
 
 def test_labels_that_are_not_in_the_training_rows_are_refused(tmp_path):
     sst2(tmp_path, [row | {"label": "ab"[row["label"]]} for row in SENTIMENT], [{"sentence": "s", "label": "c"}])
-    with pytest.raises(DataError, match=r"dev.tsv, line 2: label 'c' is none of a, b, the labels of the training"):
+    with pytest.raises(DataError, match=r"dev\.tsv, line 2: label 'c' is none of a, b"):
         open_labelled("folder", tmp_path)
     sst2(tmp_path, [row | {"label": "a"} for row in SENTIMENT])
     with pytest.raises(DataError, match="every row has the label 'a'"):
@@ -394,7 +392,7 @@ def test_labels_that_are_not_in_the_training_rows_are_refused(tmp_path):
 def test_an_unlabelled_file_of_a_user_is_refused(tmp_path):
     sst2(tmp_path)
     write(tmp_path / "test.tsv", [{"index": n, "sentence": f"t {n}"} for n in range(5)])
-    with pytest.raises(DataError, match=r"test.tsv: 5 of 5 rows .*move the file away; train, validation can stay"):
+    with pytest.raises(DataError, match=r"test\.tsv: 5 of 5 rows .*train, validation"):
         open_labelled("folder", tmp_path)
 
 
@@ -421,9 +419,9 @@ def test_two_files_for_one_split_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "sst3"}, r"no task called 'sst3'. Did you mean 'sst2'\? Known tasks: sst2, mnli"),
+        ({"name": "sst3"}, r"'sst3'.*'sst2'.*sst2, mnli"),
         ({"name": "sst2", "path": "nowhere"}, "nowhere: no such folder"),
-        ({"name": "sst2", "path": "file"}, "file: a file; name the folder that holds it"),
+        ({"name": "sst2", "path": "file"}, "file: a file"),
         ({"name": "sst2", "path": "."}, r"no training file for the task 'sst2'.*train .*hf download nyu-mll/glue"),
         ({"name": "folder", "path": "."}, r"no training file for the task 'folder'. Looked for train \(with .jsonl"),
         ({"name": "folder"}, r"task 'folder': needs --data DIR \(data.path\)"),
@@ -457,8 +455,8 @@ class Rows:
 
 
 @pytest.fixture
-def public(monkeypatch):
-    """A Hub with SST-2: the calls that were made, and the tables by split, which a test may change."""
+def hub(monkeypatch):
+    """Replace the Hub by one with SST-2; return the calls that were made, and the tables by split."""
     names = ["negative", "positive"]
     tables = {"train": Rows(SENTIMENT, names), "validation": Rows(HELD_OUT, names)}
     calls = []
@@ -474,20 +472,20 @@ def public(monkeypatch):
     return SimpleNamespace(tables=tables, calls=calls)
 
 
-def test_the_hub_and_local_files_give_the_same_data_and_the_commit_is_recorded(public, tmp_path):
+def test_the_hub_and_local_files_give_the_same_data_and_the_commit_is_recorded(hub, tmp_path):
     data = open_labelled("sst2")
     assert data.sha256 == open_labelled("sst2", sst2(tmp_path)).sha256
-    assert public.calls == [("nyu-mll/glue", "sst2", split, "c" * 40) for split in ("train", "validation")]
+    assert hub.calls == [("nyu-mll/glue", "sst2", split, "c" * 40) for split in ("train", "validation")]
     source = data.sources["train"]
     location = {"repo": "nyu-mll/glue", "config": "sst2", "split": "train", "revision": "main", "commit": "c" * 40}
     assert source | location == source
     assert source["rows"] == 40
 
 
-def test_a_revision_is_loaded(public, monkeypatch):
+def test_a_revision_is_loaded_and_recorded(hub, monkeypatch):
     commit = "a" * 40
     assert open_labelled("sst2", revision=commit).sources["train"]["commit"] == commit
-    assert public.calls[-1][3] == commit
+    assert hub.calls[-1][3] == commit
 
     def offline(self, repo, revision, timeout):
         raise ConnectionError("no route")
@@ -495,21 +493,21 @@ def test_a_revision_is_loaded(public, monkeypatch):
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", offline)
     source = open_labelled("sst2", revision="v2").sources["train"]
     assert (source["revision"], source["commit"]) == ("v2", None)
-    assert public.calls[-1][3] == "v2"
+    assert hub.calls[-1][3] == "v2"
 
 
-def test_the_class_names_of_the_hub_are_used(public):
+def test_labels_on_the_hub_are_read_by_their_class_names(hub):
     """A dataset whose class indices are in another order than the task's is read by the class names."""
     flipped = [row | {"label": 1 - row["label"]} for row in SENTIMENT]
-    public.tables["train"] = Rows(flipped, ["positive", "negative"])
+    hub.tables["train"] = Rows(flipped, ["positive", "negative"])
     assert open_labelled("sst2").splits["train"].labels.tolist() == [0, 1] * 20
 
 
-def test_hub_failures_are_explained(public, monkeypatch):
-    public.tables["validation"] = Rows([row | {"label": -1} for row in HELD_OUT], ["negative", "positive"])
+def test_hub_failures_are_explained(hub, monkeypatch):
+    hub.tables["validation"] = Rows([row | {"label": -1} for row in HELD_OUT], ["negative", "positive"])
     with pytest.raises(DataError, match=r"nyu-mll/glue:sst2@main, split 'validation': 8 of 8 rows have no answer"):
         open_labelled("sst2")
-    del public.tables["validation"]
+    del hub.tables["validation"]
     with pytest.raises(
         DataError, match=r"split 'validation': cannot be read from the Hub \(KeyError.*give their folder"
     ):
@@ -519,11 +517,11 @@ def test_hub_failures_are_explained(public, monkeypatch):
         open_labelled("sst2")
 
 
-def test_xnli_on_the_hub_is_one_repository(public):
-    public.tables.update(train=Rows(INFERENCE), validation=Rows(pairs("dev")), test=Rows(pairs("test")))
+def test_xnli_on_the_hub_is_one_repository(hub):
+    hub.tables.update(train=Rows(INFERENCE), validation=Rows(pairs("dev")), test=Rows(pairs("test")))
     data = open_labelled("xnli", languages=("en", "de"))
     assert list(data.splits) == ["train", "validation", "xnli-en", "xnli-de"]
-    assert [call[:3] for call in public.calls] == [
+    assert [call[:3] for call in hub.calls] == [
         ("facebook/xnli", "en", "train"),
         ("facebook/xnli", "en", "validation"),
         ("facebook/xnli", "en", "test"),

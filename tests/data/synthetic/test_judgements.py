@@ -14,7 +14,7 @@ from oelm.data.synthetic.judgements import BAD, GOOD, KINDS, judgements
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_seed_gives_the_same_rows_and_a_smaller_count_their_beginning(kind):
+def test_the_same_seed_gives_the_same_rows_and_a_smaller_count_gives_the_first_of_them(kind):
     rows = judgements(kind, 3, 200)
     assert judgements(kind, 3, 60) == rows[:60]
     assert judgements(kind, 4, 60) != rows[:60]
@@ -22,10 +22,10 @@ def test_the_same_seed_gives_the_same_rows_and_a_smaller_count_their_beginning(k
 
 def test_rows_do_not_depend_on_the_process():
     code = "from oelm.data import builtin_labelled as b; print(b('sentiment').sha256, b('inference').sha256)"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
     )
-    assert done.stdout.split() == [open_labelled(f"builtin:{kind}").sha256 for kind in KINDS]
+    assert result.stdout.split() == [open_labelled(f"builtin:{kind}").sha256 for kind in KINDS]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -45,13 +45,13 @@ def test_the_default_data_is_balanced_disjoint_and_marked_as_synthetic(kind):
     assert not rows["train"] & rows["validation"]
 
 
-def test_other_sizes_and_seeds():
+def test_sizes_and_seed_can_be_chosen_and_are_checked():
     data = builtin_labelled("inference", seed=5, train=30, validation=9)
     assert (len(data.splits["train"]), len(data.splits["validation"])) == (30, 9)
     assert data.sha256 != builtin_labelled("inference", seed=6, train=30, validation=9).sha256
-    with pytest.raises(DataError, match=r"1,000,400 rows: .* from 1 to 20,000"):
+    with pytest.raises(DataError, match=r"1,000,400 rows.*20,000"):
         builtin_labelled("sentiment", train=10**6)
-    with pytest.raises(DataError, match="no built-in judgements called 'irony': there are sentiment, inference"):
+    with pytest.raises(DataError, match=r"'irony'.*sentiment, inference"):
         builtin_labelled("irony")
     with pytest.raises(DataError, match="seed -1"):
         builtin_labelled("sentiment", seed=-1)
@@ -60,7 +60,7 @@ def test_other_sizes_and_seeds():
 
 
 def opinion(text: str) -> bool:
-    """Return whether the writer is pleased, derived in another way than the generator's."""
+    """Return whether the writer is pleased, worked out independently of the generator."""
     words = text.split()
     good = [word in GOOD for word in words if word in GOOD or word in BAD]
     if "disagree" in words or {"not", "never", "nobody"} & set(words):

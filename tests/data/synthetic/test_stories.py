@@ -80,8 +80,10 @@ def test_earlier_text_alone_gives_every_answer():
             answer = story.text[recall.start : recall.end]
             known = understand(before)[recall.kind]
             # The question names what is asked for: it is the last such name before the answer.
-            asked = max(known, key=lambda name, text=before: [m.start() for m in re.finditer(rf"\b{name}\b", text)][-1])
-            assert answer == known[asked], (recall, story.text)
+            asked_for = max(
+                known, key=lambda name, text=before: [m.start() for m in re.finditer(rf"\b{name}\b", text)][-1]
+            )
+            assert answer == known[asked_for], (recall, story.text)
             assert len(set(known.values())) > 1 or recall.kind == "owner", "there is no other candidate"
             assert re.search(rf"\b{answer}\b", before), "the answer was never mentioned"
             kinds[recall.kind] += 1
@@ -90,28 +92,28 @@ def test_earlier_text_alone_gives_every_answer():
 
 
 @pytest.mark.full
-def test_the_words_before_an_answer_do_not_give_it_away():
+def test_the_four_words_before_an_answer_do_not_predict_it():
     """Counting what follows four words predicts half of the other words, but few of the recalled ones."""
-    follows: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+    next_words: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     split = re.compile(r"[A-Za-z]+|[^\sA-Za-z]")
     for text in stories(0, 3000):
         words = ["", "", "", "", *split.findall(text)]
         for index in range(4, len(words)):
-            follows[tuple(words[index - 4 : index])][words[index]] += 1
-    hits: dict[bool, list[bool]] = {True: [], False: []}
+            next_words[tuple(words[index - 4 : index])][words[index]] += 1
+    correct_guesses: dict[bool, list[bool]] = {True: [], False: []}
     for story in annotated_stories(1, 200):
         starts = {recall.start for recall in story.recalls}
         words = ["", "", "", ""]
         for match in split.finditer(story.text):
-            seen = follows.get(tuple(words[-4:]))
-            guess = seen.most_common(1)[0][0] if seen else ""
-            hits[match.start() in starts].append(guess == match[0])
+            counts = next_words.get(tuple(words[-4:]))
+            guess = counts.most_common(1)[0][0] if counts else ""
+            correct_guesses[match.start() in starts].append(guess == match[0])
             words.append(match[0])
-    assert np.mean(hits[True]) < 0.2
-    assert np.mean(hits[False]) > 0.4
+    assert np.mean(correct_guesses[True]) < 0.2
+    assert np.mean(correct_guesses[False]) > 0.4
 
 
-def test_stories_are_the_same_for_the_same_seed_and_a_prefix_for_fewer():
+def test_the_same_seed_gives_the_same_stories_and_a_smaller_count_gives_the_first_of_them():
     assert list(stories(3, 20)) == list(stories(3, 30))[:20]
     assert list(stories(3, 5)) != list(stories(4, 5))
     assert len(set(stories(0, 2000))) == 2000
@@ -119,11 +121,11 @@ def test_stories_are_the_same_for_the_same_seed_and_a_prefix_for_fewer():
 
 def test_stories_do_not_depend_on_the_process():
     code = "from oelm.data import builtin; print(builtin(documents=50, val_documents=5).sha256)"
-    for hashing in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": hashing}
+    for hash_seed in ("1", "2"):
+        result = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": hash_seed}
         )
-        assert done.stdout.strip() == builtin(documents=50, val_documents=5).sha256
+        assert result.stdout.strip() == builtin(documents=50, val_documents=5).sha256
 
 
 def test_the_builtin_corpus_is_small_and_synthetic(tmp_path, monkeypatch):
@@ -154,16 +156,20 @@ def fail_to_generate(*size):
 
 
 def test_the_builtin_corpus_is_generated_once(cache_folder, monkeypatch):
-    made = builtin(documents=20, val_documents=2)
+    generated = builtin(documents=20, val_documents=2)
     with monkeypatch.context() as patch:
         patch.setattr(story_corpus, "_generate", fail_to_generate)
-        read = builtin(documents=20, val_documents=2)
+        cached = builtin(documents=20, val_documents=2)
         for change in ({"seed": 1}, {"documents": 21}, {"val_documents": 3}):
             with pytest.raises(AssertionError, match="generated again"):
                 builtin(**({"documents": 20, "val_documents": 2} | change))
-    assert read.sha256 == made.sha256
-    assert (read.train.bytes, read.val.bytes, read.description) == (made.train.bytes, made.val.bytes, made.description)
-    assert read.train.tokens.tolist() == made.train.tokens.tolist()
+    assert cached.sha256 == generated.sha256
+    assert (cached.train.bytes, cached.val.bytes, cached.description) == (
+        generated.train.bytes,
+        generated.val.bytes,
+        generated.description,
+    )
+    assert cached.train.tokens.tolist() == generated.train.tokens.tolist()
     assert len(list(cache_folder.iterdir())) == 1
 
 
@@ -187,21 +193,21 @@ def test_changed_code_generates_the_corpus_anew(cache_folder, tmp_path, monkeypa
     ],
 )
 def test_a_damaged_cache_file_is_replaced(cache_folder, damage):
-    made = builtin(documents=20, val_documents=2)
+    generated = builtin(documents=20, val_documents=2)
     (path,) = cache_folder.iterdir()
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
-    assert builtin(documents=20, val_documents=2).sha256 == made.sha256
+    assert builtin(documents=20, val_documents=2).sha256 == generated.sha256
     assert path.read_bytes() == whole
 
 
 def test_an_unwritable_cache_folder_is_no_error(cache_folder, monkeypatch):
     cache_folder.write_text("a file, so that no folder can be made")
-    made = builtin(documents=20, val_documents=2)
+    generated = builtin(documents=20, val_documents=2)
     assert cache_folder.is_file()
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert builtin(documents=20, val_documents=2).sha256 == made.sha256
+    assert builtin(documents=20, val_documents=2).sha256 == generated.sha256
 
 
 def test_processes_that_start_at_once_share_the_cache(cache_folder):
@@ -210,11 +216,11 @@ def test_processes_that_start_at_once_share_the_cache(cache_folder):
         "print(story_corpus.builtin(documents=200, val_documents=20).sha256)"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache_folder.parent)}
-    started = [
+    processes = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
         for _ in range(3)
     ]
-    hashes = {process.communicate()[0].strip() for process in started}
+    hashes = {process.communicate()[0].strip() for process in processes}
     assert hashes == {builtin(documents=200, val_documents=20).sha256}
     assert [path.suffix for path in cache_folder.iterdir()] == [".npz"], "a temporary file was left"
 
@@ -238,21 +244,21 @@ def test_a_story_that_repeats_by_chance_stays_out_of_validation(monkeypatch):
     assert val == list(stories(0, 15))[10:]
 
 
-def test_the_tokenizer_is_exact_and_can_be_saved(tmp_path):
+def test_the_tokenizer_restores_every_story_also_after_saving_and_loading(tmp_path):
     from transformers import AutoTokenizer
 
     data = builtin(documents=20, val_documents=2)
     tokenizer = data.load_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
     for text in stories(5, 20):
-        ids = again(text, add_special_tokens=False).input_ids
-        assert again.decode(ids) == text
+        ids = loaded(text, add_special_tokens=False).input_ids
+        assert loaded.decode(ids) == text
         assert ids == tokenizer(text, add_special_tokens=False).input_ids
-    assert again.eos_token_id == data.eos_id
-    tokens = [id for text in stories(0, 20) for id in (*tokenizer(text).input_ids, data.eos_id)]
+    assert loaded.eos_token_id == data.eos_id
+    tokens = [token for text in stories(0, 20) for token in (*tokenizer(text).input_ids, data.eos_id)]
     assert data.train.tokens.tolist() == tokens, "the corpus has other ids than the tokenizer gives"
-    assert next(stories(0, 1)) == again.decode(data.train.tokens[: list(data.train.tokens).index(data.eos_id)])
+    assert next(stories(0, 1)) == loaded.decode(data.train.tokens[: list(data.train.tokens).index(data.eos_id)])
 
 
 def test_a_pair_equals_a_sample_of_two():
@@ -261,7 +267,7 @@ def test_a_pair_equals_a_sample_of_two():
         assert [*pairs.pair(range(size))] == samples.sample(range(size), 2)
 
 
-def test_other_builtin_data_is_refused():
+def test_unknown_builtin_data_and_empty_corpora_are_refused():
     with pytest.raises(DataError, match="there is 'stories'"):
         builtin("poems")
     with pytest.raises(DataError, match="documents 0"):
