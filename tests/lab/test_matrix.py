@@ -59,7 +59,7 @@ def test_a_matrix_resumes_after_its_process_was_killed(tmp_path):
     assert not (first / "result.json").exists(), "it was killed before its end"
     assert read_state(first).state == "died"
     if not (second / "result.json").exists():
-        assert holder(second, RUNNER_LOCK) is not None, "still locked: its process lives"
+        assert holder(second, RUNNER_LOCK) is not None, "it is still locked, because its process is alive"
 
     again = start_command(*arguments)
     output, _ = again.communicate(timeout=300)
@@ -68,7 +68,7 @@ def test_a_matrix_resumes_after_its_process_was_killed(tmp_path):
 
     with pytest.raises(ProcessLookupError):
         os.kill(orphan, 0)
-    for name, folder in train_uninterrupted(planned, tmp_path / "undisturbed").items():
+    for name, folder in train_uninterrupted(planned, tmp_path / "uninterrupted").items():
         run = tmp_path / "runs" / name
         assert result_without_times(run) == result_without_times(folder)
         assert metrics_without_times(run) == metrics_without_times(folder), "all losses are bit-identical"
@@ -93,9 +93,9 @@ def test_methods_with_one_seed_share_their_batches_and_initial_weights(tmp_path)
     tasks = [open_task(config) for config in (baseline, frozen)]
     models = [task.build_model(config) for task, config in zip(tasks, (baseline, frozen), strict=True)]
     apply(models[1], frozen.method, frozen.seed)
-    one, other = (model.state_dict() for model in models)
-    changed = {name for name in one if not one[name].equal(other[name])}
-    assert changed == {name for name in one if "q_proj" in name or "k_proj" in name}
+    baseline_weights, frozen_weights = (model.state_dict() for model in models)
+    changed = {name for name in baseline_weights if not baseline_weights[name].equal(frozen_weights[name])}
+    assert changed == {name for name in baseline_weights if "q_proj" in name or "k_proj" in name}
     left, right = (task.batch(0, 16) for task in tasks)
     assert all(left[key].equal(right[key]) for key in left)
 
@@ -117,12 +117,12 @@ def test_a_killed_run_is_retried_up_to_the_limit(tmp_path):
     launcher = ForkLauncher(1, {0: die, 1: die})
     assert Matrix(planned, launcher, retries=2, notify=line_appender(lines)).run() == {"finished": 1}
     assert len(launcher.jobs) == 3
-    assert sum("killed by signal 9; it is tried again" in line for line in lines) == 2
+    assert sum("killed by signal 9" in line and "again" in line for line in lines) == 2
 
     launcher = ForkLauncher(1, {0: die, 1: die})
     other = plan(tmp_path, "other", axes={"seed": [0]})
-    work = Matrix(other, launcher, retries=1, notify=line_appender(lines))
-    assert work.run() == {"failed": 1}
+    matrix = Matrix(other, launcher, retries=1, notify=line_appender(lines))
+    assert matrix.run() == {"failed": 1}
     assert len(launcher.jobs) == 2
     assert "after 2 attempts" in lines[-1]
     assert Matrix(other, ForkLauncher(1), notify=line_appender(lines)).run() == {"finished": 1}, (
@@ -145,8 +145,8 @@ def test_a_folder_that_holds_another_run_is_left_unchanged(tmp_path):
     before = (run.folder / "result.json").read_bytes()
     changed = run.config.model_copy(update={"optimizer": run.config.optimizer.model_copy(update={"clip": 0.5})})
     lines: list[str] = []
-    other = type(run)(run.experiment, changed, run.order)
-    assert Matrix([other], ForkLauncher(), notify=line_appender(lines)).run() == {"failed": 1}
+    changed_run = type(run)(run.experiment, changed, run.order)
+    assert Matrix([changed_run], ForkLauncher(), notify=line_appender(lines)).run() == {"failed": 1}
     assert "holds another run" in lines[0]
     assert (run.folder / "result.json").read_bytes() == before
 
@@ -176,14 +176,14 @@ def test_a_damaged_record_fails_only_its_own_run(name, content, finished, tmp_pa
     assert (planned[0].folder / name).read_text() == content
 
 
-def test_a_result_without_a_config_is_not_taken_for_this_runs(tmp_path):
-    one, other = plan(tmp_path, axes={"seed": [0, 1]})
-    Matrix([one], ForkLauncher()).run()
-    other.folder.mkdir(parents=True)
-    (one.folder / "result.json").rename(other.folder / "result.json")
-    assert estimate([other], 1).done == 0
+def test_a_result_without_a_config_does_not_count_as_this_runs_result(tmp_path):
+    finished, moved_to = plan(tmp_path, axes={"seed": [0, 1]})
+    Matrix([finished], ForkLauncher()).run()
+    moved_to.folder.mkdir(parents=True)
+    (finished.folder / "result.json").rename(moved_to.folder / "result.json")
+    assert estimate([moved_to], 1).done == 0
     lines: list[str] = []
-    assert Matrix([other], ForkLauncher(), notify=line_appender(lines)).run() == {"failed": 1}
+    assert Matrix([moved_to], ForkLauncher(), notify=line_appender(lines)).run() == {"failed": 1}
     assert "holds another run" in lines[0]
 
 
@@ -199,14 +199,15 @@ def test_a_run_that_cannot_be_started_does_not_stop_the_others(obstacle, tmp_pat
         (folder / RUNNER_LOCK).symlink_to("/dev/full")
     lines: list[str] = []
     assert Matrix(planned, ForkLauncher(2), notify=line_appender(lines)).run() == {"finished": 1, "failed": 1}
-    assert any(f"it could not be started: {folder}" in line for line in lines)
+    assert any(line.startswith("failed") and str(folder) in line for line in lines)
 
 
 def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path):
     file = experiment_file(tmp_path)
-    refused = lab("matrix", file, "--out", file)
-    assert refused.exit_code == 2
-    assert f"oelm: {file}/.lab: cannot be written (Not a directory)" in refused.stderr
+    result = lab("matrix", file, "--out", file)
+    assert result.exit_code == 2
+    assert f"oelm: {file}/.lab: " in result.stderr
+    assert "Not a directory" in result.stderr
 
 
 def test_a_diverged_run_is_not_reported_as_finished(tmp_path):
@@ -217,7 +218,7 @@ def test_a_diverged_run_is_not_reported_as_finished(tmp_path):
     planned = plan_runs([load_experiment(file)], Request(output=str(tmp_path / "runs")))
     lines: list[str] = []
     assert Matrix(planned, ForkLauncher(), notify=line_appender(lines)).run() == {"diverged": 1}
-    assert "its last validation loss is not a number" in lines[-1]
+    assert "not a number" in lines[-1]
     assert read_state(planned[0].folder).state == "diverged"
     again = lab("matrix", file, "--out", tmp_path / "runs")
     assert again.exit_code == 1
@@ -232,15 +233,15 @@ def test_a_run_whose_folder_is_removed_is_retried(tmp_path):
 
     def remove(_: Matrix) -> None:
         if len(launcher.jobs) == 1 and (read_state(run.folder).step or 0) >= 3:
-            run.folder.rename(tmp_path / "gone")  # renamed, because the run still writes into it
+            run.folder.rename(tmp_path / "removed")  # renamed, because the run still writes into it
 
     assert Matrix([run], launcher, notify=line_appender(lines)).run(remove) == {"finished": 1}, lines
-    assert "its folder was removed while it ran; it is tried again" in lines[1]
+    assert "folder was removed" in lines[1]
 
 
 @pytest.mark.full
-def test_a_torchrun_run_stopped_before_its_first_step_is_left(tmp_path):
-    """torchrun exits with 1 whatever ended its processes."""
+def test_a_torchrun_run_stopped_before_its_first_step_is_not_a_failure(tmp_path):
+    """torchrun exits with 1 for any end of its processes, so the exit code does not tell a stop from a failure."""
 
     class Torchrun:
         slots, info, code = 1, LaunchInfo(launcher="test", processes=2), None
@@ -262,44 +263,44 @@ def test_a_torchrun_run_stopped_before_its_first_step_is_left(tmp_path):
 
     (run,) = plan(tmp_path, axes={"seed": [0]})
     launcher, lines = Torchrun(), []
-    work = Matrix([run], launcher, notify=line_appender(lines))
-    assert work.run(lambda _: launcher.code or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}, lines
+    matrix = Matrix([run], launcher, notify=line_appender(lines))
+    assert matrix.run(lambda _: launcher.code or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}, lines
 
 
 @pytest.mark.full
-def test_a_run_that_another_process_has_is_waited_for_and_taken_over_when_that_dies(tmp_path):
+def test_a_run_locked_by_another_process_is_waited_for_and_taken_over_when_that_process_ends(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
-    busy, other = planned[0].folder, planned[1].folder
-    busy.mkdir(parents=True)
-    lock = hold(busy, RUNNER_LOCK)
+    locked, other = planned[0].folder, planned[1].folder
+    locked.mkdir(parents=True)
+    lock = hold(locked, RUNNER_LOCK)
     lines: list[str] = []
     launcher = ForkLauncher()
 
-    def release(work: Matrix) -> None:
+    def release(matrix: Matrix) -> None:
         if (other / "result.json").exists() and not lock.closed:
-            assert {entry.run.folder: entry.state for entry in work.entries}[busy] == "elsewhere"
+            assert {entry.run.folder: entry.state for entry in matrix.entries}[locked] == "elsewhere"
             assert len(launcher.jobs) == 1
             lock.close()
 
     assert Matrix(planned, launcher, notify=line_appender(lines)).run(release) == {"finished": 2}
-    assert any(f"waiting  {planned[0].name}: process {os.getpid()} on" in line for line in lines)
+    assert any(f"waiting  {planned[0].name}: " in line and f"process {os.getpid()}" in line for line in lines)
     assert any(f"taking over {planned[0].name}" in line for line in lines)
 
 
 def test_two_matrices_share_the_work(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
     launchers = [ForkLauncher(1, {number: Slow(0.01) for number in range(3)}) for _ in range(2)]
-    ends: list[dict[str, int]] = []
+    outcomes: list[dict[str, int]] = []
 
     def work(launcher: ForkLauncher) -> None:
-        ends.append(Matrix(planned, launcher).run())
+        outcomes.append(Matrix(planned, launcher).run())
 
     threads = [threading.Thread(target=work, args=(launcher,)) for launcher in launchers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert ends == [{"finished": 3}] * 2, "both see every run finished"
+    assert outcomes == [{"finished": 3}] * 2, "both see every run finished"
     assert sum(len(launcher.jobs) for launcher in launchers) == 3, "each run was started once"
     assert all(count_finishes(run.folder) == 1 for run in planned)
 
@@ -308,15 +309,15 @@ def test_a_stopped_matrix_saves_its_runs_and_resumes_later(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
     launcher = ForkLauncher(2, {number: Slow(0.1) for number in range(3)})
     lines: list[str] = []
-    work = Matrix(planned, launcher, notify=line_appender(lines))
+    matrix = Matrix(planned, launcher, notify=line_appender(lines))
 
     def interrupt(_: Matrix) -> None:
-        if all(read_state(run.folder).step for run in planned[:2]) and not work.stopped:
+        if all(read_state(run.folder).step for run in planned[:2]) and not matrix.stopped:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    assert work.run(interrupt) == {"stopped": 2, "left": 1}
-    assert "asked to stop by SIGTERM: saving and stopping 2 runs" in lines
-    assert "left     1 run: the same command resumes from here" in lines
+    assert matrix.run(interrupt) == {"stopped": 2, "left": 1}
+    assert any("SIGTERM" in line and "2 runs" in line for line in lines)
+    assert any(line.startswith("left") and "1 run" in line for line in lines)
     progress = [line.rpartition(" [")[2] for line in lines[-2:]]
     assert progress == ["0/3, 1 stopped, 1 left]", "0/3, 2 stopped, 1 left]"], "stopped and left runs are not done"
     assert [read_state(run.folder).state for run in planned] == ["stopped", "stopped", "new"]
@@ -329,7 +330,7 @@ def test_stop_all_stops_the_matrix_before_its_runs(tmp_path, monkeypatch, host):
     planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
     outputs: list[str] = []
 
-    def stop_all(work: Matrix) -> None:
+    def stop_all(matrix: Matrix) -> None:
         if read_state(planned[0].folder).step and len(outputs) < 2:
             if host != "here":
                 monkeypatch.setattr("socket.gethostname", lambda: host)
@@ -356,29 +357,29 @@ def test_a_matrix_continues_when_one_of_its_runs_is_stopped(tmp_path):
 
     work = Matrix(planned, ForkLauncher(1, {0: Slow(0.2)}))
     assert work.run(stop_one) == {"stopped": 1, "finished": 1}
-    assert "asked to stop; it saves first" in outputs[0]
+    assert "asked to stop" in outputs[0]
 
 
 def test_a_matrix_starts_nothing_after_its_deadline(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
-    work = Matrix(planned, ForkLauncher(1), deadline=0.0)
-    assert work.run() == {"left": 2}
+    matrix = Matrix(planned, ForkLauncher(1), deadline=0.0)
+    assert matrix.run() == {"left": 2}
 
 
 def test_a_run_waits_for_the_one_that_it_starts_from(tmp_path, monkeypatch):
     upstream, downstream = plan(tmp_path, axes={"seed": [0, 1]})
-    linked = type(downstream)(downstream.experiment, downstream.config, downstream.order, upstream)
-    order: list[str] = []
-    monkeypatch.setattr(matrix_module, "export_plain", lambda run: order.append(f"export {run.name}") or "")
-    work = Matrix([linked, upstream], ForkLauncher(), notify=line_appender(order))
-    assert work.run() == {"finished": 2}
-    kinds = [line.split()[0] for line in order]
+    dependent = type(downstream)(downstream.experiment, downstream.config, downstream.order, upstream)
+    events: list[str] = []
+    monkeypatch.setattr(matrix_module, "export_plain", lambda run: events.append(f"export {run.name}") or "")
+    matrix = Matrix([dependent, upstream], ForkLauncher(), notify=line_appender(events))
+    assert matrix.run() == {"finished": 2}
+    kinds = [line.split()[0] for line in events]
     assert kinds == ["started", "finished", "export", "started", "finished"]
 
     broken = plan(tmp_path, "broken", axes={"seed": [0, 1]})
-    linked = type(broken[1])(broken[1].experiment, broken[1].config, broken[1].order, broken[0])
-    work = Matrix([broken[0], linked], ForkLauncher(1, {0: die}), retries=0, notify=line_appender(order))
-    assert work.run() == {"failed": 1, "blocked": 1}
+    dependent = type(broken[1])(broken[1].experiment, broken[1].config, broken[1].order, broken[0])
+    matrix = Matrix([broken[0], dependent], ForkLauncher(1, {0: die}), retries=0, notify=line_appender(events))
+    assert matrix.run() == {"failed": 1, "blocked": 1}
 
 
 @pytest.mark.full
@@ -389,9 +390,9 @@ def test_an_interrupted_export_is_repeated_and_a_complete_one_is_not(tmp_path):
     plain.mkdir()
     (plain / "config.json").write_text("{}")
     assert matrix_module.export_plain(planned.folder) == ""
-    written = (plain / "model.safetensors").stat().st_mtime_ns
+    export_time = (plain / "model.safetensors").stat().st_mtime_ns
     assert matrix_module.export_plain(planned.folder) == ""
-    assert (plain / "model.safetensors").stat().st_mtime_ns == written
+    assert (plain / "model.safetensors").stat().st_mtime_ns == export_time
 
 
 def test_an_export_has_its_own_session(tmp_path, monkeypatch):
@@ -405,37 +406,39 @@ def test_an_export_has_its_own_session(tmp_path, monkeypatch):
 
 def test_a_running_matrix_is_visible_and_removes_its_folder_at_the_end(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1]})
-    seen: set[str] = set()
+    states: set[str] = set()
 
     def note_states(_: Matrix) -> None:
-        seen.update(state.state for state in list_runs(tmp_path / "runs"))
+        states.update(state.state for state in list_runs(tmp_path / "runs"))
 
     Matrix(planned, ForkLauncher(1)).run(note_states)
-    assert {"waiting", "finished"} <= seen
+    assert {"waiting", "finished"} <= states
     assert list((tmp_path / "runs" / ".lab").iterdir()) == []
 
 
 def test_a_matrix_that_ends_while_it_is_being_read_is_ignored(tmp_path, monkeypatch):
-    """Its folder is listed, but gone when it is read."""
+    """Its folder is listed, but no longer there when it is read."""
     planned = plan(tmp_path, axes={"seed": [0]})
-    gone = tmp_path / "runs" / ".lab" / "gone"
-    monkeypatch.setattr("oelm.lab.status.live_matrices", lambda root: [gone])
+    removed = tmp_path / "runs" / ".lab" / "gone"
+    monkeypatch.setattr("oelm.lab.status.live_matrices", lambda root: [removed])
     (tmp_path / "runs").mkdir()
     assert list_runs(tmp_path / "runs") == []
-    real = Path.iterdir
-    monkeypatch.setattr(Path, "iterdir", lambda path: [*real(path), *([gone] if path == gone.parent else [])])
+    original_iterdir = Path.iterdir
+    monkeypatch.setattr(
+        Path, "iterdir", lambda path: [*original_iterdir(path), *([removed] if path == removed.parent else [])]
+    )
     assert Matrix(planned, ForkLauncher(1)).run() == {"finished": 1}
 
 
 # Large matrices
 
 
-def test_a_large_matrix_shows_its_size_and_asks(tmp_path):
+def test_a_large_matrix_shows_its_size_and_needs_confirmation(tmp_path):
     file = experiment_file(tmp_path, axes={"seed": list(range(1000)), "data.fraction": [0.5, 1.0]})
     result = lab("matrix", file, "--out", tmp_path / "runs", "--gpus", "")
     assert result.exit_code == 2
     count, question = result.stderr.splitlines()
     assert count.startswith("2000 runs; about ")
     assert count.endswith("1 at once")
-    assert question == "oelm: Start them? There is no terminal to ask in: give --yes to continue"
+    assert "--yes" in question
     assert not (tmp_path / "runs").exists()

@@ -15,11 +15,11 @@ from tests.support.training import read, result_without_times
 
 
 @pytest.mark.timeout(300)
-def test_forked_runs(tmp_path):
-    """They have the same results as other runs, their own session, and save when they are stopped."""
+def test_forked_runs_finish_have_their_own_session_and_save_when_stopped(tmp_path):
+    """Their results have the same fields as those of runs in one process."""
     planned = plan(tmp_path, axes={"seed": [0, 1]})
     assert Matrix(planned, ForkedLauncher(2, train_and_exit)).run() == {"finished": 2}
-    for name, folder in train_uninterrupted(planned, tmp_path / "undisturbed").items():
+    for name, folder in train_uninterrupted(planned, tmp_path / "uninterrupted").items():
         threads = read(tmp_path / "runs" / name / "environment.json")["cpu"]["threads"]
         assert threads == threads_each(2)
         assert result_without_times(tmp_path / "runs" / name).keys() == result_without_times(folder).keys()

@@ -52,9 +52,9 @@ def test_omp_num_threads_limits_the_threads_of_a_run(limit, threads, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"gpus": "7"}, "--gpus 7: there is no GPU 7 here; there are 0, 1"),
+        ({"gpus": "7"}, "--gpus 7: .*0, 1"),
         ({"gpus": "0,0"}, "names a GPU twice"),
-        ({"gpus": "0", "processes": 2}, "a run takes 2 GPUs, but only 1 can be used: 0"),
+        ({"gpus": "0", "processes": 2}, "2 GPUs.* 1 .*0"),
         ({"jobs": 0}, "at least 1"),
     ],
 )
@@ -67,7 +67,7 @@ def test_impossible_gpus_are_refused(arguments, text, monkeypatch):
 def test_a_machine_without_a_free_gpu_is_refused(monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local._visible_gpus", lambda: ["0"])
     monkeypatch.setattr("oelm.lab.launch.local._busy_gpus", lambda: {"0"})
-    with pytest.raises(Exception, match="are in use; name some with --gpus to share them"):
+    with pytest.raises(Exception, match=r"in use.*--gpus"):
         local_launcher()
 
 
@@ -75,11 +75,11 @@ def test_the_gpu_of_an_orphan_is_not_given_to_another_run(tmp_path, monkeypatch)
     monkeypatch.setattr("oelm.lab.launch.local.command", lambda *_: [sys.executable, "-c", "pass"])
     orphan = LaunchInfo(launcher="local", host=socket.gethostname(), pid=1, gpus=("0",))
     with open(tmp_path / "lock", "w") as lock:
-        both = LocalLauncher([Slot(("0",), 1), Slot(("1",), 1)])
-        assert both.start(tmp_path, tmp_path, lock, [orphan]).info.gpus == ("1",)
+        launcher = LocalLauncher([Slot(("0",), 1), Slot(("1",), 1)])
+        assert launcher.start(tmp_path, tmp_path, lock, [orphan]).info.gpus == ("1",)
         assert not LocalLauncher([Slot(("0", "1"), 1)]).ready([orphan])
-        elsewhere = orphan.model_copy(update={"host": "other"})
-        assert LocalLauncher([Slot(("0",), 1)]).start(tmp_path, tmp_path, lock, [elsewhere]).info.gpus == ("0",)
+        orphan_elsewhere = orphan.model_copy(update={"host": "other"})
+        assert LocalLauncher([Slot(("0",), 1)]).start(tmp_path, tmp_path, lock, [orphan_elsewhere]).info.gpus == ("0",)
 
 
 def test_a_resumed_run_keeps_its_number_of_threads(tmp_path, monkeypatch):
@@ -92,15 +92,15 @@ def test_a_resumed_run_keeps_its_number_of_threads(tmp_path, monkeypatch):
 
 
 def test_several_processes_are_started_through_torchrun_on_a_free_port():
-    words = command(Path("c.json"), 2)
-    assert words[1:3] == ["-m", "torch.distributed.run"]
-    assert "--standalone" in words
-    assert words[-3:] == ["oelm", "train", "c.json"]
+    arguments = command(Path("c.json"), 2)
+    assert arguments[1:3] == ["-m", "torch.distributed.run"]
+    assert "--standalone" in arguments
+    assert arguments[-3:] == ["oelm", "train", "c.json"]
 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_a_run_with_two_processes(tmp_path):
+def test_a_run_can_have_two_processes(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]})
     lines: list[str] = []
     assert Matrix([run], local_launcher("", 1, 2), notify=line_appender(lines)).run() == {"finished": 1}, lines

@@ -44,9 +44,9 @@ def test_a_preempted_job_is_requeued_and_resumes_exactly(tmp_path):
     assert "resumed from step" in log
     assert read_state(run.folder).pid != signalled[0], "another process finished it"
     assert count_finishes(run.folder) == 1
-    (alone,) = train_uninterrupted([run], tmp_path / "undisturbed").values()
-    assert result_without_times(run.folder) == result_without_times(alone)
-    assert metrics_without_times(run.folder) == metrics_without_times(alone)
+    (uninterrupted,) = train_uninterrupted([run], tmp_path / "uninterrupted").values()
+    assert result_without_times(run.folder) == result_without_times(uninterrupted)
+    assert metrics_without_times(run.folder) == metrics_without_times(uninterrupted)
 
 
 @pytest.mark.full
@@ -66,14 +66,14 @@ def test_a_job_that_is_asked_to_stop_is_not_requeued(tmp_path):
     assert read_state(run.folder).state == "stopped"
 
 
-def test_a_requeued_job_has_the_same_run():
+def test_a_requeued_job_trains_the_same_run():
     job = TrainJob("run.json")
     assert job.checkpoint().function == job
 
 
 def test_without_slurm_the_launcher_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "there is no Slurm here" in refusal(
+    assert "no Slurm" in refusal(
         "matrix", "GPT-01", "--scale", "smoke", "--launcher", "slurm", "--out", tmp_path / "runs"
     )
 
@@ -121,8 +121,8 @@ def test_a_job_of_a_dead_matrix_is_attached_to_and_takes_a_slot(tmp_path, monkey
     assert launcher.attach(LaunchInfo(launcher="local", pid=3)) is None
 
 
-class Queued:
-    """A stand-in for a submitit job that leaves no result."""
+class FakeJob:
+    """Stands in for a submitit job that leaves no result."""
 
     job_id = "17"
 
@@ -133,15 +133,15 @@ class Queued:
         return self.state.startswith("CANCELLED")
 
     def result(self) -> None:
-        raise AssertionError("waited for a result that a cancelled job does not leave")
+        raise AssertionError("waited for a result, but a cancelled job leaves none")
 
 
-class Queue:
-    """A launcher whose only job waits in a queue until it is cancelled."""
+class FakeQueue:
+    """Launches a single job, which waits in a queue until it is cancelled."""
 
     slots = 1
 
-    def __init__(self, job: Queued) -> None:
+    def __init__(self, job: FakeJob) -> None:
         self.job, self.starts = job, 0
 
     def ready(self, orphans) -> bool:
@@ -157,7 +157,7 @@ class Queue:
 
 def test_a_job_cancelled_in_the_queue_is_not_retried(tmp_path):
     (run,) = plan(tmp_path, axes={"seed": [0]})
-    queue = Queue(Queued("PENDING", tmp_path))
+    queue = FakeQueue(FakeJob("PENDING", tmp_path))
     lines: list[str] = []
 
     def cancel(_: Matrix) -> None:
@@ -172,17 +172,17 @@ def test_a_job_cancelled_in_the_queue_is_not_retried(tmp_path):
 def test_a_stopped_matrix_cancels_jobs_that_do_not_train_yet(state, tmp_path, monkeypatch):
     """A job that is still importing is cancelled too: submitit ignores SIGTERM until then."""
     (run,) = plan(tmp_path, axes={"seed": [0]})
-    queue = Queue(Queued(state, tmp_path))
-    cancelled: list[list[str]] = []
+    queue = FakeQueue(FakeJob(state, tmp_path))
+    scancel_calls: list[list[str]] = []
 
-    def scancel(words, **_) -> None:
-        cancelled.append(words)
+    def scancel(command, **_) -> None:
+        scancel_calls.append(command)
         queue.job.state = "CANCELLED"
 
     monkeypatch.setattr("subprocess.run", scancel)
-    work = Matrix([run], queue)
-    assert work.run(lambda _: cancelled or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}
-    assert cancelled == [["scancel", "17"]]
+    matrix = Matrix([run], queue)
+    assert matrix.run(lambda _: scancel_calls or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}
+    assert scancel_calls == [["scancel", "17"]]
 
 
 def test_a_run_that_sbatch_refuses_fails_without_ending_the_matrix(tmp_path, monkeypatch):
@@ -194,9 +194,9 @@ def test_a_run_that_sbatch_refuses_fails_without_ending_the_matrix(tmp_path, mon
     monkeypatch.setattr(launcher.executor, "submit", refuse)
     lines: list[str] = []
     assert Matrix(plan(tmp_path), launcher, notify=line_appender(lines)).run() == {"failed": 4}
-    assert "sbatch refused the job: sbatch: error: QOSMaxSubmitJobPerUserLimit" in lines[0]
+    assert "sbatch: error: QOSMaxSubmitJobPerUserLimit" in lines[0]
 
 
 def test_a_time_limit_shorter_than_the_warning_is_refused(tmp_path):
-    with pytest.raises(LabError, match=r"--time 5: .* 5 minutes before"):
+    with pytest.raises(LabError, match=r"--time 5: .*5 minutes"):
         slurm_launcher(tmp_path, SlurmOptions(minutes=5))
