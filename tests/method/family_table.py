@@ -1,4 +1,4 @@
-"""Runs the checks of every family and prints a table: `python -m tests.method.family_table [FAMILY ...]`."""
+"""Run the checks of every family and print a table: `python -m tests.method.family_table [FAMILY ...]`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.models import CHECKS
 
 
 def outcome(name: str, check: str) -> str:
-    """Return 'yes', or the error."""
+    """Return 'yes' if a check passes for a family, or else its error."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             CHECKS[check](name, Path(folder))

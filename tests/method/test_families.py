@@ -78,10 +78,10 @@ def test_every_preset_works_or_is_refused_with_a_reason(name, preset):
     model = lively_model(name)
     before = logits(model)
     if (name, preset) in REFUSED:
-        untouched = hashes(model, frozen=False)
+        hashes_before = hashes(model, frozen=False)
         with pytest.raises(oelm.MethodError, match=re.escape(REFUSED[name, preset])):
             oelm.apply(model, preset)
-        assert hashes(model, frozen=False) == untouched, "a refused method must not change the model"
+        assert hashes(model, frozen=False) == hashes_before, "a refused method must not change the model"
         assert oelm.audit(model).method == "baseline"
         return
     report = oelm.apply(model, preset)
@@ -89,8 +89,8 @@ def test_every_preset_works_or_is_refused_with_a_reason(name, preset):
     assert (report.frozen > 0) is (hashes(model, frozen=True) != {})
     after = logits(model)
     assert after.isfinite().all()
-    unchanged = preset in ("baseline", "freeze-pretrained", "oelm-exact") or PRESETS[preset].rest != "trained"
-    assert (distance(after, before) < 1e-4) is unchanged
+    keeps_outputs = preset in ("baseline", "freeze-pretrained", "oelm-exact") or PRESETS[preset].rest != "trained"
+    assert (distance(after, before) < 1e-4) is keeps_outputs
     train_steps(model, 1)
     oelm.verify(model)
     assert distance(logits(model), after) > 0
@@ -120,7 +120,7 @@ def test_a_hundred_steps_with_weight_decay_change_no_frozen_tensor(name):
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-10)], ids=["float32", "float64"]
 )
 @pytest.mark.parametrize("preset", ["oelm-exact", "freeze-pretrained"])
-def test_function_is_unchanged_at_step_zero(name, changes, preset, dtype, tolerance):
+def test_outputs_are_unchanged_at_step_zero(name, changes, preset, dtype, tolerance):
     model = lively_model(name, **changes).to(dtype)
     before = logits(model)
     oelm.apply(model, preset)
@@ -129,7 +129,7 @@ def test_function_is_unchanged_at_step_zero(name, changes, preset, dtype, tolera
 
 @families
 def test_a_lost_bias_or_a_changed_mask_shows_in_the_outputs(name):
-    """The tests above rely on this: with these models and batches they would notice either mistake."""
+    """So the tests above, with these models and batches, would fail on either mistake."""
     model = lively_model(name)
     before = logits(model)
     family, sites = find_sites(model)
@@ -155,15 +155,15 @@ def test_a_lost_bias_or_a_changed_mask_shows_in_the_outputs(name):
 def test_roles_and_heads_are_where_the_model_uses_them(name):
     """A query head changes its own attention map, a key head those of its group, and a value head none.
 
-    This is read off the model's own attention maps, so a table entry with swapped roles or wrong heads fails.
+    The test reads the model's own attention maps, so it fails on a table entry with swapped roles or wrong heads.
     """
     model = lively_model(name, attn_implementation="eager")
     oelm.apply(model, "freeze-pretrained")
     before = _first_maps(model)
     _, sites = find_sites(model)
-    firsts = {site.kind: site for site in reversed(sites)}
-    assert set(before) == set(firsts)
-    for kind, site in firsts.items():
+    first_sites = {site.kind: site for site in reversed(sites)}
+    assert set(before) == set(first_sites)
+    for kind, site in first_sites.items():
         group = site.heads // site.kv_heads
         for role, heads in (("q", site.heads), ("k", site.kv_heads), ("v", site.kv_heads)):
             weight = weight_matrix(model.get_submodule(site.roles[role])).detach()
@@ -190,13 +190,13 @@ def test_every_matrix_of_a_block_has_a_role(name):
     """Only tables of relative positions and their projections have no role."""
     model = small_model(name)
     _, sites = find_sites(model)
-    named = {path for site in sites for path in (*site.roles.values(), *(p for _, p in site.feed_forward))}
-    named |= {site.fused_path for site in sites if site.fused}
+    paths_with_role = {path for site in sites for path in (*site.roles.values(), *(p for _, p in site.feed_forward))}
+    paths_with_role |= {site.fused_path for site in sites if site.fused}
     blocks = {site.block for site in sites}
     for path, parameter in model.named_parameters():
         if parameter.ndim > 1 and any(path.startswith(f"{block}.") for block in blocks):
             module = path.removesuffix(".weight")
-            assert module in named or re.search(r"relative_attention_bias|pos_(key|query)_proj", module), path
+            assert module in paths_with_role or re.search(r"relative_attention_bias|pos_(key|query)_proj", module), path
 
 
 # The parameters of each kind of attention, written down independently of oelm's table.
@@ -230,12 +230,12 @@ def test_each_kind_of_attention_can_be_chosen(name, kind):
     layers = {"encoder": 2, "decoder": 3, "cross": 3}[kind]
     weights = [n for n in frozen if n.endswith(".weight")]
     assert len(weights) == 2 * layers
-    everything = set(hashes(model_with_method(name), frozen=True))
-    others = [
+    all_kinds = set(hashes(model_with_method(name), frozen=True))
+    each_kind = [
         set(hashes(model_with_method(name, {"preset": "oelm-freeze", "attention": [k]}), frozen=True))
         for k in KINDS[name]
     ]
-    assert set().union(*others) == everything
+    assert set().union(*each_kind) == all_kinds
 
 
 def test_a_kind_of_attention_that_the_model_lacks_is_refused():
@@ -252,12 +252,12 @@ def test_albert_counts_distinct_modules(groups, inner):
 
 
 @pytest.mark.parametrize("layers", ["first:1", "last:1", "except-first:1", [0]])
-def test_albert_has_no_layers_to_choose(layers):
+def test_choosing_layers_of_albert_is_refused(layers):
     with pytest.raises(oelm.MethodError, match="one attention module for all its layers"):
         model_with_method("albert", {"preset": "oelm-freeze", "layers": layers})
 
 
-def test_an_identity_query_without_a_scale_is_refused_where_heads_are_not_slices():
+def test_an_identity_query_is_refused_where_heads_are_not_slices_of_the_hidden_state():
     with pytest.raises(oelm.MethodError, match="4 x 16 is not 48"):
         model_with_method("qwen3", {"q": {"init": "identity", "frozen": True}})
 
@@ -268,12 +268,12 @@ def test_t5_scores_keep_their_size():
     torch.manual_seed(0)
     model = T5ForConditionalGeneration(config)
     oelm.apply(model, "oelm-freeze")
-    seen = {}
+    outputs = {}
     attention = model.encoder.block[0].layer[0].SelfAttention
     for role in ("q", "k"):
-        getattr(attention, role).register_forward_hook(lambda _, __, out, role=role: seen.update({role: out}))
+        getattr(attention, role).register_forward_hook(lambda _, __, out, role=role: outputs.update({role: out}))
     logits(model)
-    q, k = (seen[role].unflatten(-1, (4, 64)).transpose(1, 2) for role in ("q", "k"))
+    q, k = (outputs[role].unflatten(-1, (4, 64)).transpose(1, 2) for role in ("q", "k"))
     assert 0.8 < float((q @ k.mT).std()) < 1.25
 
 
@@ -298,6 +298,6 @@ def test_methods_beyond_the_presets_are_saved_loaded_and_exported(name, method, 
 
 
 def test_a_lively_model_depends_on_its_seed_alone():
-    one, same, other = (lively(small_model("bert"), seed) for seed in (0, 0, 1))
-    assert torch.equal(logits(one), logits(same))
-    assert not torch.equal(logits(one), logits(other))
+    first, same, other = (lively(small_model("bert"), seed) for seed in (0, 0, 1))
+    assert torch.equal(logits(first), logits(same))
+    assert not torch.equal(logits(first), logits(other))

@@ -43,14 +43,14 @@ def test_every_fused_small_model_is_covered():
 
 @layouts
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_fusing_restores_what_unfusing_split(name, dtype):
+def test_fusing_the_unfused_parts_restores_the_projection(name, dtype):
     model = lively_model(name).to(dtype)
     site, module = _fused_site(model, name)
-    again = fuse(unfuse(module, site.fused, site.heads, site.kv_heads), site.heads)
-    assert type(again) is type(module)
-    assert torch.equal(again.weight, module.weight)
-    assert torch.equal(again.bias, module.bias) if module.bias is not None else again.bias is None
-    assert again.weight.dtype is dtype
+    fused_again = fuse(unfuse(module, site.fused, site.heads, site.kv_heads), site.heads)
+    assert type(fused_again) is type(module)
+    assert torch.equal(fused_again.weight, module.weight)
+    assert torch.equal(fused_again.bias, module.bias) if module.bias is not None else fused_again.bias is None
+    assert fused_again.weight.dtype is dtype
 
 
 @layouts
@@ -85,9 +85,9 @@ def test_parts_have_separate_parameters(name):
     split = unfuse(module, site.fused, site.heads, site.kv_heads)
     split.k.weight.requires_grad_(False)
     assert split.v.weight.requires_grad
-    for part, other in itertools.combinations(split.parts, 2):
-        one, two = split.get_submodule(part).weight, split.get_submodule(other).weight
-        assert one.untyped_storage().data_ptr() != two.untyped_storage().data_ptr()
+    for first, second in itertools.combinations(split.parts, 2):
+        first_weight, second_weight = split.get_submodule(first).weight, split.get_submodule(second).weight
+        assert first_weight.untyped_storage().data_ptr() != second_weight.untyped_storage().data_ptr()
     split.v.weight.data.zero_()
     assert torch.equal(module.weight, original)
 

@@ -1,4 +1,4 @@
-"""The modules for networks of one's own: orthonormal, frozen under weight decay, and equal to torch's attention."""
+"""The modules for a user's own networks: orthonormal, frozen under weight decay, and equal to torch's attention."""
 
 import pytest
 import torch
@@ -31,10 +31,10 @@ def test_an_orthogonal_linear_is_orthonormal_and_frozen_or_not(width, rows, head
 
 def test_the_weight_is_drawn_from_torchs_global_generator():
     torch.manual_seed(1)
-    one = OrthogonalLinear(8, 8)
+    first = OrthogonalLinear(8, 8)
     torch.manual_seed(1)
-    assert torch.equal(one.weight, OrthogonalLinear(8, 8).weight)
-    assert not torch.equal(one.weight, OrthogonalLinear(8, 8).weight)
+    assert torch.equal(first.weight, OrthogonalLinear(8, 8).weight)
+    assert not torch.equal(first.weight, OrthogonalLinear(8, 8).weight)
 
 
 @pytest.mark.parametrize(("rows", "heads"), [(8, 3), (8, 0), (8, -1)])
@@ -78,19 +78,19 @@ def test_query_and_key_stay_frozen_under_adamw_with_weight_decay(freeze):
 
 
 def test_outputs_equal_those_of_torchs_multi_head_attention():
-    """The matrices are the same, with a causal mask and without."""
+    """With the same matrices, with a causal mask and without."""
     torch.manual_seed(0)
     layer = OrthogonalMultiHeadAttention(16, 4).eval()
-    peer = nn.MultiheadAttention(16, 4, bias=False, batch_first=True).eval()
+    reference = nn.MultiheadAttention(16, 4, bias=False, batch_first=True).eval()
     with torch.no_grad():
-        peer.in_proj_weight.copy_(torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight]))
-        peer.out_proj.weight.copy_(layer.o_proj.weight)
+        reference.in_proj_weight.copy_(torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight]))
+        reference.out_proj.weight.copy_(layer.o_proj.weight)
         hidden = torch.randn(2, 6, 16)
-        assert distance(layer(hidden), peer(hidden, hidden, hidden)[0]) < 1e-5
-        later = torch.ones(6, 6, dtype=torch.bool).triu(1)
-        expected = peer(hidden, hidden, hidden, attn_mask=later)[0]
+        assert distance(layer(hidden), reference(hidden, hidden, hidden)[0]) < 1e-5
+        future = torch.ones(6, 6, dtype=torch.bool).triu(1)
+        expected = reference(hidden, hidden, hidden, attn_mask=future)[0]
         assert distance(layer(hidden, is_causal=True), expected) < 1e-5
-        assert distance(layer(hidden, mask=~later), expected) < 1e-5
+        assert distance(layer(hidden, mask=~future), expected) < 1e-5
         assert distance(layer(hidden), expected) > 1e-3
 
 

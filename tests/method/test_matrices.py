@@ -18,7 +18,7 @@ HADAMARD_WIDTHS = [1, 2, 8, 64, 12, 24, 96, 20, 40, 160]
 
 dtypes = st.sampled_from([torch.float32, torch.float64])
 seeds = st.integers(-(2**70), 2**70)
-# (blocks, rows per block, width): square, wide, with few key heads, and tall like a feed-forward matrix.
+# (blocks, rows per block, width): square matrices, wide ones, and tall ones like a feed-forward matrix.
 shapes = st.tuples(st.integers(1, 6), st.integers(1, 24), st.integers(1, 40))
 
 
@@ -40,42 +40,42 @@ def product(coefficient: Tensor, basis: Tensor, blocks: int) -> Tensor:
 @given(shapes, dtypes, seeds)
 def test_orthogonal_blocks_are_orthonormal_for_every_shape(shape, dtype, seed):
     blocks, per_block, width = shape
-    made = matrices.orthogonal(blocks * per_block, width, blocks, matrices.generator(seed, "q"), dtype)
-    assert made.shape == (blocks * per_block, width)
-    assert made.dtype == dtype
-    assert matrices.orthogonality_error(made, blocks) < TOLERANCE[dtype]
+    matrix = matrices.orthogonal(blocks * per_block, width, blocks, matrices.generator(seed, "q"), dtype)
+    assert matrix.shape == (blocks * per_block, width)
+    assert matrix.dtype == dtype
+    assert matrices.orthogonality_error(matrix, blocks) < TOLERANCE[dtype]
 
 
 @examples
 @given(st.sampled_from(HADAMARD_WIDTHS), st.integers(1, 4), dtypes, seeds, st.data())
 def test_hadamard_blocks_are_orthonormal_and_all_entries_have_one_magnitude(width, blocks, dtype, seed, data):
     per_block = data.draw(st.integers(1, width))
-    made = matrices.hadamard(blocks * per_block, width, blocks, matrices.generator(seed, "q"), dtype)
-    assert matrices.orthogonality_error(made, blocks) < TOLERANCE[dtype]
-    torch.testing.assert_close(made.abs(), torch.full_like(made, 1 / math.sqrt(width)))
+    matrix = matrices.hadamard(blocks * per_block, width, blocks, matrices.generator(seed, "q"), dtype)
+    assert matrices.orthogonality_error(matrix, blocks) < TOLERANCE[dtype]
+    torch.testing.assert_close(matrix.abs(), torch.full_like(matrix, 1 / math.sqrt(width)))
 
 
 @examples
 @given(st.integers(1, 40), st.data(), dtypes)
 def test_identity_reads_one_coordinate_per_row(width, data, dtype):
     rows = data.draw(st.integers(1, width))
-    made = matrices.identity(rows, width, dtype)
+    matrix = matrices.identity(rows, width, dtype)
     hidden = torch.arange(width, dtype=dtype)
-    assert torch.equal(made @ hidden, hidden[:rows])
-    assert matrices.orthogonality_error(made, 1) == 0
+    assert torch.equal(matrix @ hidden, hidden[:rows])
+    assert matrices.orthogonality_error(matrix, 1) == 0
 
 
 @examples
 @given(shapes, dtypes, seeds, st.sampled_from([matrices.factor_qr, matrices.factor_polar]))
 def test_factors_are_orthonormal_and_reproduce_the_weight(shape, dtype, seed, factor):
     blocks, per_block, width = shape
-    old = weight(blocks * per_block, width, seed, dtype)
-    coefficient, basis = factor(old, blocks)
+    original = weight(blocks * per_block, width, seed, dtype)
+    coefficient, basis = factor(original, blocks)
     smaller = min(per_block, width)
     assert coefficient.shape == (blocks, smaller, smaller)
     assert coefficient.dtype == basis.dtype == dtype
     assert matrices.orthogonality_error(basis, blocks) < TOLERANCE[dtype]
-    torch.testing.assert_close(product(coefficient, basis, blocks), old, atol=TOLERANCE[dtype], rtol=0)
+    torch.testing.assert_close(product(coefficient, basis, blocks), original, atol=TOLERANCE[dtype], rtol=0)
 
 
 @examples
@@ -87,10 +87,13 @@ def test_qr_gives_a_triangular_coefficient_with_a_positive_diagonal(shape, dtype
     triangle = coefficient.triu() if per_block > width else coefficient.tril()
     assert torch.equal(coefficient, triangle)
     assert (torch.diagonal(coefficient, dim1=-2, dim2=-1) > 0).all()
-    again_coefficient, again = matrices.factor_qr(basis, blocks)
-    torch.testing.assert_close(again, basis, atol=10 * TOLERANCE[dtype], rtol=0)
+    second_coefficient, second_basis = matrices.factor_qr(basis, blocks)
+    torch.testing.assert_close(second_basis, basis, atol=10 * TOLERANCE[dtype], rtol=0)
     torch.testing.assert_close(
-        again_coefficient, torch.eye(min(per_block, width), dtype=dtype).expand_as(again_coefficient), atol=1e-4, rtol=0
+        second_coefficient,
+        torch.eye(min(per_block, width), dtype=dtype).expand_as(second_coefficient),
+        atol=1e-4,
+        rtol=0,
     )
 
 
@@ -98,33 +101,33 @@ def test_qr_gives_a_triangular_coefficient_with_a_positive_diagonal(shape, dtype
 @given(shapes, seeds, st.integers(0, 2**31))
 def test_polar_is_the_nearest_orthonormal_matrix(shape, seed, other_seed):
     blocks, per_block, width = shape
-    old = weight(blocks * per_block, width, seed, torch.float64)
-    stretch, nearest = matrices.factor_polar(old, blocks)
+    original = weight(blocks * per_block, width, seed, torch.float64)
+    stretch, nearest = matrices.factor_polar(original, blocks)
     torch.testing.assert_close(stretch, stretch.mT, atol=1e-12, rtol=0)
     assert (torch.linalg.eigvalsh(stretch) > -1e-12).all()
     rivals = [
-        matrices.factor_qr(old, blocks)[1],
-        matrices.orthogonal(*old.shape, blocks, matrices.generator(other_seed, "rival"), torch.float64),
-        matrices.factor_qr(nearest + 0.05 * weight(*old.shape, other_seed, torch.float64), blocks)[1],
+        matrices.factor_qr(original, blocks)[1],
+        matrices.orthogonal(*original.shape, blocks, matrices.generator(other_seed, "rival"), torch.float64),
+        matrices.factor_qr(nearest + 0.05 * weight(*original.shape, other_seed, torch.float64), blocks)[1],
         -nearest,
     ]
-    assert all((old - nearest).norm() <= (old - rival).norm() + 1e-12 for rival in rivals)
+    assert all((original - nearest).norm() <= (original - rival).norm() + 1e-12 for rival in rivals)
 
 
 @examples
 @given(shapes, seeds, st.sampled_from([torch.float16, torch.bfloat16]))
 def test_a_cast_matrix_is_orthonormal_up_to_the_rounding_of_its_dtype(shape, seed, narrow):
     blocks, per_block, width = shape
-    made = matrices.orthogonal(blocks * per_block, width, blocks, matrices.generator(seed, "q")).to(narrow)
-    assert matrices.orthogonality_error(made, blocks) < TOLERANCE[narrow]
+    matrix = matrices.orthogonal(blocks * per_block, width, blocks, matrices.generator(seed, "q")).to(narrow)
+    assert matrices.orthogonality_error(matrix, blocks) < TOLERANCE[narrow]
 
 
 @pytest.mark.parametrize("factor", [matrices.factor_qr, matrices.factor_polar])
-@pytest.mark.parametrize("old", [torch.zeros(6, 8), torch.ones(6, 8), torch.eye(6, 8) * 1e-20], ids=str)
-def test_weights_of_low_rank_still_give_orthonormal_blocks(factor, old):
-    coefficient, basis = factor(old, 2)
+@pytest.mark.parametrize("original", [torch.zeros(6, 8), torch.ones(6, 8), torch.eye(6, 8) * 1e-20], ids=str)
+def test_weights_of_low_rank_still_give_orthonormal_blocks(factor, original):
+    coefficient, basis = factor(original, 2)
     assert matrices.orthogonality_error(basis, 2) < 1e-5
-    torch.testing.assert_close(product(coefficient, basis, 2), old, atol=1e-5, rtol=0)
+    torch.testing.assert_close(product(coefficient, basis, 2), original, atol=1e-5, rtol=0)
 
 
 MAKERS = {
@@ -152,35 +155,35 @@ def test_streams_are_the_same_on_every_machine_and_version():
 
 
 def test_orthogonal_is_uniform_over_rotations_and_reflections():
-    """Uniform matrices have entries of mean 0 and mean square 1/width; without R's signs the corner is negative."""
+    """Uniform matrices have entries of mean 0 and mean square 1/width, which holds only with the signs of R fixed."""
     rng = matrices.generator(0, "haar")
-    corners = torch.stack([matrices.orthogonal(4, 4, 1, rng, torch.float64) for _ in range(600)])
-    assert (corners.mean(0).abs() < 4 * math.sqrt(1 / 4 / 600)).all()
-    assert (corners.square().mean(0) - 1 / 4).abs().max() < 0.05
+    samples = torch.stack([matrices.orthogonal(4, 4, 1, rng, torch.float64) for _ in range(600)])
+    assert (samples.mean(0).abs() < 4 * math.sqrt(1 / 4 / 600)).all()
+    assert (samples.square().mean(0) - 1 / 4).abs().max() < 0.05
 
 
 @pytest.mark.parametrize("width", [64, 768, 2048])
 def test_matched_gaussian_rows_are_as_long_as_orthonormal_ones(width):
-    made = matrices.gaussian(512, width, width**-0.5, matrices.generator(0, "q"))
-    assert made.norm(dim=1).mean().item() == pytest.approx(1, abs=0.01)
-    assert made.mean().abs() < 5 / width
+    matrix = matrices.gaussian(512, width, width**-0.5, matrices.generator(0, "q"))
+    assert matrix.norm(dim=1).mean().item() == pytest.approx(1, abs=0.01)
+    assert matrix.mean().abs() < 5 / width
 
 
 def test_a_gaussian_matrix_has_the_requested_std():
-    made = matrices.gaussian(400, 500, 0.02, matrices.generator(0, "q"))
-    assert made.std().item() == pytest.approx(0.02, rel=0.01)
+    matrix = matrices.gaussian(400, 500, 0.02, matrices.generator(0, "q"))
+    assert matrix.std().item() == pytest.approx(0.02, rel=0.01)
 
 
 def test_a_global_matrix_is_orthonormal_within_each_head_too():
-    made = matrices.orthogonal(48, 64, 1, matrices.generator(0, "q"))
-    assert matrices.orthogonality_error(made, 1) < 1e-5
-    assert matrices.orthogonality_error(made, 4) < 1e-5
+    matrix = matrices.orthogonal(48, 64, 1, matrices.generator(0, "q"))
+    assert matrices.orthogonality_error(matrix, 1) < 1e-5
+    assert matrices.orthogonality_error(matrix, 4) < 1e-5
 
 
 def test_a_head_wise_matrix_is_not_orthonormal_over_all_heads():
-    made = matrices.orthogonal(48, 64, 4, matrices.generator(0, "q"))
-    assert matrices.orthogonality_error(made, 4) < 1e-5
-    assert matrices.orthogonality_error(made, 1) > 0.1
+    matrix = matrices.orthogonal(48, 64, 4, matrices.generator(0, "q"))
+    assert matrices.orthogonality_error(matrix, 4) < 1e-5
+    assert matrices.orthogonality_error(matrix, 1) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -198,15 +201,15 @@ def test_orthogonality_error_is_the_largest_difference_from_the_identity(matrix,
 
 
 def test_orthogonality_error_detects_one_bad_head_and_is_nan_for_a_nan():
-    made = matrices.orthogonal(16, 32, 4, matrices.generator(0, "q"))
-    made[13] *= 1.01
-    assert matrices.orthogonality_error(made, 4) == pytest.approx(0.0201, rel=1e-3)
-    made[13, 0] = math.nan
-    assert math.isnan(matrices.orthogonality_error(made, 4))
+    matrix = matrices.orthogonal(16, 32, 4, matrices.generator(0, "q"))
+    matrix[13] *= 1.01
+    assert matrices.orthogonality_error(matrix, 4) == pytest.approx(0.0201, rel=1e-3)
+    matrix[13, 0] = math.nan
+    assert math.isnan(matrices.orthogonality_error(matrix, 4))
 
 
 @pytest.mark.parametrize("order", HADAMARD_WIDTHS)
-def test_hadamard_matrices_of_every_supported_kind_of_order(order):
+def test_hadamard_matrices_of_every_supported_kind_of_order_are_orthonormal(order):
     assert matrices.orthogonality_error(matrices.hadamard_matrix(order, torch.float64), 1) < 1e-13
 
 

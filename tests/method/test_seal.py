@@ -45,7 +45,7 @@ def test_bert_base_reference_counts():
     ("name", "share"), [("bert", 0.96), ("llama", 0.923)], ids=["one core between", "a core on each side"]
 )
 def test_exact_freezes_nearly_all_query_and_key_weights(name, share):
-    """At 768 wide with 12 heads of 64: a core is a twelfth of the matrix it stands beside."""
+    """With a width of 768 and 12 heads of 64, a core has a twelfth of the entries of the matrix beside it."""
     size = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 1}
     model = small_model(name, **size, **({"num_key_value_heads": 12} if name == "llama" else {}))
     oelm.apply(model, "oelm-exact")
@@ -63,7 +63,7 @@ def test_tied_weights_are_counted_once(name, copies):
     assert oelm.audit(untied).total - oelm.audit(tied).total == (copies - 1) * 96 * 48
 
 
-def test_buffers_are_reported_apart():
+def test_buffers_are_counted_separately():
     model = small_model("bert")
     before = oelm.audit(model)
     assert before.buffers == sum(buffer.numel() for buffer in model.buffers()) > 0
@@ -86,7 +86,7 @@ def test_report_describes_every_matrix():
     assert oelm.audit(model_with_method("gpt2", "identity-query")).rows[0].state == "no parameters"
 
 
-def test_audit_reads_the_model_anew_at_every_call():
+def test_audit_reads_the_model_again_at_every_call():
     model = model_with_method("bert")
     before = oelm.audit(model)
     _weight(model).requires_grad_(True)
@@ -98,13 +98,13 @@ def test_audit_reads_the_model_anew_at_every_call():
 
 
 def test_apply_finds_sites_and_measures_each_tensor_once(monkeypatch):
-    """Sealing, the check after it and the report share one measurement; a later audit or verify takes its own."""
+    """Sealing, the check after it and the report share one measurement; a later audit or verify measures again."""
     calls: Counter[str] = Counter()
 
     def counted(function):
-        def call(*args):
+        def call(*arguments):
             calls[function.__name__] += 1
-            return function(*args)
+            return function(*arguments)
 
         return call
 
@@ -112,7 +112,7 @@ def test_apply_finds_sites_and_measures_each_tensor_once(monkeypatch):
     for name in ("content_hash", "orthogonality_error"):
         monkeypatch.setattr(seal, name, counted(getattr(seal, name)))
     model = model_with_method("bert")
-    # 12 frozen weights and biases in three dtypes; of the 12 trained matrices the report names one hash each.
+    # 12 frozen weights and biases in three dtypes; and one hash in the report for each of the 12 trained matrices.
     assert calls == {"find_sites": 1, "content_hash": 12 * 3 + 12, "orthogonality_error": 6}
     calls.clear()
     oelm.verify(model)
@@ -128,14 +128,14 @@ def _switch_gradient_on(model):
 
 
 def _load_another_checkpoint(model):
-    other = lively_model("bert", seed=1)
-    oelm.apply(other, "oelm-freeze")
-    model.load_state_dict(other.state_dict())
+    other_model = lively_model("bert", seed=1)
+    oelm.apply(other_model, "oelm-freeze")
+    model.load_state_dict(other_model.state_dict())
     return "its content changed"
 
 
-def _seal_again_over_another_matrix(model):
-    """Change the matrix and its hash in the record, so that only the check of orthonormality can notice."""
+def _change_the_matrix_and_its_recorded_hash(model):
+    """Change the matrix and its hash in the record, so that only the check of orthonormality can find it."""
     with torch.no_grad():
         _weight(model)[0] *= 1.001
     model.config.oelm["frozen"][NAME] = fingerprint(_weight(model))
@@ -152,7 +152,7 @@ def _replace_by_a_module_without_that_tensor(model):
     return "is gone"
 
 
-def _not_a_number(model):
+def _set_an_entry_to_nan(model):
     with torch.no_grad():
         _weight(model)[0, 0] = torch.nan
     return "its content changed"
@@ -163,10 +163,10 @@ def _not_a_number(model):
     [
         _switch_gradient_on,
         _load_another_checkpoint,
-        _seal_again_over_another_matrix,
+        _change_the_matrix_and_its_recorded_hash,
         _replace_the_module,
         _replace_by_a_module_without_that_tensor,
-        _not_a_number,
+        _set_an_entry_to_nan,
     ],
     ids=lambda damage: damage.__name__.strip("_"),
 )
@@ -191,9 +191,9 @@ def test_a_changed_identity_is_detected():
     model = model_with_method("bert", "identity-query")
     oelm.verify(model)
     model.get_submodule(QUERY).factor = 1.0
-    assert f"{QUERY} was the identity times 2.0 and is not any more" in freeze_error(model)
+    assert f"{QUERY} was the identity times 2.0" in freeze_error(model)
     model.set_submodule(QUERY, nn.Linear(48, 48))
-    assert f"{QUERY} was the identity times 2.0 and is not any more" in freeze_error(model)
+    assert f"{QUERY} was the identity times 2.0" in freeze_error(model)
 
 
 def test_frozen_feed_forward_and_bias_are_sealed_too():
@@ -210,7 +210,7 @@ def test_a_model_without_a_record_cannot_be_verified():
         oelm.verify(small_model("bert"))
 
 
-# A wrapper around the model is no damage.
+# A wrapper around the model does not count as damage.
 
 
 def _peft(model: nn.Module, *targets: str) -> nn.Module:
@@ -233,22 +233,22 @@ WRAPPERS = {
 def test_a_wrapped_model_is_verified_inside_its_wrapper(wrap):
     model = model_with_method("bert")
     wrapped = wrap(model)
-    for either in (model, wrapped):
-        assert oelm.verify(either).exact == 12
-        assert oelm.audit(either) == oelm.audit(model)
+    for wrapped_or_not in (model, wrapped):
+        assert oelm.verify(wrapped_or_not).exact == 12
+        assert oelm.audit(wrapped_or_not) == oelm.audit(model)
     parameters = dict(model.named_parameters())
     flip_bit(parameters.get(NAME, parameters.get(f"{QUERY}.base_layer.weight")))
-    for either in (model, wrapped):
-        assert f"{NAME}: its content changed" in freeze_error(either)
+    for wrapped_or_not in (model, wrapped):
+        assert f"{NAME}: its content changed" in freeze_error(wrapped_or_not)
 
 
-# A cast is no damage; a bit flipped after it is.
+# A cast does not count as damage; a bit flipped after it does.
 
 
 @pytest.mark.parametrize("sealed", DTYPES)
 @pytest.mark.parametrize("cast", DTYPES)
 def test_cast_models_verify_and_the_result_names_the_cast(sealed, cast):
-    # Wide enough that some entries are so small that float16 cannot hold them as bfloat16 does.
+    # Wide enough to have entries so small that bfloat16 can represent them and float16 cannot.
     model = lively_model("bert", hidden_size=192, num_hidden_layers=2).to(DTYPES[sealed])
     oelm.apply(model, "oelm-freeze")
     flipped = copy.deepcopy(model)
@@ -304,7 +304,7 @@ def test_applying_the_same_again_changes_nothing(preset):
 @pytest.mark.parametrize(("preset", "seed"), [("oelm-exact", 0), ("baseline", 0), ("oelm-freeze", 1)])
 def test_applying_another_method_or_seed_is_refused(preset, seed):
     model = model_with_method("bert")
-    with pytest.raises(oelm.ModelError, match=r"operated on already, with 'oelm-freeze' \(seed 0\)"):
+    with pytest.raises(oelm.ModelError, match=r"'oelm-freeze' \(seed 0\)"):
         oelm.apply(model, preset, seed=seed)
     oelm.verify(model)
 
@@ -313,7 +313,9 @@ def test_training_changes_a_core_and_not_its_basis():
     model = model_with_method("deberta-v2", "oelm-exact")
     before = hashes(model, frozen=False)
     model.train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)  # all of them, as many trainers do
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, weight_decay=0.1
+    )  # frozen ones included, as in many trainers
     for _ in range(3):
         optimiser.zero_grad()
         model(**sample_batch(model)).loss.backward()
