@@ -45,7 +45,7 @@ def methods(*names: str) -> list[Any]:
     return [pytest.param(name, marks=[needs_peft] if name in ADAPTERS else []) for name in names or METHODS]
 
 
-def operated(name: str, method: str) -> Any:
+def model_with_method(name: str, method: str) -> Any:
     """Return a small model with a method applied."""
     model: Any = small_model(name).train()
     model.set_attn_implementation("eager")  # torch counts plain products, but not every fused attention
@@ -78,7 +78,7 @@ def flops_by_oelm(model: Any) -> float:
 @pytest.mark.parametrize("method", methods())
 def test_flops_of_bert_equal_torchs(method):
     """Full attention, no embedding, the head once per text, and no gradient where nothing below is trainable."""
-    model = operated("bert", method)
+    model = model_with_method("bert", method)
     assert flops_by_oelm(model) == pytest.approx(flops_by_torch(model), rel=1e-9)
 
 
@@ -87,7 +87,7 @@ def test_flops_of_bert_equal_torchs(method):
 @pytest.mark.parametrize("name", ["roberta", "electra", "distilbert", "albert", "modernbert"])
 def test_flops_of_other_encoders_equal_torchs(name, method):
     """ALBERT's one block needs gradients in all layers but the first; ModernBERT's q, k and v are one tensor."""
-    model = operated(name, method)
+    model = model_with_method(name, method)
     assert flops_by_oelm(model) == pytest.approx(flops_by_torch(model), rel=1e-9)
 
 
@@ -95,25 +95,25 @@ def test_flops_of_other_encoders_equal_torchs(name, method):
 @pytest.mark.parametrize("method", methods(*(name for name in METHODS if name != "head-only")))
 @pytest.mark.parametrize("name", ["oelm-gpt", "gpt2"])
 def test_flops_of_decoders_equal_torchs_without_the_masked_half(name, method, monkeypatch):
-    """torch counts the whole of the attention products, also the half that a causal mask hides."""
-    model = operated(name, method)
-    half = flops_by_oelm(model)
+    """torch counts the attention products in full, with the half that a causal mask hides."""
+    model = model_with_method(name, method)
+    flops = flops_by_oelm(model)
     monkeypatch.setattr(model_flops, "attention_flops", lambda widths, length, _, reached: 0.0)
-    without = flops_by_oelm(model)
-    assert without + 2 * (half - without) == pytest.approx(flops_by_torch(model), rel=1e-9)
+    without_attention = flops_by_oelm(model)
+    assert without_attention + 2 * (flops - without_attention) == pytest.approx(flops_by_torch(model), rel=1e-9)
 
 
 @needs_peft
 def test_building_a_rotation_is_shared_by_the_tokens_of_a_pass():
     """Width 48 in 2 blocks of 24, in q and v of 3 layers: 3 powers, each 1 product forward and 2 backward."""
-    model = operated("bert", "oft")
-    one, many = (train_flops_per_token(model, LENGTH, sequences) for sequences in (1, 4))
-    building = 3 * 2 * 2 * 9 * 2 * 24**3
-    assert one - many == pytest.approx(building / LENGTH - building / (4 * LENGTH))
+    model = model_with_method("bert", "oft")
+    one_sequence, four_sequences = (train_flops_per_token(model, LENGTH, sequences) for sequences in (1, 4))
+    flops_of_building = 3 * 2 * 2 * 9 * 2 * 24**3
+    assert one_sequence - four_sequences == pytest.approx(flops_of_building / LENGTH - flops_of_building / (4 * LENGTH))
 
 
 @needs_peft
-def test_training_counts_passes_of_a_process_share_or_of_its_micro_batch(tmp_path):
+def test_the_flops_of_a_run_depend_on_the_sequences_of_one_pass_in_one_process(tmp_path):
     for train, world_size, sequences in (
         ({"batch_size": 8}, 1, 8),
         ({"batch_size": 8}, 4, 2),

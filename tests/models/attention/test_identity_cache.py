@@ -36,20 +36,20 @@ def test_the_cache_is_half_as_large(model):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_logits_with_a_cache_equal_those_of_the_whole_text(model, attention):
+def test_logits_with_a_cache_equal_those_without(model, attention):
     model.set_attn_implementation(attention)
     batch = padded_batch()
     with torch.no_grad():
-        whole = model(**batch, use_cache=False).logits
-        cache, parts = None, []
+        without_cache = model(**batch, use_cache=False).logits
+        cache, with_cache = None, []
         # A prompt, a chunk of several tokens after the cached ones, then single tokens.
         for start, end in ((0, 5), (5, 8), (8, 9), (9, 10), (10, 12)):
             chunk = {"input_ids": batch["input_ids"][:, start:end], "attention_mask": batch["attention_mask"][:, :end]}
             chunk["position_ids"] = batch["position_ids"][:, start:end]
-            out = model(**chunk, past_key_values=cache, use_cache=True)
-            cache, parts = out.past_key_values, [*parts, out.logits]
-    real = batch["attention_mask"].bool()
-    assert (torch.cat(parts, 1) - whole)[real].abs().max() < 1e-4
+            output = model(**chunk, past_key_values=cache, use_cache=True)
+            cache, with_cache = output.past_key_values, [*with_cache, output.logits]
+    not_padding = batch["attention_mask"].bool()
+    assert (torch.cat(with_cache, 1) - without_cache)[not_padding].abs().max() < 1e-4
 
 
 def test_generation_is_the_same_with_and_without_a_cache(model):
@@ -66,13 +66,13 @@ def test_a_static_cache_works_too(model):
 
 
 @pytest.mark.full
-def test_generate_compiles_the_model_in_one_piece(model):
+def test_generate_compiles_the_model_without_a_graph_break(model):
     """On a GPU, generate compiles by itself when the cache is static; a graph break would lose the speed."""
     batch = {"input_ids": padded_batch()["input_ids"]}
     greedy = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    on_any_device = CompileConfig(fullgraph=True)
-    on_any_device._compile_all_devices = True
-    static = {"cache_implementation": "static", "return_dict_in_generate": True, "compile_config": on_any_device}
+    compile_config = CompileConfig(fullgraph=True)
+    compile_config._compile_all_devices = True
+    static = {"cache_implementation": "static", "return_dict_in_generate": True, "compile_config": compile_config}
     compiled = model.generate(**batch, **greedy, **static)
     assert torch.equal(compiled.sequences, model.generate(**batch, **greedy))
     assert not any(layer.values.numel() for layer in compiled.past_key_values.layers), "states are held once"
@@ -89,20 +89,20 @@ def test_rotary_positions_keep_the_usual_cache(method):
 
 
 def test_an_adapter_on_the_values_is_applied_with_a_cache_too(model):
-    """A value is then not just a matrix times a state, so the states cannot be mixed before the projection."""
+    """A value is then more than a matrix times a state, so the states cannot be mixed before the projection."""
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False))
     ids = padded_batch()["input_ids"]
     with torch.no_grad():
-        whole = adapted(input_ids=ids, use_cache=False).logits[:, -1]
+        without_cache = adapted(input_ids=ids, use_cache=False).logits[:, -1]
         cache = adapted(input_ids=ids[:, :-1], use_cache=True).past_key_values
-        last = adapted(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1]
-    assert (whole - last).abs().max() < 1e-4
+        with_cache = adapted(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1]
+    assert (without_cache - with_cache).abs().max() < 1e-4
 
 
 @pytest.mark.full
 def test_flex_attention_generates_the_same_text(model):
-    """Its mask is not a tensor, so the states are not mixed first."""
+    """Flex attention has no mask tensor, so the states cannot be mixed before the projection."""
     batch = {"input_ids": padded_batch()["input_ids"]}
     greedy = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     expected = model.generate(**batch, **greedy)
