@@ -29,5 +29,5 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def report(runs, tmp_path_factory):
-    """Return the report of all these runs, in every form."""
+    """Return the report on these runs, in every format."""
     return write_report([runs], tmp_path_factory.mktemp("report"))

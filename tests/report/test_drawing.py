@@ -1,4 +1,4 @@
-"""The figures: legible with many long names, the same bytes each time, text that stays text."""
+"""The figures: legible with many long names, reproducible, and without markup from names."""
 
 import re
 import warnings
@@ -15,7 +15,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def crowded(count: int) -> list[ChartFigure]:
-    """Figures of many methods with long names, among them characters that are markup elsewhere."""
+    """Return figures with many methods whose long names contain characters that are markup in other formats."""
     names = [f"{number} {LONG}" for number in range(count)]
     lines = [
         Series(name=name, style=i, x={"steps": [1.0, 2.0], "seconds": [1.0, 3.0]}, y=[1.0, i])
@@ -32,12 +32,12 @@ def crowded(count: int) -> list[ChartFigure]:
     ]
 
 
-def drawn(figure: ChartFigure) -> str:
+def svg_of(figure: ChartFigure) -> str:
     return drawing.draw([figure])[figure.name].svg
 
 
-def named(name: str, title: str = "Title", caption: str = "Caption") -> ChartFigure:
-    """A figure of lines with one series of that name, drawn with marks and a band."""
+def figure_with_series(name: str, title: str = "Title", caption: str = "Caption") -> ChartFigure:
+    """Return a line figure with one series of the given name, drawn with marks and a band."""
     series = Series(name=name, style=0, x={"steps": [1.0, 2.0]}, y=[3.5, 2.5], low=[3.0, 2.0], high=[4.0, 3.0])
     return ChartFigure("named", title, caption, [Lines(axes={"steps": "steps"}, y_label="loss", series=[series])])
 
@@ -52,16 +52,16 @@ def test_figures_of_many_long_names_are_legible(count):
     for figure in crowded(count):
         canvas, _ = drawing._lay_out(figure)
         canvas.draw_without_rendering()
-        whole = canvas.bbox
-        axes = [panel.get_window_extent() for panel in canvas.axes]
-        assert min(box.width for box in axes) > 0.25 * whole.width
-        assert min(box.height for box in axes) > 0.8 * canvas.dpi, "less than 0.8 inches high"
+        canvas_box = canvas.bbox
+        panel_boxes = [panel.get_window_extent() for panel in canvas.axes]
+        assert min(box.width for box in panel_boxes) > 0.25 * canvas_box.width
+        assert min(box.height for box in panel_boxes) > 0.8 * canvas.dpi, "less than 0.8 inches high"
         for legend in canvas.legends:
-            below = legend.get_window_extent()
-            assert below.y0 >= 0
-            assert below.x0 >= 0
-            assert below.x1 <= whole.x1
-            assert below.y1 <= min(box.y0 for box in axes), "the legend covers the lines"
+            legend_box = legend.get_window_extent()
+            assert legend_box.y0 >= 0
+            assert legend_box.x0 >= 0
+            assert legend_box.x1 <= canvas_box.x1
+            assert legend_box.y1 <= min(box.y0 for box in panel_boxes), "the legend covers the lines"
 
 
 def test_the_same_figures_give_the_same_files():
@@ -69,14 +69,14 @@ def test_the_same_figures_give_the_same_files():
     assert drawing.draw(figures, png=True) == drawing.draw(figures, png=True)
 
 
-def test_every_text_is_text_and_none_is_read_as_a_formula():
-    svg = drawn(crowded(3)[1])
+def test_names_are_drawn_as_text_and_never_as_formulas():
+    svg = svg_of(crowded(3)[1])
     shown = " ".join(element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text"))
     assert "costs=$5 or $6, 名字" in shown
 
 
 def test_a_figure_has_its_title_and_caption_as_alt_text():
-    root = ElementTree.fromstring(drawn(named("a", "Loss & more", "By <step>")))
+    root = ElementTree.fromstring(svg_of(figure_with_series("a", "Loss & more", "By <step>")))
     assert [(child.tag, child.text) for child in root[:2]] == [
         (f"{SVG}title", "Loss & more"),
         (f"{SVG}desc", "By <step>"),
@@ -84,8 +84,8 @@ def test_a_figure_has_its_title_and_caption_as_alt_text():
     assert root.get("role") == "img"
 
 
-def test_marks_tell_their_values_on_hover():
-    titles = [element.text for element in ElementTree.fromstring(drawn(named("a"))).iter(f"{SVG}title")]
+def test_marks_show_their_values_on_hover():
+    titles = [element.text for element in ElementTree.fromstring(svg_of(figure_with_series("a"))).iter(f"{SVG}title")]
     assert "a (1): 3.5 (3 – 4)" in titles
     assert "a (2): 2.5 (2 – 3)" in titles
 
@@ -93,8 +93,8 @@ def test_marks_tell_their_values_on_hover():
 @pytest.mark.parametrize(
     "name", ["</svg><script>alert(1)</script>", '" onload="alert(1)', "a\x00b\x1bc", "$\\frac{$", "a & b", "&lt;", " "]
 )
-def test_a_name_with_markup_or_control_characters_is_shown_and_nothing_more(name):
-    svg = drawn(named(name, title=name, caption=name))
+def test_markup_and_control_characters_in_a_name_are_only_shown(name):
+    svg = svg_of(figure_with_series(name, title=name, caption=name))
     root = ElementTree.fromstring(svg)
     assert {element.tag.removeprefix(SVG) for element in root.iter()} <= {
         *("svg", "title", "desc", "g", "path", "defs", "use", "text", "clipPath", "rect"),
@@ -102,7 +102,7 @@ def test_a_name_with_markup_or_control_characters_is_shown_and_nothing_more(name
     assert not [key for element in root.iter() for key in element.attrib if key.startswith("on")]
 
 
-def test_on_the_page_every_colour_is_a_variable_and_no_id_is_there_twice():
+def test_themed_figures_have_variables_for_colours_and_unique_ids():
     figures = crowded(17)
     page = "".join(themed(drawing.svg) for drawing in drawing.draw(figures).values())
     assert re.findall(r"#[0-9a-f]{6}\b", page) == []

@@ -1,4 +1,4 @@
-"""Whatever a record contains is shown as text: in the page, in Markdown, in typst, in spreadsheets."""
+"""Markup in records is shown as text: in the page, in Markdown, in typst and in spreadsheets."""
 
 import csv
 import io
@@ -66,5 +66,5 @@ def test_text_that_would_be_a_formula_is_quoted(text):
 
 
 @pytest.mark.parametrize("text", ["+19.0 %", "-0.5", "+1.2 % – +3.4 %", "a=b"])
-def test_a_signed_number_stays_as_it_is(text):
+def test_a_signed_number_is_not_quoted(text):
     assert list(csv.reader(io.StringIO(table_csv(Table("1", ["a"], [[Cell(text)]])))))[1] == [text]

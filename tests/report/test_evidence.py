@@ -1,4 +1,4 @@
-"""docs/results.md and the README's headlines: up to date with the records, and no measured number in their words."""
+"""docs/results.md and the README's headlines: up to date with the records, without measured numbers in their prose."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.records import language_run
 
 ROOT = Path(__file__).parents[2]
 QUESTION = {"id": "cost", "question": "Why?", "setting": "Here.", "conclusion": "So.", "open": "All."}
-OF_STUDY = {**QUESTION, "runs": ["study"]}
+STUDY_QUESTION = {**QUESTION, "runs": ["study"]}
 
 
-def test_the_document_is_up_to_date():
+def test_the_results_document_is_up_to_date():
     committed = ROOT / "docs" / "results.md"
-    written = to_markdown(evidence_document(ROOT / "results/questions.yaml", committed.parent))
-    assert written == committed.read_text(encoding="utf-8"), "run `make results`"
+    expected = to_markdown(evidence_document(ROOT / "results/questions.yaml", committed.parent))
+    assert expected == committed.read_text(encoding="utf-8"), "run `make results`"
 
 
 def test_the_headlines_of_the_readme_are_up_to_date(tmp_path):
@@ -31,15 +31,15 @@ def test_the_headlines_of_the_readme_are_up_to_date(tmp_path):
     assert copy.read_text(encoding="utf-8") == committed, "run `make results`"
 
 
-def test_headlines_go_between_their_lines_and_each_needs_one_comparison(tmp_path):
+def test_headlines_are_written_between_their_markers_and_each_needs_one_comparison(tmp_path):
     for seed, noise in enumerate((0.0, 0.01)):
         language_run(tmp_path / "study", "baseline", seed, 3.0 + noise)
         language_run(tmp_path / "study", "oelm-freeze", seed, 3.2 + 2 * noise)
-    line = {"text": "both frozen", "arm": "oelm-freeze", "runs": ["study"], "question": "cost"}
+    headline = {"text": "both frozen", "arm": "oelm-freeze", "runs": ["study"], "question": "cost"}
     file, readme = tmp_path / "questions.yaml", tmp_path / "README.md"
 
     def write(**changes):
-        content = {"title": "T", "about": "A", "questions": [OF_STUDY], "headlines": [{**line, **changes}]}
+        content = {"title": "T", "about": "A", "questions": [STUDY_QUESTION], "headlines": [{**headline, **changes}]}
         file.write_text(yaml.safe_dump(content))
         return write_headlines(file, readme).read_text()
 
@@ -58,16 +58,16 @@ def test_headlines_go_between_their_lines_and_each_needs_one_comparison(tmp_path
     assert readme.read_text() == text
     language_run(tmp_path / "other", "freeze-pretrained", 0, 3.0)
     language_run(tmp_path / "other", "oelm-freeze", 0, 3.2)
-    elsewhere = {**OF_STUDY, "id": "other", "runs": ["other"]}
-    lines = [line, {**line, "runs": ["other"], "question": "other"}]
-    for wrong, message in ((lines, "baseline, freeze-pretrained"), ([], "no headlines")):
-        content = {"title": "T", "about": "A", "questions": [OF_STUDY, elsewhere], "headlines": wrong}
+    other_question = {**STUDY_QUESTION, "id": "other", "runs": ["other"]}
+    headlines = [headline, {**headline, "runs": ["other"], "question": "other"}]
+    for wrong, message in ((headlines, "baseline, freeze-pretrained"), ([], "no headlines")):
+        content = {"title": "T", "about": "A", "questions": [STUDY_QUESTION, other_question], "headlines": wrong}
         file.write_text(yaml.safe_dump(content))
         with pytest.raises(AnalysisError, match=message):
             write_headlines(file, readme)
 
 
-def test_every_linked_figure_exists_and_no_other():
+def test_docs_figures_has_exactly_the_linked_figures():
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     linked = [part.partition(")")[0] for part in text.split("](figures/")[1:]]
     assert linked
@@ -75,9 +75,9 @@ def test_every_linked_figure_exists_and_no_other():
 
 
 def test_several_setups_share_a_table_and_a_figure(tmp_path):
-    """One setup has its own figure; of several, one figure has all changes, labelled with what differs."""
+    """A single setup has its own figure; several setups share one, whose rows are labelled with what differs."""
     file = tmp_path / "questions.yaml"
-    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [OF_STUDY]}))
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [STUDY_QUESTION]}))
 
     def figures():
         return {figure.name: figure for figure in evidence_document(file, tmp_path).figures}
@@ -95,8 +95,8 @@ def test_several_setups_share_a_table_and_a_figure(tmp_path):
         "oelm-freeze: 800 steps",
     ]
     assert [row.hollow for row in chart.rows] == [False, True], "one seed gives no interval"
-    glance = to_markdown(evidence_document(file, tmp_path)).split("| data |")[1].split("\n\n")[0]
-    assert [row.split("|")[1].strip() for row in glance.splitlines()[2:]] == [
+    overview = to_markdown(evidence_document(file, tmp_path)).split("| data |")[1].split("\n\n")[0]
+    assert [row.split("|")[1].strip() for row in overview.splitlines()[2:]] == [
         "[built-in stories, 400 steps](<#cost-1>)",
         "[built-in stories, 800 steps](<#cost-2>)",
     ]
@@ -111,10 +111,10 @@ def test_a_setup_and_a_note_on_several_arms_are_written_once(tmp_path):
     for method in ("baseline", "oelm-freeze"):
         language_run(tmp_path / "study" / "long", method, 0, 2.9, steps=800)
     file = tmp_path / "questions.yaml"
-    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [OF_STUDY]}))
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [STUDY_QUESTION]}))
     text = write_evidence(file, tmp_path / "results.md", draw=False).read_text()
-    glance = text.split("| data |")[1].split("\n\n")[0].splitlines()[2:]
-    assert [row.split("|")[1].strip()[:1] for row in glance] == ["[", "", "", "["]
+    overview = text.split("| data |")[1].split("\n\n")[0].splitlines()[2:]
+    assert [row.split("|")[1].strip()[:1] for row in overview] == ["[", "", "", "["]
     one_rate = "0.001 is the only learning rate that both arms were run at"
     short, long = text.split('<a id="cost-2"></a>')
     assert short.count(one_rate) == 1
@@ -132,14 +132,14 @@ def test_arms_are_compared_with_each_other_when_a_question_lists_the_pair(tmp_pa
         language_run(tmp_path / "study", "oelm-global", seed, 3.2 + 0.001 * (seed - 1))
     pairs = [{"arm": "oelm-core", "against": "oelm-freeze"}, {"arm": "oelm-freeze", "against": "oelm-global"}]
     file = tmp_path / "questions.yaml"
-    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**OF_STUDY, "pairs": pairs}]}))
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**STUDY_QUESTION, "pairs": pairs}]}))
     text = write_evidence(file, tmp_path / "results.md", draw=False).read_text()
     before, _, direct = text.partition("Arms against each other")
     assert "| `oelm-core` | `baseline` | ❔ undecided |" in before
     assert "| `oelm-core` | `oelm-freeze` | ✅ better |" in direct
     assert "| `oelm-freeze` | `oelm-global` | ✅ alike, within 5 % |" in direct
     pairs[0]["against"] = "oelm-frozen"
-    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**OF_STUDY, "pairs": pairs}]}))
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**STUDY_QUESTION, "pairs": pairs}]}))
     with pytest.raises(AnalysisError, match="'oelm-core' and 'oelm-frozen'"):
         write_evidence(file, tmp_path / "results.md", draw=False)
 
@@ -147,8 +147,8 @@ def test_arms_are_compared_with_each_other_when_a_question_lists_the_pair(tmp_pa
 def test_details_are_bullet_points_below_the_conclusion(tmp_path):
     language_run(tmp_path / "study", "baseline", 0, 3.0)
     file = tmp_path / "questions.yaml"
-    asked = {**OF_STUDY, "details": ["One thing.", "Another\nthing."]}
-    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [asked]}))
+    question = {**STUDY_QUESTION, "details": ["One thing.", "Another\nthing."]}
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [question]}))
     text = write_evidence(file, tmp_path / "results.md", draw=False).read_text()
     assert "\nSo.\n\n- One thing.\n- Another thing.\n\n*Here.*\n" in text
 

@@ -1,4 +1,4 @@
-"""The files of a report: every form, the data files, both languages, and what is left out with a reason."""
+"""The files of a report: every format, the data files, both languages, and reasons for formats that are left out."""
 
 import csv
 import json
@@ -21,19 +21,19 @@ from tests.support.records import (
 needs_typst = pytest.mark.skipif(not typesetting.available(), reason="typst is not installed")
 
 
-def test_every_form_is_written(report):
+def test_every_format_is_written(report):
     folder = report.files[0].parent.parent
     assert report.problems == ()
     for name in ("report.md", "report.html", "report.pdf", "results.csv", "results.json"):
         assert (folder / name).stat().st_size > 500
     assert (folder / "report.pdf").read_bytes()[:5] == b"%PDF-"
-    drawn = {path.name for path in (folder / "figures").iterdir()}
-    kinds = {re.sub(r"^\d+-|\.\w+$", "", name) for name in drawn}
+    figure_files = {path.name for path in (folder / "figures").iterdir()}
+    kinds = {re.sub(r"^\d+-|\.\w+$", "", name) for name in figure_files}
     assert kinds == {
         *("change", "accuracy", "validation", "training", "sweep", "parameters", "time", "target", "map"),
         *("entropy", "logits", "confusion"),
     }
-    assert {name.replace(".svg", ".png") for name in drawn if name.endswith(".svg")} <= drawn
+    assert {name.replace(".svg", ".png") for name in figure_files if name.endswith(".svg")} <= figure_files
 
 
 def test_markdown_lists_every_run_with_a_link_to_its_folder(report, runs):
@@ -49,7 +49,7 @@ def test_markdown_lists_every_run_with_a_link_to_its_folder(report, runs):
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in tables)
     assert "the disk is full" in text
-    assert "accuracy 51.0%; always answering the most frequent class gives 51.0%" in text
+    assert re.search(r"accuracy 51\.0%.* 51\.0%", text)
     assert text.index("## Summary") < text.index("## Results")
 
 
@@ -68,12 +68,16 @@ def test_csv_has_a_line_for_every_run_counted_or_not(report, runs):
 def test_json_has_what_the_report_shows(report):
     folder = report.files[0].parent.parent
     data = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    (freeze,) = [one for one in data["comparisons"] if one["arm"] == "oelm-freeze" and one["measure"] == "perplexity"]
+    (freeze,) = [
+        comparison
+        for comparison in data["comparisons"]
+        if (comparison["arm"], comparison["measure"]) == ("oelm-freeze", "perplexity")
+    ]
     assert freeze["ratio"]["low"] < freeze["ratio"]["mean"] < freeze["ratio"]["high"]
     assert freeze["n"] == 3
-    verdicts = {one["id"]: one["verdict"] for one in data["hypotheses"]}
+    verdicts = {hypothesis["id"]: hypothesis["verdict"] for hypothesis in data["hypotheses"]}
     assert verdicts["TARGET-LOSS"] == "refuted"
-    assert {one["id"] for one in data["published"]} >= {"SST-2-01", "SST-2-02"}
+    assert {figure["id"] for figure in data["published"]} >= {"SST-2-01", "SST-2-02"}
 
 
 def test_numbers_in_the_report_are_those_of_the_records(report):
@@ -103,7 +107,7 @@ def test_latex_tables_are_complete_and_escaped(report):
 
 
 @pytest.mark.full
-def test_a_report_in_chinese(runs, tmp_path):
+def test_a_chinese_report_has_no_english_sentences(runs, tmp_path):
     report = write_report([runs], tmp_path / "out", language="zh", formats=("md", "html"))
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert "## 摘要" in text
@@ -127,8 +131,8 @@ def test_without_a_chinese_font_pdf_and_png_are_left_out_with_a_reason(runs, tmp
     assert (out / "report.md").is_file()
     assert any("fonts-noto-cjk" in problem and "report.pdf" in problem for problem in report.problems)
     assert any("fonts-noto-cjk" in problem and "PNG" in problem for problem in report.problems)
-    drawn = {path.suffix for path in (out / "figures").iterdir()}
-    assert drawn == {".svg"}, "the letters of an SVG are the reader's; a PNG would hold boxes"
+    suffixes = {path.suffix for path in (out / "figures").iterdir()}
+    assert suffixes == {".svg"}, "an SVG uses the reader's fonts; a PNG would show boxes"
     assert "困惑度" in (out / "figures" / "1-validation.svg").read_text(encoding="utf-8")
 
 
@@ -185,9 +189,9 @@ def test_a_report_removes_the_tables_that_only_an_earlier_one_had(runs, tmp_path
     before = {path.name for path in (tmp_path / "out" / "tables").iterdir()}
     language_run(tmp_path / "alone", "baseline", 0)
     write_report([tmp_path / "alone"], tmp_path / "out", formats=("html",))
-    left = {path.name for path in (tmp_path / "out" / "tables").iterdir()}
-    assert {"mine.csv", "1-arms.csv"} <= left
-    assert {"2-arms.csv", "1-comparisons.tex", "left-out.csv"} <= before - left
+    after = {path.name for path in (tmp_path / "out" / "tables").iterdir()}
+    assert {"mine.csv", "1-arms.csv"} <= after
+    assert {"2-arms.csv", "1-comparisons.tex", "left-out.csv"} <= before - after
 
 
 def test_benchmarks_with_the_same_name_have_a_table_each(tmp_path):
@@ -195,4 +199,5 @@ def test_benchmarks_with_the_same_name_have_a_table_each(tmp_path):
         write(tmp_path / "runs" / name, "bench.json", [bench_row(ratio=ratio)])
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
     tables = [(tmp_path / "out" / "tables" / name).read_text() for name in ("bench-bench.csv", "bench-bench-2.csv")]
-    assert ["0.900" in tables[0], "0.800" in tables[1]] == [True, True]
+    assert "0.900" in tables[0]
+    assert "0.800" in tables[1]

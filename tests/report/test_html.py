@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing is loaded, no error, and everything that can be clicked works."""
+"""The page in a real browser: it makes no requests, shows no errors, and its controls work."""
 
 import os
 import re
@@ -33,17 +33,17 @@ def page_file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
-def opened(browser, page_file):
+def open_page(browser, page_file):
     """Return a function that opens the page in a window, and records its requests and its errors."""
     contexts = []
 
-    def open_page(width=1280, height=900, scheme="light"):
+    def open_in_window(width=1280, height=900, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
@@ -56,7 +56,7 @@ def opened(browser, page_file):
         page.wait_for_selector("html[data-ready='true']")
         return page
 
-    yield open_page
+    yield open_in_window
     for context in contexts:
         context.close()
 
@@ -65,8 +65,8 @@ def chart(page, name):
     return page.locator(f"figure[id$='-{name}']").last
 
 
-def test_the_page_opens_from_disk_without_requests_or_errors(opened, page_file):
-    page = opened()
+def test_the_page_opens_from_disk_without_requests_or_errors(open_page, page_file):
+    page = open_page()
     page.mouse.wheel(0, 20_000)
     assert page.requests == [page_file.as_uri()]
     assert page.errors == []
@@ -76,8 +76,8 @@ def test_the_page_opens_from_disk_without_requests_or_errors(opened, page_file):
     assert len(text) < 1_000_000
 
 
-def test_a_click_on_a_name_in_the_legend_hides_its_lines_and_marks_show_their_values(opened):
-    page = opened()
+def test_a_click_on_a_name_in_the_legend_hides_its_lines_and_marks_show_their_values(open_page):
+    page = open_page()
     figure = chart(page, "validation")
     lines = figure.locator("[data-series=oelm-freeze]")
     entry = figure.locator("[data-legend=oelm-freeze]")
@@ -95,16 +95,16 @@ def test_a_click_on_a_name_in_the_legend_hides_its_lines_and_marks_show_their_va
 
 
 @pytest.mark.full
-def test_figures_follow_the_theme(opened):
-    def ink(page):
+def test_figures_follow_the_theme(open_page):
+    def text_colour(page):
         return page.evaluate("getComputedStyle(document.querySelector('figure svg text')).fill")
 
-    assert ink(opened(scheme="light")) != ink(opened(scheme="dark"))
+    assert text_colour(open_page(scheme="light")) != text_colour(open_page(scheme="dark"))
 
 
 @pytest.mark.full
-def test_references_lead_to_the_run_and_its_folder(opened):
-    page = opened()
+def test_references_link_to_the_run_and_its_folder(open_page):
+    page = open_page()
     reference = page.locator("#summary ~ ul .refs a").first
     handle = reference.text_content()
     reference.click()
@@ -115,8 +115,8 @@ def test_references_lead_to_the_run_and_its_folder(opened):
     assert (folder / "result.json").is_file()
 
 
-def test_a_click_on_a_column_title_sorts_the_table(opened):
-    page = opened()
+def test_a_click_on_a_column_title_sorts_the_table(open_page):
+    page = open_page()
     table = page.locator("#runs ~ .scroll table").first
     head = table.locator("th", has_text="figure")
     head.click()
@@ -132,11 +132,11 @@ def test_a_click_on_a_column_title_sorts_the_table(opened):
 
 
 @pytest.mark.full
-def test_the_theme_follows_the_system_until_the_reader_chooses(opened):
+def test_the_theme_follows_the_system_until_the_reader_chooses(open_page):
     def background(page):
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
-    light, dark = opened(scheme="light"), opened(scheme="dark")
+    light, dark = open_page(scheme="light"), open_page(scheme="dark")
     assert background(light) == "rgb(255, 255, 255)"
     assert background(dark) == "rgb(20, 23, 28)"
     light.locator("#theme").click()
@@ -147,12 +147,12 @@ def test_the_theme_follows_the_system_until_the_reader_chooses(opened):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "width", "height"), [("desktop", 1280, 900), ("phone", 390, 844)])
-def test_the_page_fits_the_screen(opened, tmp_path, name, width, height):
+def test_the_page_fits_the_screen(open_page, tmp_path, name, width, height):
     """The page does not scroll sideways; wide tables and figures do. OELM_SCREENSHOTS names a folder to keep images."""
-    page = opened(width, height)
+    page = open_page(width, height)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    small = page.evaluate("[...document.querySelectorAll('button')].filter(b => b.offsetHeight < 24).length")
-    assert small == 0
+    small_buttons = page.evaluate("[...document.querySelectorAll('button')].filter(b => b.offsetHeight < 24).length")
+    assert small_buttons == 0
     folder = Path(os.environ.get("OELM_SCREENSHOTS", tmp_path))
     page.screenshot(path=folder / f"report-{name}.png", full_page=True)
     assert (folder / f"report-{name}.png").stat().st_size > 20_000

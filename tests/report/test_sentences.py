@@ -16,14 +16,14 @@ from tests.support.records import (
 )
 
 
-def test_the_summary_lists_what_holds_what_fails_and_what_is_undecided(report):
+def test_the_summary_groups_hypotheses_by_verdict(report):
     lines = summary(report.analysis)
     text = "\n".join(lines)
     assert lines[0].startswith("28 runs of 4 methods counted; 2 left out")
     assert "oelm-freeze against baseline: perplexity +10.5 %" in text
     assert "95 % interval" in text
     assert "Significantly worse." in text
-    assert "one seed: no interval; both at learning rate 0.001). No verdict from one seed." in text
+    assert re.search(r"one seed: no interval.*0\.001\)\. No verdict", text)
     places = [text.index(heading) for heading in ("What holds", "What does not hold", "What is undecided")]
     assert places == sorted(places)
     assert "- Nothing." in text[places[0] : places[1]]
@@ -38,22 +38,22 @@ def test_a_small_significant_difference_is_worse_and_within_the_margin(tmp_path)
     assert "worse, within 5 %" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
 
 
-def test_a_ratio_whose_interval_contains_zero_is_undecided(tmp_path):
-    """Perplexities are tested by their ratio, even when a test of their differences would be significant."""
-    for seed, (base, more) in enumerate(((10, 4), (30, 5), (60, 6))):
-        language_run(tmp_path, "baseline", seed, math.log(base))
-        language_run(tmp_path, "oelm-freeze", seed, math.log(base + more))
-    (one,) = analyse([tmp_path]).comparisons
-    assert one.difference.p < 0.05 < one.ratio.p == one.p == one.adjusted
-    assert "show neither a difference nor equivalence" in conclusion(one, words("en"))
+def test_perplexities_are_tested_by_their_ratio(tmp_path):
+    """A comparison is undecided by its ratio, even if a test of the differences would be significant."""
+    for seed, (perplexity, increase) in enumerate(((10, 4), (30, 5), (60, 6))):
+        language_run(tmp_path, "baseline", seed, math.log(perplexity))
+        language_run(tmp_path, "oelm-freeze", seed, math.log(perplexity + increase))
+    (comparison,) = analyse([tmp_path]).comparisons
+    assert comparison.difference.p < 0.05 < comparison.ratio.p == comparison.p == comparison.adjusted
+    assert "neither a difference nor equivalence" in conclusion(comparison, words("en"))
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_pairs_that_all_differ_by_the_same_amount_get_a_note_and_no_verdict(tmp_path, language):
-    for seed, right in enumerate((798, 801, 805)):
-        classification_run(tmp_path / "runs", "baseline", seed, right / 872)
-        classification_run(tmp_path / "runs", "oelm-freeze", seed, (right + 2) / 872)
+    for seed, correct in enumerate((798, 801, 805)):
+        classification_run(tmp_path / "runs", "baseline", seed, correct / 872)
+        classification_run(tmp_path / "runs", "oelm-freeze", seed, (correct + 2) / 872)
     report = write_report([tmp_path / "runs"], tmp_path / "out", language=language, formats=["md"])
     say, text = words(language), (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     lines = summary(report.analysis, language)
@@ -70,9 +70,9 @@ def test_pairs_that_all_differ_by_the_same_amount_get_a_note_and_no_verdict(tmp_
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_step_times_that_are_too_noisy_have_no_interval(tmp_path, language):
     """One of two seeds ran on a busy machine, 70 times as slow."""
-    for seed, slow in enumerate((1, 70)):
+    for seed, slowdown in enumerate((1, 70)):
         language_run(tmp_path / "runs", "baseline", seed, 3.0)
-        language_run(tmp_path / "runs", "oelm-freeze", seed, 3.1 + seed / 100, step_seconds=0.02 * slow)
+        language_run(tmp_path / "runs", "oelm-freeze", seed, 3.1 + seed / 100, step_seconds=0.02 * slowdown)
     report = write_report([tmp_path / "runs"], tmp_path / "out", language=language, formats=["md"])
     say, text = words(language), (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     (line,) = [line for line in summary(report.analysis, language) if "TARGET-TIME" in line]
@@ -84,22 +84,22 @@ def test_step_times_that_are_too_noisy_have_no_interval(tmp_path, language):
 
 
 def test_a_setup_is_named_by_the_settings_in_which_it_differs(tmp_path):
-    apart = [{}, {"data": {"fraction": 0.1}}, {"optimizer": {"layer_decay": 0.8}}]
-    apart.append({"model": {"fields": {"hidden_size": 64}}})
-    for number, changes in enumerate(apart):
+    changes_of_setups = [{}, {"data": {"fraction": 0.1}}, {"optimizer": {"layer_decay": 0.8}}]
+    changes_of_setups.append({"model": {"fields": {"hidden_size": 64}}})
+    for number, changes in enumerate(changes_of_setups):
         language_run(tmp_path / str(number), changes=changes)
     setups = {setup_name(setup): settings(setup) for setup in analyse([tmp_path]).groups[0].setups}
-    named = ["", ", data.fraction 0.1", ", optimizer.layer_decay 0.8", ", model.fields.hidden_size 64"]
-    assert set(setups) == {f"built-in stories{name}" for name in named}
+    suffixes = ["", ", data.fraction 0.1", ", optimizer.layer_decay 0.8", ", model.fields.hidden_size 64"]
+    assert set(setups) == {f"built-in stories{name}" for name in suffixes}
     assert setups["built-in stories"].startswith("model.name gpt:tiny · train.batch_size 16 ")
-    small = setups["built-in stories, model.fields.hidden_size 64"]
-    assert small.startswith("model.name gpt:tiny · model.fields.hidden_size 64 · ")
+    narrow = setups["built-in stories, model.fields.hidden_size 64"]
+    assert narrow.startswith("model.name gpt:tiny · model.fields.hidden_size 64 · ")
 
 
 def test_no_two_setups_have_the_same_name(tmp_path):
     language_run(tmp_path / "long", steps=800, changes={"optimizer": {"warmup_steps": 20}})
     language_run(tmp_path / "short")
-    language_run(tmp_path / "spoilt", changes={"optimizer": {"warmup_steps": 1}})
+    language_run(tmp_path / "other-warmup", changes={"optimizer": {"warmup_steps": 1}})
     data = {"data": {"splits": {"train": {"sha256": "ef" * 32}}}}
     language_run(tmp_path / "other", steps=800, changes={"optimizer": {"warmup_steps": 20}}, environment=data)
     names = [setup_name(setup) for setup in analyse([tmp_path]).groups[0].setups]
@@ -124,12 +124,12 @@ def test_the_summary_says_when_the_runs_select_no_scenario(tmp_path):
         language_run(tmp_path, "oelm-nofreeze", seed, 3.0)
         language_run(tmp_path, "oelm-freeze", seed, 3.0 + noise)
     analysis = analyse([tmp_path])
-    for language, opens in (
+    for language, start_of_line in (
         ("en", "These runs leave open whether oelm-freeze"),
         ("zh", "这些运行不足以判断 oelm-freeze"),
     ):
         line = summary(analysis, language)[-1]
-        assert line.startswith(opens)
+        assert line.startswith(start_of_line)
         assert "oelm-nofreeze" in line
 
 
@@ -148,8 +148,8 @@ def test_a_published_figure_is_not_judged_on_synthetic_data(tmp_path):
 def test_a_verdict_on_stand_in_data_says_so(tmp_path):
     for seed, noise in enumerate((0.0, 0.004, -0.003)):
         for method, loss in (("baseline", 3.8), ("oelm-freeze", 3.94 + noise)):
-            about = {"description": "old novels, a stand-in for OpenWebText"}
-            language_run(tmp_path / "runs", method, seed, loss + noise, **about)
+            options = {"description": "old novels, a stand-in for OpenWebText"}
+            language_run(tmp_path / "runs", method, seed, loss + noise, **options)
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
     section = (tmp_path / "out" / "report.md").read_text(encoding="utf-8").split("## Published against measured")[1]
     assert "| GPT-05 | ✅ agrees (stand-in data) | perplexity |" in section

@@ -1,4 +1,4 @@
-"""Watching: the report is written again while runs are in progress, and once more at the end."""
+"""`oelm report --watch`: the report is written repeatedly while runs are in progress, and once more at the end."""
 
 import os
 import socket
@@ -26,13 +26,13 @@ def test_watching_refreshes_until_no_run_is_in_progress(tmp_path):
     """From a folder without runs, to one with a run in progress, to one where all are finished."""
     runs, out = tmp_path / "runs", tmp_path / "out"
     runs.mkdir()
-    aside = tmp_path / "aside"
-    language_run(aside, "baseline", 0)
-    running = language_run(aside, "oelm-freeze", 0, 3.1)
+    prepared = tmp_path / "aside"
+    language_run(prepared, "baseline", 0)
+    running = language_run(prepared, "oelm-freeze", 0, 3.1)
     result = (running / "result.json").read_text()
     (running / "result.json").unlink()
-    alive = {"host": socket.gethostname(), "pid": os.getpid(), "step": 200}
-    write_status(running, "running", **alive, updated=time.time())
+    this_process = {"host": socket.gethostname(), "pid": os.getpid(), "step": 200}
+    write_status(running, "running", **this_process, updated=time.time())
 
     command = [sys.executable, "-u", "-c", APP, "report", runs, "--out", out, "--watch", "--every", "0.3"]
     command += ["--formats", "html"]
@@ -46,8 +46,8 @@ def test_watching_refreshes_until_no_run_is_in_progress(tmp_path):
             raise AssertionError(f"the command ended without printing {message!r}")
 
         wait_for("no runs yet")
-        aside.rename(runs / "all")
-        running = runs / "all" / running.relative_to(aside)
+        prepared.rename(runs / "all")
+        running = runs / "all" / running.relative_to(prepared)
         wait_for("1 done, 1 running")
         page = (out / "report.html").read_text(encoding="utf-8")
         assert 'http-equiv="refresh"' in page
@@ -55,7 +55,7 @@ def test_watching_refreshes_until_no_run_is_in_progress(tmp_path):
         (running / "result.json").write_text(result)
         change(running, "status.json", state="finished")
         wait_for("2 done, 0 running")
-        assert "oelm-freeze against baseline" in watcher.stdout.read()  # The summary is printed at the end.
+        assert "oelm-freeze against baseline" in watcher.stdout.read()  # the summary, printed at the end
     assert watcher.returncode == 0
     assert 'http-equiv="refresh"' not in (out / "report.html").read_text(encoding="utf-8")
 
@@ -72,10 +72,10 @@ def test_watching_ends_when_the_last_run_is_killed(tmp_path):
     while holder(running) is None:
         assert process.poll() is None
         time.sleep(0.05)
-    seen: list[int] = []
+    running_counts: list[int] = []
 
     def on_report(report):
-        seen.append(len(report.analysis.running))
+        running_counts.append(len(report.analysis.running))
         process.kill()
         process.wait()
 
@@ -86,4 +86,4 @@ def test_watching_ends_when_the_last_run_is_killed(tmp_path):
     watcher.start()
     watcher.join(150)
     assert not watcher.is_alive()
-    assert seen == [1, 0]
+    assert running_counts == [1, 0]

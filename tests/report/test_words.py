@@ -35,7 +35,7 @@ def test_only_formulas_are_the_same_in_both_languages():
 
 def test_the_code_uses_every_key_and_no_other():
     package = Path(oelm.__file__).parent
-    files = [file for room in ("report", "analysis", "cli") for file in (package / room).iterdir()]
+    files = [file for folder in ("report", "analysis", "cli") for file in (package / folder).iterdir()]
     code = "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".j2"))
     looked_up = set(re.findall(r"""say\(\s*["']([\w-]+)["']""", code))
     assert looked_up - set(ENGLISH) == set()
@@ -44,6 +44,6 @@ def test_the_code_uses_every_key_and_no_other():
     assert {key for key in ENGLISH if not key.startswith(prefixes)} - quoted == set()
 
 
-def test_an_unknown_language_is_refused_with_those_there_are():
+def test_the_error_for_an_unknown_language_lists_the_known_ones():
     with pytest.raises(AnalysisError, match=r"'fr'.*en, zh"):
         words("fr")
