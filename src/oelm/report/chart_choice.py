@@ -25,14 +25,14 @@ from .chart_records import (
 from .charts import ChartFigure, IntervalRow, Intervals, Lines, Series, Styles
 from .words import Words
 
-# Most dots of a row: more cannot be told apart on paper or on a phone.
+# The most dots of a row: more cannot be told apart on paper or on a phone.
 _DOTS = 80
 
 
 def setup_figures(
     analysis: Analysis, setup: Setup, number: int, styles: Styles, say: Words
 ) -> tuple[list[ChartFigure], list[str]]:
-    """Return the figures of a setup, and the keys of the texts that say which ones its records cannot fill."""
+    """Return the figures of a setup, and the keys of the texts that say which figures its records have no data for."""
     context = ChartContext(
         setup=setup,
         cells={arm.method: cell_to_show(analysis, setup, arm)[1] for arm in setup.arms},
@@ -67,7 +67,7 @@ def setup_figures(
 
 
 def _change(context: ChartContext) -> ChartFigure | None:
-    comparisons = [(one.arm, one) for one in context.comparisons]
+    comparisons = [(comparison.arm, comparison) for comparison in context.comparisons]
     return change_figure(f"{context.number}-change", comparisons, context.styles, context.say)
 
 
@@ -75,7 +75,7 @@ def change_figure(
     name: str, comparisons: Sequence[tuple[str, Comparison]], styles: Styles, say: Words
 ) -> ChartFigure | None:
     """Return the figure of labelled comparisons of one measure, a row each, or None when none has a pair of runs."""
-    rows = [row for label, one in comparisons if (row := _change_row(label, one, styles)) is not None]
+    rows = [row for label, comparison in comparisons if (row := _change_row(label, comparison, styles)) is not None]
     if not rows:
         return None
     first = comparisons[0][1]
@@ -89,16 +89,16 @@ def change_figure(
     )
 
 
-def _change_row(label: str, one: Comparison, styles: Styles) -> IntervalRow | None:
-    points = one.measure.points
-    estimate = one.difference if points else one.change
-    if estimate is None or not one.pairs:
+def _change_row(label: str, comparison: Comparison, styles: Styles) -> IntervalRow | None:
+    points = comparison.measure.points
+    estimate = comparison.difference if points else comparison.change
+    if estimate is None or not comparison.pairs:
         return None
     if not points and too_noisy(estimate):
         estimate = replace(estimate, low=None, high=None)
-    dots = [100 * ((a - b) if points else (a / b - 1)) for a, b in one.values]
-    row = _percent_row(label, styles[one.arm], estimate, dots if len(dots) > 1 else [])
-    return row if one.sound else replace(row, hollow=True)
+    dots = [100 * ((a - b) if points else (a / b - 1)) for a, b in comparison.values]
+    row = _percent_row(label, styles[comparison.arm], estimate, dots if len(dots) > 1 else [])
+    return row if comparison.sound else replace(row, hollow=True)
 
 
 def _percent_row(label: str, style: int, share: Estimate, dots: list[float]) -> IntervalRow:
@@ -144,7 +144,7 @@ def _sweep(context: ChartContext) -> ChartFigure | None:
             x, y, low, high = (list(column) for column in zip(*points, strict=True))
             style = context.styles[arm.method]
             series.append(Series(name=arm.method, style=style, x={"rate": x}, y=y, low=low, high=high))
-    if not any(len(one.y) > 1 for one in series):
+    if not any(len(line.y) > 1 for line in series):
         return None
     axes = {"rate": context.say("axis_rate")}
     chart = Lines(axes=axes, y_label=context.measure_axis, series=series, log_x=True)
@@ -169,7 +169,7 @@ def _parameters(context: ChartContext) -> ChartFigure | None:
                     line=False,
                 )
             )
-    if len({one.x["x"][0] for one in series}) < 2:
+    if len({point.x["x"][0] for point in series}) < 2:
         return None
     axes = {"x": f"{context.say('m_trainable')} (10⁶)"}
     title = context.say("fig_parameters", measure=context.measure)
@@ -198,17 +198,17 @@ def _time_row(
     context: ChartContext, method: str, runs: tuple[Run, ...], reference_runs: tuple[Run, ...]
 ) -> IntervalRow | None:
     """Return the step times of one method in milliseconds: median, 10th and 90th percentile, and a sample of steps."""
-    statistics = [run.timing.step_seconds for run in runs if run.timing.step_seconds is not None]
-    if not statistics:
+    seconds = [run.timing.step_seconds for run in runs if run.timing.step_seconds is not None]
+    if not seconds:
         return None
-    middle, low, high = (1000 * fmean(getattr(one, key) for one in statistics) for key in ("median", "p10", "p90"))
+    middle, low, high = (1000 * fmean(getattr(of_run, key) for of_run in seconds) for key in ("median", "p10", "p90"))
     expected = None
     if reference_runs:
         base, ratio = mean_of(reference_runs, "step_seconds"), flop_ratio(runs[0], reference_runs[0])
         expected = 1000 * base.mean * ratio if base is not None and ratio is not None else None
     sample = [1000 * second for run in runs for second in run.timing.step_seconds_sample]
-    # One step that was held up by something else would squeeze all others into a corner of the chart.
-    sample = [one for one in sample if one <= 2 * high]
+    # One step that was delayed by something else would squeeze all others into a corner of the chart.
+    sample = [milliseconds for milliseconds in sample if milliseconds <= 2 * high]
     return IntervalRow(
         label=method,
         style=context.styles[method],
@@ -226,11 +226,11 @@ def _target(context: ChartContext) -> ChartFigure | None:
     measure, series = context.setup.measure, []
     for method, runs in context.cells.items():
         reached = [run.result.reached for run in runs]
-        targets = set.intersection(*(set(one) for one in reached))
+        targets = set.intersection(*map(set, reached))
         hardest_last = sorted(targets, reverse=measure.lower_is_better)
         if hardest_last:
             x = {
-                axis: [fmean(getattr(one[target], key) for one in reached) for target in hardest_last]
+                axis: [fmean(getattr(by_target[target], key) for by_target in reached) for target in hardest_last]
                 for axis, key in (("steps", "step"), ("seconds", "seconds"))
             }
             y = [context.factor * target for target in hardest_last]

@@ -1,4 +1,4 @@
-"""Charts of what the runs of a setup recorded: metrics over steps, frozen shares by layer, confusion matrices."""
+"""Make charts of what the runs of a setup recorded: metrics over steps, frozen shares by layer, confusion matrices."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .charts import Chart, ChartFigure, Grid, Lines, Series, Styles
 from .words import Words
 
 T = TypeVar("T")
-# Most points of a curve: more cannot be told apart on paper or on a phone.
+# The most points of a curve: more cannot be told apart on paper or on a phone.
 _POINTS = 240
 _ROLES = ("q", "k", "v", "o", "ffn_in", "ffn_out")
-# Most panels of a figure. When there are more methods, the caption says how many are left out.
+# The most panels of a figure. When there are more methods, the caption says how many are shown.
 _PANELS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChartContext:
-    """A setup, and what all of its charts share.
+    """A setup, and the values that all of its charts share.
 
     `cells` has the runs of each method at the learning rate that the report shows it at.
     """
@@ -79,7 +79,7 @@ def validation_figure(context: ChartContext) -> ChartFigure | None:
     for run in context.running:
         name = context.say("series_running", method=run.method, seed=run.seed)
         series.append(_curve(name, context.styles[run.method], (run,), metric, faint=True))
-    drawn = [one for one in series if one is not None]
+    drawn = [curve for curve in series if curve is not None]
     if not drawn:
         return None
     chart = Lines(axes=context.time_axes, y_label=context.measure_axis, series=drawn, log_y=context.setup.measure.log)
@@ -93,7 +93,7 @@ def training_figure(context: ChartContext) -> ChartFigure | None:
     for key, label in (("loss", "axis_loss"), ("learning_rate", "axis_rate")):
         metric = _Metric("train", key, marks=False)
         series = [_curve(method, context.styles[method], runs, metric) for method, runs in context.cells.items()]
-        drawn = [one for one in series if one is not None]
+        drawn = [curve for curve in series if curve is not None]
         charts.append(Lines(axes={"steps": say("axis_steps")}, y_label=say(label), series=drawn))
     if not charts[0].series:
         return None
@@ -165,7 +165,7 @@ def _curve(name: str, style: int, runs: Sequence[Attempt], metric: _Metric, fain
 
 
 def thinned(values: list[T], most: int = _POINTS) -> list[T]:
-    """Return at most so many values, evenly spaced, the first and the last among them."""
+    """Return at most `most` values, evenly spaced, the first and the last among them."""
     if len(values) <= most:
         return values
     return [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]
@@ -214,8 +214,8 @@ def confusion_figure(context: ChartContext) -> ChartFigure | None:
             continue
         size = range(len(matrices[0]))
         total = [[sum(matrix[i][j] for matrix in matrices) for j in size] for i in size]
-        named = runs[0].result.labels or []
-        labels = [str(label) for label in (named if len(named) == len(total) else size)]
+        class_names = runs[0].result.labels or []
+        labels = [str(label) for label in (class_names if len(class_names) == len(total) else size)]
         values: list[list[float | None]] = [[n / sum(row) if sum(row) else None for n in row] for row in total]
         charts.append(
             Grid(

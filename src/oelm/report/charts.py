@@ -1,4 +1,4 @@
-"""What the charts of a report show, as data: lines, intervals and grids. `drawing` draws them."""
+"""The charts of a report as data: lines, intervals and grids. `drawing` draws them."""
 
 from __future__ import annotations
 

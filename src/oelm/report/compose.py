@@ -70,17 +70,17 @@ def _summary(analysis: Analysis, say: Words) -> list[Block]:
     blocks.append(Bullets([Cell(line) for line in opening(analysis, say)]))
     if analysis.comparisons:
         differences = []
-        for one in analysis.comparisons:
-            word, tone = short_conclusion(one, say)
-            text, runs = sentence(one, analysis, say), handles(analysis, runs_of(one))
+        for comparison in analysis.comparisons:
+            word, tone = short_conclusion(comparison, say)
+            text, runs = sentence(comparison, analysis, say), handles(analysis, runs_of(comparison))
             differences.append(Cell(text, runs, tone=tone, badge=word))
         blocks += [Heading(say("what_differs"), 3, "what-differs"), Bullets(differences)]
     for key, verdicts in by_verdict(analysis):
         tone = {"what_holds": "good", "what_fails": "bad"}.get(key, "open")
-        items = [
-            Cell(verdict_line(one, analysis, say), handles(analysis, one.runs), tone=tone, badge=say(one.verdict))
-            for one in verdicts
-        ]
+        items = []
+        for verdict in verdicts:
+            text, runs = verdict_line(verdict, analysis, say), handles(analysis, verdict.runs)
+            items.append(Cell(text, runs, tone=tone, badge=say(verdict.verdict)))
         blocks.append(Heading(say(key), 3, key.replace("_", "-")))
         blocks.append(Bullets(items) if items else Paragraph(say("nothing")))
     scenarios = scenario_lines(analysis, say)
@@ -105,7 +105,7 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
     else:
         blocks += first
     blocks += [figure for figure in figures if figure not in first]
-    equal = [one for one in analysis.equal if one.setup is setup]
+    equal = [comparison for comparison in analysis.equal if comparison.setup is setup]
     if len(equal) > len(comparisons):
         blocks.append(Heading(say("equal_rates"), 3, f"equal-{number}"))
         blocks.append(comparison_table(analysis, equal, f"{number}-equal-rates", say, tested=False))
@@ -122,7 +122,7 @@ def notes(comparisons: Sequence[Comparison], say: Words) -> list[Block]:
     A note on confounded comparisons has the same tone as they have in their table.
     """
     items = [
-        Cell(text, tone="" if any(one.sound for one in about) else "open")
+        Cell(text, tone="" if any(comparison.sound for comparison in about) else "open")
         for text, about in shared_notes(comparisons, say)
     ]
     return [Bullets(items)] if items else []
@@ -140,7 +140,7 @@ def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> 
         splits = dict.fromkeys(name for run in runs for name in run.result.evaluations)
         for split in splits:
             figures = [run.result.evaluations[split] for run in runs if split in run.result.evaluations]
-            values = [value for one in figures if (value := finite(getattr(one, name, None))) is not None]
+            values = [value for validation in figures if (value := finite(getattr(validation, name, None))) is not None]
             if values:
                 mean = estimate(values)
                 table.add(
@@ -150,7 +150,7 @@ def _other_splits(analysis: Analysis, setup: Setup, number: int, say: Words) -> 
                     str(mean.n),
                     numbers.figure(name, mean.mean),
                     numbers.bounds(name, mean, say),
-                    _span([one.step for one in figures]),
+                    _span([validation.step for validation in figures]),
                     Cell("", handles(analysis, runs)),
                 )
     return [Heading(say("other_splits"), 3, f"other-splits-{number}"), table] if table.rows else []
@@ -216,12 +216,13 @@ def comparison_table(
     """Return the table of comparisons by one measure. With `tested` False it has no conclusions and p-values."""
     measure = comparisons[0].measure
     left_out = set() if tested else {"col_reading", "col_p", "col_alike"}
-    left_out |= set() if any(numbers.bootstrap_bounds(one) != "–" for one in comparisons) else {"col_bootstrap"}
+    has_bootstrap = any(numbers.bootstrap_bounds(comparison) != "–" for comparison in comparisons)
+    left_out |= set() if has_bootstrap else {"col_bootstrap"}
     left_out |= {"col_difference"} if measure.points else set()
     left_out |= set() if measure.name in MARGINS else {"col_alike"}
     rows = [
-        {key: cell for key, cell in _comparison_cells(one, analysis, say).items() if key not in left_out}
-        for one in comparisons
+        {key: cell for key, cell in _comparison_cells(comparison, analysis, say).items() if key not in left_out}
+        for comparison in comparisons
     ]
     keys = list(rows[0])
     margin = numbers.margin(measure.name) if measure.name in MARGINS else ""
@@ -230,28 +231,28 @@ def comparison_table(
     return Table(name, columns, [list(row.values()) for row in rows], numeric)
 
 
-def _comparison_cells(one: Comparison, analysis: Analysis, say: Words) -> dict[str, Cell]:
+def _comparison_cells(comparison: Comparison, analysis: Analysis, say: Words) -> dict[str, Cell]:
     """Return the cells of a comparison by the key of their column."""
-    both = (one.rate,) if one.rate == one.reference_rate else (one.rate, one.reference_rate)
-    word, tone = short_conclusion(one, say)
+    rates = dict.fromkeys((comparison.rate, comparison.reference_rate))  # equal rates are shown once
+    word, tone = short_conclusion(comparison, say)
     return {
-        "col_method": Cell(one.arm, code=True),
-        "col_against": Cell(one.reference, code=True),
+        "col_method": Cell(comparison.arm, code=True),
+        "col_against": Cell(comparison.reference, code=True),
         "col_reading": Cell(word, tone=tone),
-        "col_basis": Cell(say(f"basis_{one.basis if one.sound else 'confounded'}_short")),
-        "col_rate": Cell(" / ".join(map(numbers.rate, both))),
-        "col_seeds": Cell(str(one.n)),
-        "col_change": Cell(numbers.change(one, say)),
-        "col_interval": Cell(numbers.change_range(one, say)),
-        "col_bootstrap": Cell(numbers.bootstrap_bounds(one)),
-        "col_difference": Cell(numbers.signed(one.difference.mean, 3) if one.difference else "–"),
-        "col_p": Cell(numbers.p_value(one.adjusted)),
-        "col_alike": Cell(_alike(one, say)),
-        "col_runs": Cell("", handles(analysis, runs_of(one))),
+        "col_basis": Cell(say(f"basis_{comparison.basis if comparison.sound else 'confounded'}_short")),
+        "col_rate": Cell(" / ".join(map(numbers.rate, rates))),
+        "col_seeds": Cell(str(comparison.n)),
+        "col_change": Cell(numbers.change(comparison, say)),
+        "col_interval": Cell(numbers.change_range(comparison, say)),
+        "col_bootstrap": Cell(numbers.bootstrap_bounds(comparison)),
+        "col_difference": Cell(numbers.signed(comparison.difference.mean, 3) if comparison.difference else "–"),
+        "col_p": Cell(numbers.p_value(comparison.adjusted)),
+        "col_alike": Cell(_alike(comparison, say)),
+        "col_runs": Cell("", handles(analysis, runs_of(comparison))),
     }
 
 
-def _alike(one: Comparison, say: Words) -> str:
-    if one.alike is None:
+def _alike(comparison: Comparison, say: Words) -> str:
+    if comparison.alike is None:
         return "–"
-    return f"{say('yes' if one.alike < ALPHA else 'no')} (p {numbers.p_value(one.alike)})"
+    return f"{say('yes' if comparison.alike < ALPHA else 'no')} (p {numbers.p_value(comparison.alike)})"

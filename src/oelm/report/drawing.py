@@ -36,11 +36,11 @@ CJK_FONTS = (
 # Inches. A figure is as wide as a page of the PDF, or narrower when it has one panel with short labels.
 FULL_WIDTH = 7.2
 _HALF_WIDTH = 5.2
-# Labels: characters in a line, lines at most, and inches from one line to the next.
+# Labels: characters in a line, most lines, and inches from one line to the next.
 _LETTERS, _LINES, _LEADING = 32, 4, 0.16
 # Characters in a line of the label beside a row of an interval chart.
 _BESIDE = 44
-# A chart with longer labels than this takes the whole width.
+# A chart whose labels have more characters than this takes the whole width.
 _SHORT = 20
 # Inches that a field of a grid needs for its text, and that a character of a label beside it takes.
 _FIELD, _LETTER = 0.28, 0.068
@@ -124,7 +124,7 @@ def _is_crowded(chart: Chart) -> bool:
     """Return True when a chart has a wide grid, or long names beside its rows or in its legend."""
     if isinstance(chart, Grid):
         return _grid_width(chart) > _HALF_WIDTH
-    names = [one.name for one in chart.series] if isinstance(chart, Lines) else [row.label for row in chart.rows]
+    names = [series.name for series in chart.series] if isinstance(chart, Lines) else [row.label for row in chart.rows]
     return any(cell_len(name) > _SHORT for name in names)
 
 
@@ -181,8 +181,8 @@ def _draw_legend(canvas: Figure, figure: ChartFigure, all_axes: Sequence[Axes], 
 
 def _legend(figure: ChartFigure) -> tuple[list[str], int, float]:
     """Return the names in a figure's legend, its number of columns, and its height in inches."""
-    series = [series for chart in figure.charts if isinstance(chart, Lines) for series in chart.series]
-    names = list(dict.fromkeys(_wrapped(one.name) for one in series))
+    all_series = [series for chart in figure.charts if isinstance(chart, Lines) for series in chart.series]
+    names = list(dict.fromkeys(_wrapped(series.name) for series in all_series))
     if not names:
         return [], 1, 0.1
     longest = max(cell_len(line) for name in names for line in name.split("\n"))

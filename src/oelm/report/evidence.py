@@ -1,7 +1,7 @@
 """Write docs/results.md: questions, the runs that answer them, and the conclusions.
 
-The questions come from a YAML file that names the records of each, its conclusion and what is open, in words. Every
-number comes from the records, so the file is refused when its words contain a measured number.
+The questions come from a YAML file that gives, for each, the folders of its runs, and the conclusion and what is open
+in words. Every number comes from the records, so a file whose words contain a measured number is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .sentences import setup_data, setup_name, setup_settings, short_conclusion
 from .words import Words, words
 
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*(%|points|x\b)")
-# The lines of a README between which the table of headlines is written.
+# The table of headlines is written between these two lines of a README.
 _BEGIN, _END = "<!-- headlines: written by make results -->", "<!-- /headlines -->"
 # Short names of settings, for the rows of a figure.
 _SETTINGS = {
@@ -78,7 +78,7 @@ class Question(Strict, refusal=AnalysisError):
     @classmethod
     def _has_no_measured_number(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         if isinstance(value, tuple):
-            return tuple(_without_number(one) for one in value)
+            return tuple(_without_number(text) for text in value)
         return _without_number(value)
 
 
@@ -125,8 +125,8 @@ def write_evidence(source: str | PathLike[str], out: str | PathLike[str], draw: 
         drawings = {folder / f"{name}.svg": drawing for name, drawing in draw_figures(document.figures).items()}
         for file, drawing in drawings.items():
             write_text(file, drawing.svg)
-        ours = {file for one in load_evidence(source).questions for file in folder.glob(f"{one.id}-*.svg")}
-        for outdated in ours - set(drawings):
+        figures = {file for question in load_evidence(source).questions for file in folder.glob(f"{question.id}-*.svg")}
+        for outdated in figures - set(drawings):
             outdated.unlink()
     write_text(path, to_markdown(document))
     return path
@@ -136,10 +136,10 @@ def write_headlines(source: str | PathLike[str], readme: str | PathLike[str], re
     """Write the table of headlines between its two lines in a README; the rest of the file stays as it is."""
     path = Path(readme)
     text = path.read_text(encoding="utf-8")
-    before, mark, rest = text.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
+    before, mark, after_begin = text.partition(_BEGIN)
+    _, end, after = after_begin.partition(_END)
     if not mark or not end:
-        raise AnalysisError(f"{path}: does not say where the results go: add the lines {_BEGIN} and {_END}")
+        raise AnalysisError(f"{path}: has no place for the table: add the lines {_BEGIN} and {_END}")
     table = block_text(headlines(source, results))
     write_text(path, f"{before}{_BEGIN}\n{table}\n{_END}{after}")
     return path
@@ -157,24 +157,24 @@ def headlines(source: str | PathLike[str], results: str) -> Table:
             raise AnalysisError(f"{source}: headline {line.text!r}: no question has the id {line.question!r}")
         folders = _folders(root, line.runs)
         matching = [
-            one
-            for one in analysis_of(line.question).comparisons
-            if one.arm == line.arm and all(_is_within(run.path, folders) for run in runs_of(one))
+            comparison
+            for comparison in analysis_of(line.question).comparisons
+            if comparison.arm == line.arm and all(_is_within(run.path, folders) for run in runs_of(comparison))
         ]
         if len(matching) != 1:
             count = f"{len(matching)} comparisons of {line.arm!r} match"
             raise AnalysisError(f"{source}: headline {line.text!r}: {count}; exactly one must")
-        (one,) = matching
-        references.add(one.reference)
-        word, tone = short_conclusion(one, say)
+        (comparison,) = matching
+        references.add(comparison.reference)
+        word, tone = short_conclusion(comparison, say)
         table.add(
             Cell(line.text, folder=f"{results}#{line.question}"),
             Cell(line.arm, code=True),
-            f"{say(f'm_{one.measure.name}')} {numbers.change(one, say)}",
-            numbers.change_range(one, say),
+            f"{say(f'm_{comparison.measure.name}')} {numbers.change(comparison, say)}",
+            numbers.change_range(comparison, say),
             Cell(word, tone=tone),
-            str(one.n),
-            one.setup.dataset,
+            str(comparison.n),
+            comparison.setup.dataset,
         )
     if len(references) != 1:
         compared = ", ".join(sorted(references)) or "nothing: it has no headlines"
@@ -203,7 +203,7 @@ def evidence_document(source: str | PathLike[str], out: Path) -> Document:
 
 def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> list[Block]:
     blocks: list[Block] = [Paragraph(question.conclusion)]
-    blocks += [Bullets([Cell(one) for one in question.details])] if question.details else []
+    blocks += [Bullets([Cell(text) for text in question.details])] if question.details else []
     blocks.append(Paragraph(question.setting, tone="muted"))
     setups = [setup for group in analysis.groups for setup in group.setups]
     _require_pairs(question, setups)
@@ -222,8 +222,8 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
             arms_table(analysis, setup, index, say),
         ]
         drawn, _ = setup_figures(analysis, setup, index, styles, say)
-        kept = [figure for figure in drawn if figure.name.endswith(_SHOWN[several])]
-        blocks += [replace(figure, name=f"{question.id}-{figure.name}") for figure in kept]
+        selected = [figure for figure in drawn if figure.name.endswith(_SHOWN[several])]
+        blocks += [replace(figure, name=f"{question.id}-{figure.name}") for figure in selected]
         comparisons = analysis.of(setup)
         if comparisons:
             blocks.append(comparison_table(analysis, list(comparisons), name, say))
@@ -234,7 +234,7 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
             blocks.append(comparison_table(analysis, direct, f"{name}-pairs", say))
     for bench in analysis.benches:
         blocks += bench_blocks(bench, out, say)
-    kinds = Counter(one.kind for one in analysis.left_out)
+    kinds = Counter(run.kind for run in analysis.left_out)
     if kinds:
         listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         blocks.append(Paragraph(f"Recorded but not counted: {listed}.", tone="muted"))
@@ -253,12 +253,12 @@ def _at_a_glance(question: Question, analysis: Analysis, setups: Sequence[Setup]
     columns = say.all("col_method", "col_change", "col_interval", "col_seeds", "col_reading")
     table = Table(f"{question.id}-glance", ["data", *columns], numeric=(2, 3, 4))
     for index, setup in enumerate(setups, start=1):
-        where = Cell(_short_name(setup), folder=f"#{question.id}-{index}")
-        for one in analysis.of(setup):
-            word, tone = short_conclusion(one, say)
-            values = [numbers.change(one, say), numbers.change_range(one, say), str(one.n)]
-            table.add(where, Cell(one.arm, code=True), *values, Cell(word, tone=tone))
-            where = Cell("")
+        link = Cell(_short_name(setup), folder=f"#{question.id}-{index}")
+        for comparison in analysis.of(setup):
+            word, tone = short_conclusion(comparison, say)
+            values = [numbers.change(comparison, say), numbers.change_range(comparison, say), str(comparison.n)]
+            table.add(link, Cell(comparison.arm, code=True), *values, Cell(word, tone=tone))
+            link = Cell("")
     return table
 
 
@@ -268,14 +268,14 @@ def _short_name(setup: Setup) -> str:
 
 def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words) -> ChartFigure | None:
     """Return a figure with all changes of a question, sorted by method, to show what a change depends on."""
-    if len({one.measure.name for one in analysis.comparisons}) != 1:
+    if len({comparison.measure.name for comparison in analysis.comparisons}) != 1:
         return None
-    one_dataset = len({one.setup.dataset for one in analysis.comparisons}) == 1
+    one_dataset = len({comparison.setup.dataset for comparison in analysis.comparisons}) == 1
     labelled = []
-    for one in sorted(analysis.comparisons, key=lambda one: one.arm):
-        where = [] if one_dataset else [one.setup.dataset.split(",")[0].split(":")[0]]
-        apart = [_in_words(setting) for setting in setup_settings(one.setup)]
-        labelled.append((": ".join([one.arm, ", ".join([*where, *apart])]), one))
+    for comparison in sorted(analysis.comparisons, key=lambda comparison: comparison.arm):
+        dataset = [] if one_dataset else [comparison.setup.dataset.split(",")[0].split(":")[0]]
+        settings_in_words = [_in_words(setting) for setting in setup_settings(comparison.setup)]
+        labelled.append((": ".join([comparison.arm, ", ".join([*dataset, *settings_in_words])]), comparison))
     return change_figure(f"{question.id}-all", labelled, styles, say)
 
 

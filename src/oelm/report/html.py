@@ -1,4 +1,4 @@
-"""A document as one HTML file that opens from disk: styles, script and figures are in it, and it loads nothing else."""
+"""Write a document as one HTML file that opens from disk: styles, script and figures are in it, nothing is loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Section:
 
 
 def to_html(document: Document, drawings: Mapping[str, str], refresh: int | None = None) -> str:
-    """Return the report as a page. `drawings` are SVG texts by figure name; `refresh` reloads it after so many seconds.
+    """Return the report as a page. `drawings` are SVG texts by figure name; the page reloads after `refresh` seconds.
 
     Whatever a record contains is escaped by the template, which has autoescape on.
     """
@@ -62,7 +62,7 @@ def _sections(document: Document) -> list[_Section]:
 
 
 def _cell_class(cell: Cell, numeric: bool) -> str | None:
-    """Return the class of a table's cell: numbers stand to the right, and long texts get a wider column."""
+    """Return the CSS class of a table's cell: numbers are aligned right, and long texts get a wider column."""
     if numeric:
         return "number"
     if cell.folder is not None or len(cell.text) <= 36:

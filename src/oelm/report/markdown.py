@@ -1,4 +1,4 @@
-"""A document as Markdown for GitHub and similar sites, with links to the figures and to the folders of the runs."""
+"""Write a document as Markdown for GitHub and similar sites, with links to the figures and the folders of the runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def to_markdown(document: Document) -> str:
     say = words(document.language)
     parts = [f"# {escape(document.title)}"]
     sections = [block for block in document.headings if block.level == 2]
-    parts.append(f"{say('contents')}: " + " · ".join(f"[{escape(one.text)}](#{one.anchor})" for one in sections))
+    links = [f"[{escape(section.text)}](#{section.anchor})" for section in sections]
+    parts.append(f"{say('contents')}: {' · '.join(links)}")
     parts += [block_text(block) for block in document.blocks]
     parts.append(f"---\n\n{escape(document.footer)}")
     # The targets of the links [R1], [R2], ... above.
@@ -56,9 +57,9 @@ def _cell(cell: Cell, in_table: bool) -> str:
     if in_table and cell.text == "":
         text = ""
     runs = " ".join("–".join(f"[{handle}]" for handle in span) for span in spans(cell.runs))
-    whole = f"{text} {runs}".strip() if in_table else f"{text} {f'({runs})' if runs else ''}".strip()
+    content = f"{text} {runs}".strip() if in_table else f"{text} {f'({runs})' if runs else ''}".strip()
     badge = f"**{escape(cell.badge)}**: " if cell.badge else ""
-    return _TONES.get(cell.tone, "") + badge + whole
+    return _TONES.get(cell.tone, "") + badge + content
 
 
 def _target(folder: str) -> str:

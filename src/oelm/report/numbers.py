@@ -159,11 +159,11 @@ def rule(hypothesis: Hypothesis, say: Words) -> str:
     kind = hypothesis.rule.kind
     bound = getattr(hypothesis.rule, kind)
     key = {"value": "rule_what_value", "trend": "rule_what_trend"}.get(hypothesis.compare, "rule_what")
-    what = say(key, measure=say(f"m_{hypothesis.measure}"), arm=hypothesis.arm, against=hypothesis.against)
+    subject = say(key, measure=say(f"m_{hypothesis.measure}"), arm=hypothesis.arm, against=hypothesis.against)
     text = figure(hypothesis.measure, bound) if hypothesis.compare == "value" else _bound(hypothesis, bound, say)
     if kind == "within":
         text = text.removeprefix("+")
-    return say(f"rule_{kind}", what=what, bound=text)
+    return say(f"rule_{kind}", what=subject, bound=text)
 
 
 def _bound(hypothesis: Hypothesis, bound: float, say: Words) -> str:

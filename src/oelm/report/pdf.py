@@ -1,4 +1,4 @@
-"""A document as a PDF, typeset by typst from PyPI. The only thing needed from the system is a font for Chinese."""
+"""Write a document as a PDF, typeset by the PyPI package typst. From the system only a Chinese font is needed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _block(block: Block) -> str:
 
 def _table(table: Table) -> str:
     columns_of_cells = zip(*table.rows, strict=True)
-    needed = [max(max(cell_len(one.text), 8 * len(spans(one.runs))) for one in cells) for cells in columns_of_cells]
+    needed = [max(max(cell_len(cell.text), 8 * len(spans(cell.runs))) for cell in cells) for cells in columns_of_cells]
     total = sum(min(size, _WIDE) for size in needed)
     limit = _WIDE if total < 110 else 16
     columns = ", ".join(f"{min(4, size / 30):.2f}fr" if size > limit else "auto" for size in needed)
@@ -123,5 +123,5 @@ def _breakable(text: str) -> str:
 
 def _string(text: str) -> str:
     """Return the text as a string literal of typst, in one line."""
-    flat = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + flat.replace("\n", " ").replace("\r", " ").replace("\t", " ") + '"'
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escaped.replace("\n", " ").replace("\r", " ").replace("\t", " ") + '"'

@@ -24,24 +24,25 @@ _TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "b
 def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
     """Return the verdicts on the hypotheses; those without suitable runs are listed by reason."""
     columns = ["id", *say.all("col_verdict", "col_hypothesis", "col_rule", "col_found", "col_p")]
-    table, without = Table("hypotheses", columns, numeric=(5,)), dict[str, list[str]]()
-    for one in analysis.verdicts:
-        why = [note_text(note, say) for note in one.notes if note.code in ("no_runs", "too_small", "pretrained")]
-        if why:
-            without.setdefault(why[0], []).append(one.hypothesis.id)
+    table, ids_by_reason = Table("hypotheses", columns, numeric=(5,)), dict[str, list[str]]()
+    for verdict in analysis.verdicts:
+        codes = ("no_runs", "too_small", "pretrained")
+        reason = next((note_text(note, say) for note in verdict.notes if note.code in codes), None)
+        if reason is not None:
+            ids_by_reason.setdefault(reason, []).append(verdict.hypothesis.id)
             continue
         table.add(
-            one.hypothesis.id,
-            Cell(say(one.verdict), tone=_TONES.get(one.verdict, "open")),
-            one.hypothesis.text(say.language),
-            numbers.rule(one.hypothesis, say),
-            Cell(verdict_numbers(one, analysis, say), handles(analysis, one.runs)),
-            numbers.p_value(one.adjusted),
+            verdict.hypothesis.id,
+            Cell(say(verdict.verdict), tone=_TONES.get(verdict.verdict, "open")),
+            verdict.hypothesis.text(say.language),
+            numbers.rule(verdict.hypothesis, say),
+            Cell(verdict_numbers(verdict, analysis, say), handles(analysis, verdict.runs)),
+            numbers.p_value(verdict.adjusted),
         )
     blocks: list[Block] = [Heading(say("hypotheses"), 2, "hypotheses")]
     blocks += [table] if table.rows else []
-    reasons = [say("headed", head=why, text=", ".join(ids)) for why, ids in without.items()]
-    return blocks + [Paragraph(text, tone="muted") for text in reasons]
+    not_judged = [say("headed", head=reason, text=", ".join(ids)) for reason, ids in ids_by_reason.items()]
+    return blocks + [Paragraph(text, tone="muted") for text in not_judged]
 
 
 def published_section(analysis: Analysis, say: Words) -> list[Block]:
@@ -51,47 +52,47 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
     columns = ["col_verdict", "col_figure", "col_published", "col_measured", "col_published_change"]
     columns = ["id", *say.all(*columns, "col_measured_change", "col_setup")]
     table, doubts = Table("published", columns, numeric=(3,)), []
-    for one in analysis.replications:
-        verdict = say(one.verdict)
-        synthetic = one.setup.runs[0].synthetic
-        if synthetic or one.stand_in:
+    for replication in analysis.replications:
+        verdict = say(replication.verdict)
+        synthetic = replication.setup.runs[0].synthetic
+        if synthetic or replication.stand_in:
             kind = say("note_synthetic" if synthetic else "note_stand_in")
             verdict = say("in_brackets", text=verdict, more=kind)
-        limits = numbers.bounds(one.metric, one.measured, say)
-        ours = say("in_brackets", text=numbers.figure(one.metric, one.measured.mean), more=limits)
+        limits = numbers.bounds(replication.metric, replication.measured, say)
+        measured = say("in_brackets", text=numbers.figure(replication.metric, replication.measured.mean), more=limits)
         change = "–"
-        if one.comparison is not None:
-            interval = numbers.interval(one.comparison, say)
-            change = say("in_brackets", text=numbers.change(one.comparison, say), more=interval)
-        where = setup_label(one.setup, analysis)
-        setup = "; ".join(f"{item.field} {item.one} → {item.other}" for item in one.differs)
+        if replication.comparison is not None:
+            interval = numbers.interval(replication.comparison, say)
+            change = say("in_brackets", text=numbers.change(replication.comparison, say), more=interval)
+        metric, setup_text = say(f"m_{replication.metric}"), setup_label(replication.setup, analysis)
+        differing = "; ".join(f"{item.field} {item.one} → {item.other}" for item in replication.differs)
         table.add(
-            one.experiment.id,
-            Cell(verdict, tone=_TONES.get(one.verdict, "open")),
-            say("in_brackets", text=say(f"m_{one.metric}"), more=where) if where else say(f"m_{one.metric}"),
-            numbers.figure(one.metric, one.value),
-            Cell(ours, handles(analysis, one.runs)),
-            _published_change(one, say),
+            replication.experiment.id,
+            Cell(verdict, tone=_TONES.get(replication.verdict, "open")),
+            say("in_brackets", text=metric, more=setup_text) if setup_text else metric,
+            numbers.figure(replication.metric, replication.value),
+            Cell(measured, handles(analysis, replication.runs)),
+            _published_change(replication, say),
             change,
-            setup or "–",
+            differing or "–",
         )
-        doubts += [f"{one.experiment.id}: {text}" for text in one.experiment.doubts]
+        doubts += [f"{replication.experiment.id}: {text}" for text in replication.experiment.doubts]
     blocks: list[Block] = [Heading(say("published"), 2, "published"), table]
     if doubts:
         blocks.append(Bullets([Cell(say("note_doubt", text=text)) for text in dict.fromkeys(doubts)]))
     return blocks
 
 
-def _published_change(one: Replication, say: Words) -> str:
+def _published_change(replication: Replication, say: Words) -> str:
     """Return the change that the study published, in the unit in which the measured change is given."""
-    if one.published_change is None:
+    if replication.published_change is None:
         return "–"
-    difference = one.value - one.value / (1 + one.published_change)
-    if one.metric == "accuracy":
+    difference = replication.value - replication.value / (1 + replication.published_change)
+    if replication.metric == "accuracy":
         return say("points", value=numbers.signed(100 * difference, 2))
-    if one.metric == "val_loss":
+    if replication.metric == "val_loss":
         return numbers.signed(difference, 4)
-    return numbers.percent(one.published_change)
+    return numbers.percent(replication.published_change)
 
 
 def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
@@ -99,27 +100,27 @@ def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
     blocks: list[Block] = []
     for bench in analysis.benches:
         blocks += bench_blocks(bench, out, say)
-    sound = [one for one in analysis.times if one.sound and one.n > 1]
+    sound = [comparison for comparison in analysis.times if comparison.sound and comparison.n > 1]
     if sound:
         columns = ["col_method", "col_against", "col_seeds", "col_change", "col_interval", "col_flops", "col_runs"]
         table = Table("step-times", say.all(*columns), numeric=(2, 3, 4, 5))
-        for one in sound:
-            bound = flop_ratio(*one.pairs[0])
+        for comparison in sound:
+            bound = flop_ratio(*comparison.pairs[0])
             table.add(
-                Cell(one.arm, code=True),
-                Cell(one.reference, code=True),
-                str(one.n),
-                numbers.change(one, say),
-                numbers.change_range(one, say),
+                Cell(comparison.arm, code=True),
+                Cell(comparison.reference, code=True),
+                str(comparison.n),
+                numbers.change(comparison, say),
+                numbers.change_range(comparison, say),
                 numbers.percent(bound - 1) if bound is not None else "–",
-                Cell("", handles(analysis, runs_of(one))),
+                Cell("", handles(analysis, runs_of(comparison))),
             )
         blocks += [Paragraph(say("time_runs")), table]
-        uneven = dict.fromkeys(note_text(note, say) for one in sound for note in uneven_times(one))
+        uneven = dict.fromkeys(note_text(note, say) for comparison in sound for note in uneven_times(comparison))
         blocks += [Bullets([Cell(text) for text in uneven])] if uneven else []
-    unsound = [one for one in analysis.times if not one.sound]
+    unsound = [comparison for comparison in analysis.times if not comparison.sound]
     if unsound:
-        fields = sorted({item.field for one in unsound for item in one.confounds})
+        fields = sorted({item.field for comparison in unsound for item in comparison.confounds})
         why = say("note_times_doubtful") if fields == ["timing"] else say("note_confounded", fields=", ".join(fields))
         blocks.append(Paragraph(say("time_excluded", count=len(unsound), why=why), tone="muted"))
     if not blocks:
@@ -241,9 +242,9 @@ def reading_section(say: Words) -> list[Block]:
     return [Heading(say("reading"), 2, "reading"), Bullets(items)]
 
 
-def runs_of(one: Comparison) -> tuple[Run, ...]:
+def runs_of(comparison: Comparison) -> tuple[Run, ...]:
     """Return the runs of a comparison, each once."""
-    return tuple(dict.fromkeys(run for pair in one.pairs for run in pair))
+    return tuple(dict.fromkeys(run for pair in comparison.pairs for run in pair))
 
 
 def handles(analysis: Analysis, runs: tuple[Run, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Say in words what the runs show: a sentence for each comparison and each verdict."""
+"""Put into words what the runs show: a sentence for each comparison and each verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..analysis.stats import ALPHA
 from . import numbers
 from .words import Words, words
 
-# The notes on a comparison that belong into the summary.
+# The notes on a comparison that the summary repeats.
 _DOUBTS = ("edge_low", "edge_high", "better_elsewhere")
 # Settings that follow from the length of a run: a longer run warms up longer and is evaluated less often.
 _FOLLOW_LENGTH = ("eval.every", "optimizer.warmup_steps")
@@ -26,12 +26,12 @@ def summary(analysis: Analysis, language: str = "en") -> list[str]:
     """Return the summary of a report as lines of text, for a terminal."""
     say = words(language)
     lines = [*opening(analysis, say)]
-    differences = [f"- {sentence(one, analysis, say)}" for one in analysis.comparisons]
+    differences = [f"- {sentence(comparison, analysis, say)}" for comparison in analysis.comparisons]
     lines += ["", say("heading_of", head=say("what_differs")), *differences] if differences else []
     judged = by_verdict(analysis)
     for key, verdicts in judged if any(verdicts for _, verdicts in judged) else []:
         lines += ["", say("heading_of", head=say(key))]
-        lines += [f"- {verdict_line(one, analysis, say)}" for one in verdicts] or [f"- {say('nothing')}"]
+        lines += [f"- {verdict_line(verdict, analysis, say)}" for verdict in verdicts] or [f"- {say('nothing')}"]
     scenarios = scenario_lines(analysis, say)
     return lines + (["", *scenarios] if scenarios else [])
 
@@ -52,7 +52,7 @@ def opening(analysis: Analysis, say: Words) -> list[str]:
             lines.append(say("synthetic", dataset=group.dataset))
         elif setup.stand_in:
             lines.append(say("stand_in", dataset=group.dataset))
-        if not any(one.reference for one in group.setups) and len(group.setups[0].arms) > 1:
+        if not any(candidate.reference for candidate in group.setups) and len(group.setups[0].arms) > 1:
             lines.append(say("no_reference", dataset=group.dataset))
     return lines
 
@@ -62,75 +62,79 @@ def count_text(what: str, count: int, say: Words) -> str:
     return say(f"one_{what}") if count == 1 else say(f"many_{what}s", count=count)
 
 
-def sentence(one: Comparison, analysis: Analysis, say: Words) -> str:
+def sentence(comparison: Comparison, analysis: Analysis, say: Words) -> str:
     """Return a comparison as a sentence: the change, its interval, the learning rates, and the conclusion."""
-    basis = say(f"basis_{one.basis}", rate=numbers.rate(one.rate), reference_rate=numbers.rate(one.reference_rate))
+    basis = say(
+        f"basis_{comparison.basis}",
+        rate=numbers.rate(comparison.rate),
+        reference_rate=numbers.rate(comparison.reference_rate),
+    )
     text = say(
         "sentence",
-        arm=one.arm,
-        reference=one.reference,
-        measure=say(f"m_{one.measure.name}"),
-        change=numbers.change(one, say),
-        interval=numbers.interval(one, say),
+        arm=comparison.arm,
+        reference=comparison.reference,
+        measure=say(f"m_{comparison.measure.name}"),
+        change=numbers.change(comparison, say),
+        interval=numbers.interval(comparison, say),
         basis=basis,
-        verdict=conclusion(one, say),
+        verdict=conclusion(comparison, say),
     )
-    doubts = [note_text(note, say) for note in one.notes if note.code in _DOUBTS]
+    doubts = [note_text(note, say) for note in comparison.notes if note.code in _DOUBTS]
     if doubts:
         text = say("but", sentence=text, doubts=say("and_then").join(doubts))
-    where = setup_label(one.setup, analysis)
+    where = setup_label(comparison.setup, analysis)
     return say("sentence_on", dataset=where, sentence=text) if where else text
 
 
-def conclusion(one: Comparison, say: Words) -> str:
+def conclusion(comparison: Comparison, say: Words) -> str:
     """Return the conclusion of a comparison as a sentence."""
-    if not one.sound:
-        return say("says_confounded", fields=", ".join(item.field for item in one.confounds))
-    if not one.pairs:
+    if not comparison.sound:
+        return say("says_confounded", fields=", ".join(item.field for item in comparison.confounds))
+    if not comparison.pairs:
         return say("says_unpaired")
-    if one.no_spread:
+    if comparison.no_spread:
         return say("says_no_spread")
-    if one.adjusted is None:
+    if comparison.adjusted is None:
         return say("says_one_seed")
     parts = []
-    if one.conclusive:
-        parts.append(say("says_better" if one.winner == one.arm else "says_worse"))
-    if one.alike is not None and one.alike < ALPHA:
-        parts.append(say("says_alike", margin=numbers.margin(one.measure.name)))
+    if comparison.conclusive:
+        parts.append(say("says_better" if comparison.winner == comparison.arm else "says_worse"))
+    if comparison.alike is not None and comparison.alike < ALPHA:
+        parts.append(say("says_alike", margin=numbers.margin(comparison.measure.name)))
     if parts:
         return " ".join(parts)
-    if one.p is not None and one.p < ALPHA:
-        return say("says_open_corrected", p=numbers.p_value(one.adjusted))
+    if comparison.p is not None and comparison.p < ALPHA:
+        return say("says_open_corrected", p=numbers.p_value(comparison.adjusted))
     return say("says_open")
 
 
-def short_conclusion(one: Comparison, say: Words) -> tuple[str, str]:
+def short_conclusion(comparison: Comparison, say: Words) -> tuple[str, str]:
     """Return the conclusion of a comparison in a word, and its tone."""
-    if not one.sound:
+    if not comparison.sound:
         return say("basis_confounded_short"), "open"
-    if one.no_spread:
+    if comparison.no_spread:
         return say("undecided"), "open"
-    if one.adjusted is None:
-        return say("one_seed_short") if one.pairs else say("no_pair_short"), "open"
-    alike = one.alike is not None and one.alike < ALPHA
-    if one.conclusive:
-        better = one.winner == one.arm
+    if comparison.adjusted is None:
+        return say("one_seed_short") if comparison.pairs else say("no_pair_short"), "open"
+    alike = comparison.alike is not None and comparison.alike < ALPHA
+    if comparison.conclusive:
+        better = comparison.winner == comparison.arm
         word = say("better" if better else "worse")
         if alike:
-            word = say("within", reading=word, margin=numbers.margin(one.measure.name))
+            word = say("within", reading=word, margin=numbers.margin(comparison.measure.name))
         return word, "good" if better else "bad"
     if alike:
-        return say("within", reading=say("alike"), margin=numbers.margin(one.measure.name)), "good"
+        return say("within", reading=say("alike"), margin=numbers.margin(comparison.measure.name)), "good"
     return say("undecided"), "open"
 
 
 def by_verdict(analysis: Analysis) -> list[tuple[str, list[Verdict]]]:
     """Return the verdicts that have runs, by their outcome: the key of a heading, and the verdicts below it."""
-    judged = [one for one in analysis.verdicts if one.estimate is not None or one.runs]
+    judged = [verdict for verdict in analysis.verdicts if verdict.estimate is not None or verdict.runs]
     return [
-        ("what_holds", [one for one in judged if one.verdict == SUPPORTED]),
-        ("what_fails", [one for one in judged if one.verdict == REFUTED]),
-        ("what_is_open", [one for one in judged if one.verdict not in (SUPPORTED, REFUTED)]),
+        ("what_holds", [verdict for verdict in judged if verdict.verdict == SUPPORTED]),
+        ("what_fails", [verdict for verdict in judged if verdict.verdict == REFUTED]),
+        ("what_is_open", [verdict for verdict in judged if verdict.verdict not in (SUPPORTED, REFUTED)]),
     ]
 
 
@@ -141,7 +145,7 @@ def verdict_line(verdict: Verdict, analysis: Analysis, say: Words) -> str:
 
 
 def verdict_numbers(verdict: Verdict, analysis: Analysis, say: Words) -> str:
-    """Return the numbers of a verdict, where they were measured, and what else a reader must know."""
+    """Return the numbers of a verdict, the setup in which they were measured, and what else a reader must know."""
     text = numbers.verdict_value(verdict, say) if verdict.estimate is not None else ""
     extra = [note_text(note, say) for note in verdict.notes if note.code != "one_seed"]
     if verdict.beside is not None and verdict.hypothesis.beside is not None:
@@ -207,8 +211,8 @@ def _few(apart: tuple[tuple[str, str], ...]) -> list[str]:
     fields = {field: value for field, value in apart if not field.startswith("environment.")}
     if "train.max_steps" in fields:
         fields = {field: value for field, value in fields.items() if field not in _FOLLOW_LENGTH}
-    used = {field: value for field, value in fields.items() if value not in (_NEUTRAL.get(field), "null")}
-    return [f"{field} {value}" for field, value in used.items()][:4]
+    in_use = {field: value for field, value in fields.items() if value not in (_NEUTRAL.get(field), "null")}
+    return [f"{field} {value}" for field, value in in_use.items()][:4]
 
 
 def _letters(text: str) -> str:
@@ -221,35 +225,36 @@ def note_text(note: Note, say: Words) -> str:
     return say(f"note_{note.code}", **dict(note.values))
 
 
-def comparison_notes(one: Comparison, say: Words) -> list[str]:
+def comparison_notes(comparison: Comparison, say: Words) -> list[str]:
     """Return everything that a reader must know about a comparison, in words."""
-    notes = [note_text(note, say) for note in one.notes if note.code != "one_seed"]
-    if one.confounds:
-        fields = ", ".join(f"{item.field} ({item.one} / {item.other})" for item in one.confounds)
+    notes = [note_text(note, say) for note in comparison.notes if note.code != "one_seed"]
+    if comparison.confounds:
+        fields = ", ".join(f"{item.field} ({item.one} / {item.other})" for item in comparison.confounds)
         notes.append(say("note_confounded", fields=fields))
-    if one.cautions:
-        notes.append(say("note_cautions", fields=", ".join(item.field for item in one.cautions)))
+    if comparison.cautions:
+        notes.append(say("note_cautions", fields=", ".join(item.field for item in comparison.cautions)))
     return notes
 
 
 def shared_notes(comparisons: Sequence[Comparison], say: Words) -> list[tuple[str, list[Comparison]]]:
     """Return the notes on several comparisons, each once, with the arms in front and the comparisons it is about."""
-    about: dict[str, list[Comparison]] = {}
-    for one in comparisons:
-        for note in comparison_notes(one, say):
-            about.setdefault(note, []).append(one)
+    comparisons_by_note: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        for note in comparison_notes(comparison, say):
+            comparisons_by_note.setdefault(note, []).append(comparison)
     by_arms: dict[str, list[str]] = {}
-    for note, concerned in about.items():
+    for note, concerned in comparisons_by_note.items():
         by_arms.setdefault(_arms_text(concerned, comparisons, say), []).append(note)
     return [
-        (say("headed", head=head, text=say("and_then").join(notes)), about[notes[0]]) for head, notes in by_arms.items()
+        (say("headed", head=head, text=say("and_then").join(notes)), comparisons_by_note[notes[0]])
+        for head, notes in by_arms.items()
     ]
 
 
 def _arms_text(about: Sequence[Comparison], comparisons: Sequence[Comparison], say: Words) -> str:
-    """Return some of the compared arms by name, or as all but the others when that is shorter."""
-    named = [one.arm for one in about]
-    others = [one.arm for one in comparisons if one.arm not in named]
+    """Return the names of the arms in `about`, or "every arm but ..." when that is shorter."""
+    named = [comparison.arm for comparison in about]
+    others = [comparison.arm for comparison in comparisons if comparison.arm not in named]
     if len(about) == 1 or len(others) >= len(about):
         return ", ".join(named)
     return say("every_arm_but", arms=", ".join(others)) if others else say("every_arm")

@@ -1,4 +1,4 @@
-"""Finish the SVG that matplotlib writes: alt text, values on hover, nothing left that is not needed to show it."""
+"""Finish the SVG that matplotlib writes: add alt text and tooltips, and remove all that is not needed to show it."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Notes:
         self.by_id[name] = _Note({f"data-{key}": value for key, value in attributes.items()}, title, points)
 
 
-def finish(drawn: bytes, title: str, caption: str, notes: Notes) -> str:
+def finish(svg: bytes, title: str, caption: str, notes: Notes) -> str:
     """Return the SVG as text, with alt text and notes, without the ids and metadata that nothing refers to."""
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
-    root = ElementTree.fromstring(drawn)
+    root = ElementTree.fromstring(svg)
     for element in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(element)
     # matplotlib styles every element of the document, which would be the whole page, with a rule for `*`.
@@ -99,7 +99,7 @@ def _text_element(name: str, text: str) -> ElementTree.Element:
 
 
 def _drop_ids(root: ElementTree.Element) -> None:
-    """Remove the ids that nothing refers to: several figures stand in one page, where an id may be there once."""
+    """Remove the ids that nothing refers to: a page has several figures, and an id may occur in it only once."""
     used = set()
     for element in root.iter():
         used.add(element.get(f"{{{_XLINK}}}href", "").removeprefix("#"))
@@ -111,7 +111,7 @@ def _drop_ids(root: ElementTree.Element) -> None:
 
 
 def _shorten(root: ElementTree.Element) -> None:
-    """Leave out what shows nothing: half of matplotlib's text is indentation, digits and repeated styles."""
+    """Shorten the text without changing the picture: half of it is indentation, digits and repeated styles."""
     for element in root.iter():
         for key in ("d", "x", "y", "transform"):
             if key in element.attrib:

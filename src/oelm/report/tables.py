@@ -51,38 +51,38 @@ def results_json(analysis: Analysis) -> str:
             {"path": str(item.path), "kind": item.kind, "reason": item.reason, "method": item.method, "seed": item.seed}
             for item in analysis.left_out
         ],
-        "comparisons": [_comparison(analysis, one) for one in analysis.comparisons],
-        "equal_rates": [_comparison(analysis, one) for one in analysis.equal],
-        "step_times": [_comparison(analysis, one) for one in analysis.times],
+        "comparisons": [_comparison(analysis, comparison) for comparison in analysis.comparisons],
+        "equal_rates": [_comparison(analysis, comparison) for comparison in analysis.equal],
+        "step_times": [_comparison(analysis, comparison) for comparison in analysis.times],
         "hypotheses": [
             {
-                "id": one.hypothesis.id,
-                "verdict": one.verdict,
-                "scenario": one.scenario,
-                "rule": {one.hypothesis.rule.kind: getattr(one.hypothesis.rule, one.hypothesis.rule.kind)},
-                "found": _estimate(one.estimate),
-                "p": one.p,
-                "p_holm": one.adjusted,
-                "dataset": one.setup.dataset if one.setup else None,
-                "notes": [{"code": note.code, **dict(note.values)} for note in one.notes],
-                "runs": [analysis.handle(run) for run in one.runs],
+                "id": verdict.hypothesis.id,
+                "verdict": verdict.verdict,
+                "scenario": verdict.scenario,
+                "rule": verdict.hypothesis.rule.model_dump(exclude_none=True),
+                "found": _estimate(verdict.estimate),
+                "p": verdict.p,
+                "p_holm": verdict.adjusted,
+                "dataset": verdict.setup.dataset if verdict.setup else None,
+                "notes": [{"code": note.code, **dict(note.values)} for note in verdict.notes],
+                "runs": [analysis.handle(run) for run in verdict.runs],
             }
-            for one in analysis.verdicts
+            for verdict in analysis.verdicts
         ],
         "published": [
             {
-                "id": one.experiment.id,
-                "metric": one.metric,
-                "published": one.value,
-                "measured": _estimate(one.measured),
-                "published_change": one.published_change,
-                "measured_change": _estimate(one.measured_change),
-                "verdict": one.verdict,
-                "stand_in": one.stand_in,
-                "setup": [asdict(item) for item in one.differs],
-                "runs": [analysis.handle(run) for run in one.runs],
+                "id": replication.experiment.id,
+                "metric": replication.metric,
+                "published": replication.value,
+                "measured": _estimate(replication.measured),
+                "published_change": replication.published_change,
+                "measured_change": _estimate(replication.measured_change),
+                "verdict": replication.verdict,
+                "stand_in": replication.stand_in,
+                "setup": [asdict(item) for item in replication.differs],
+                "runs": [analysis.handle(run) for run in replication.runs],
             }
-            for one in analysis.replications
+            for replication in analysis.replications
         ],
         "bench": [
             {"path": str(bench.path), "rows": [row.model_dump(exclude_unset=True) for row in bench.rows]}
@@ -109,31 +109,34 @@ def _row(analysis: Analysis, run: Any) -> dict[str, Any]:
     return about | {name: value for name in _FIGURES if (value := run.figure(name)) is not None}
 
 
-def _comparison(analysis: Analysis, one: Comparison) -> dict[str, Any]:
-    return {**comparison_data(one), "pairs": [[analysis.handle(a), analysis.handle(b)] for a, b in one.pairs]}
+def _comparison(analysis: Analysis, comparison: Comparison) -> dict[str, Any]:
+    return {
+        **comparison_data(comparison),
+        "pairs": [[analysis.handle(a), analysis.handle(b)] for a, b in comparison.pairs],
+    }
 
 
-def comparison_data(one: Comparison) -> dict[str, Any]:
+def comparison_data(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as data; its runs are named by their folders."""
     return {
-        "dataset": one.setup.dataset,
-        "setup": dict(one.setup.apart),
-        "measure": one.measure.name,
-        "arm": one.arm,
-        "reference": one.reference,
-        "basis": one.basis,
-        "learning_rate": one.rate,
-        "reference_learning_rate": one.reference_rate,
-        "grid": list(one.grid),
-        "n": one.n,
-        "ratio": _estimate(one.ratio),
-        "difference": _estimate(one.difference),
-        "p_holm": one.adjusted,
-        "p_alike_holm": one.alike,
-        "confounds": [asdict(item) for item in one.confounds],
-        "cautions": [asdict(item) for item in one.cautions],
-        "notes": [{"code": note.code, **dict(note.values)} for note in one.notes],
-        "pairs": [[str(a.path), str(b.path)] for a, b in one.pairs],
+        "dataset": comparison.setup.dataset,
+        "setup": dict(comparison.setup.apart),
+        "measure": comparison.measure.name,
+        "arm": comparison.arm,
+        "reference": comparison.reference,
+        "basis": comparison.basis,
+        "learning_rate": comparison.rate,
+        "reference_learning_rate": comparison.reference_rate,
+        "grid": list(comparison.grid),
+        "n": comparison.n,
+        "ratio": _estimate(comparison.ratio),
+        "difference": _estimate(comparison.difference),
+        "p_holm": comparison.adjusted,
+        "p_alike_holm": comparison.alike,
+        "confounds": [asdict(item) for item in comparison.confounds],
+        "cautions": [asdict(item) for item in comparison.cautions],
+        "notes": [{"code": note.code, **dict(note.values)} for note in comparison.notes],
+        "pairs": [[str(a.path), str(b.path)] for a, b in comparison.pairs],
     }
 
 
@@ -164,8 +167,8 @@ def table_latex(table: Table) -> str:
 
 def latex(text: str) -> str:
     """Return text in which the special characters of LaTeX are escaped."""
-    named = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
-    special = {char: rf"\text{name}{{}}" for char, name in named.items()}
+    names = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
+    special = {char: rf"\text{name}{{}}" for char, name in names.items()}
     special |= {"−": "$-$", "–": "--", "≤": r"$\leq$", "≥": r"$\geq$", "→": r"$\rightarrow$"}
     special |= {char: f"\\{char}" for char in "&%$#_{}"}
     return "".join(special.get(char, char) for char in " ".join(text.split()))

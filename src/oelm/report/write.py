@@ -1,4 +1,4 @@
-"""Write a report's files. A form that cannot be made here is left out and its reason given; the rest is written.
+"""Write a report's files. If one cannot be written here, the others are, and the report says why.
 
 `watch` writes a report again and again while runs are in progress.
 """
@@ -139,10 +139,10 @@ def _write_all(contents: dict[str, str | bytes], folder: Path) -> list[Path]:
 def _remove_older(folder: Path, written: Sequence[Path]) -> None:
     """Remove the figures and tables that only an earlier report wrote here, and list those of this one."""
     names = [path.relative_to(folder) for path in written]
-    ours = {str(name) for name in names if name.parts[0] in ("figures", "tables")}
-    for name in _listed(folder) - ours:
+    current = {str(name) for name in names if name.parts[0] in ("figures", "tables")}
+    for name in _listed(folder) - current:
         (folder / name).unlink(missing_ok=True)
-    write_json(folder / _LIST, sorted(ours))
+    write_json(folder / _LIST, sorted(current))
 
 
 def _listed(folder: Path) -> set[str]:
@@ -156,7 +156,7 @@ def _listed(folder: Path) -> set[str]:
 
 
 def _typeset(document: Document, path: Path, say: Words) -> str | None:
-    """Write the PDF, or return the reason why not. The PDF of an earlier report is removed then."""
+    """Write the PDF and return None, or remove that of an earlier report and return the reason."""
     reason = None
     if not pdf.available():
         reason = say("no_typst")
@@ -183,13 +183,13 @@ def watch(
 
     `on_report` is called with each report, and with None while there are no runs yet. `options` go to `write_report`.
     """
-    before: object = None
+    last_stamps: object = None
     running: tuple[Attempt, ...] = ()
     while True:
-        now = stamps(paths)
+        new_stamps = stamps(paths)
         # A killed run changes no file, so its process is checked as well.
-        if now != before or not all(is_alive(run.path, run.status) for run in running):
-            before, running = now, ()
+        if new_stamps != last_stamps or not all(is_alive(run.path, run.status) for run in running):
+            last_stamps, running = new_stamps, ()
             try:
                 report = write_report(paths, out, refresh=max(2, round(seconds)), **options)
             except NoRunsError:
