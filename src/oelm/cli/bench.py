@@ -1,4 +1,4 @@
-"""The command bench: the speed of several methods side by side."""
+"""The command bench: measure the speed of several methods side by side."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bench(
     ] = None,
     decode: Annotated[
         bool,
-        typer.Option("--decode", help="Time generation: --steps tokens after --sequence-length others; show cache."),
+        typer.Option("--decode", help="Time generation of --steps tokens after --sequence-length; show cache sizes."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

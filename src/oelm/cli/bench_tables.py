@@ -24,13 +24,13 @@ def _bench_cells(row: StepBench, unequal: bool) -> dict[str, str]:
     bound, trainable = f"{row.flop_bound:.3f}", f"{row.trainable:,}"
     if not unequal:
         speed = {"tokens/s": f"{row.tokens_per_second:,.0f}", "MFU": mfu, "ratio": ratio}
-        ends = {"FLOP bound": bound, "trainable": trainable, "peak memory, MB": memory}
-        return {"arm": row.arm, **step, **speed, **ends}
+        last_columns = {"FLOP bound": bound, "trainable": trainable, "peak memory, MB": memory}
+        return {"arm": row.arm, **step, **speed, **last_columns}
     # With two more columns, long headings are broken so that a table still fits a terminal.
     per_example = _with_interval(row.ratio_per_example, row.ratio_per_example_95)
     ratios = {"ratio of\nsteps": ratio, "ratio per\nexample": per_example}
-    ends = {"FLOP\nbound": bound, "trainable": trainable, "peak\nmemory, MB": memory}
-    return {"arm": row.arm, "batch": str(row.batch_size), **step, "MFU": mfu, **ratios, **ends}
+    last_columns = {"FLOP\nbound": bound, "trainable": trainable, "peak\nmemory, MB": memory}
+    return {"arm": row.arm, "batch": str(row.batch_size), **step, "MFU": mfu, **ratios, **last_columns}
 
 
 def decoding_table(rows: list[DecodeBench]) -> Table:
@@ -55,12 +55,12 @@ def _table(title: str, lines: list[dict[str, str]]) -> Table:
     return table
 
 
-def render_bench(table: Table, against: str) -> str:
-    """Return a benchmark's table as text, with a line that says how its ratios are made."""
+def render_bench(table: Table, reference: str) -> str:
+    """Return a benchmark's table as text, with a line that says how its ratios are computed."""
     return (
         f"{plain_text(table)}\n"
-        f"ratio: of the medians to {against}'s within a round, averaged over the rounds; the times above, medians over "
-        "all rounds, may give another, since the machine's speed changes between rounds"
+        f"ratio: an arm's median time over that of {reference} in the same round, averaged over the rounds. The times "
+        "are medians over all rounds; their ratio may differ, since the machine's speed changes between rounds"
     )
 
 

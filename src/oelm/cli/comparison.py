@@ -22,57 +22,58 @@ _METRICS = {
 _COMMON = ("step_seconds", "peak_memory", "trainable", "frozen_share")
 
 
-def compare_text(one: Run, other: Run, language: str = "en") -> str:
+def compare_text(run: Run, reference: Run, language: str = "en") -> str:
     """Return the text of `oelm compare`: every figure of both runs, the change, and the settings that differ."""
     say = words(language)
-    require_same_task(one, other, say)
-    comparison = compare_runs(one, other)
-    lines = [say("cli_two", one=_name(one), other=_name(other)), f"  {one.path}", f"  {other.path}", ""]
-    lines += _figures(comparison, one, other, say)
+    require_same_task(run, reference, say)
+    comparison = compare_runs(run, reference)
+    lines = [say("cli_two", one=_name(run), other=_name(reference)), f"  {run.path}", f"  {reference.path}", ""]
+    lines += _figures(comparison, run, reference, say)
     lines += ["", say("cli_one_pair"), ""]
-    lines += _differences(comparison, one, other, say)
+    lines += _differences(comparison, run, reference, say)
     return "\n".join(lines)
 
 
-def require_same_task(one: Run, other: Run, say: Words) -> None:
+def require_same_task(run: Run, reference: Run, say: Words) -> None:
     """Raise if two runs were trained for different tasks."""
-    if one.task != other.task:
-        values = {"one": one.path, "task": one.task.name, "other": other.path, "other_task": other.task.name}
+    if run.task != reference.task:
+        values = {"one": run.path, "task": run.task.name, "other": reference.path, "other_task": reference.task.name}
         raise AnalysisError(say("cli_tasks", **values))
 
 
-def _figures(comparison: Comparison, one: Run, other: Run, say: Words) -> list[str]:
+def _figures(comparison: Comparison, run: Run, reference: Run, say: Words) -> list[str]:
     """Return the lines of the table of figures."""
     rows = []
-    for name in (*_METRICS.get(one.task.kind, ("val_loss",)), *_COMMON):
-        a, b = one.figure(name), other.figure(name)
+    for name in (*_METRICS.get(run.task.kind, ("val_loss",)), *_COMMON):
+        a, b = run.figure(name), reference.figure(name)
         if a is None or b is None:
             continue
-        doubt = " *" if name == "step_seconds" and (one.times_doubt or other.times_doubt) else ""
+        doubt = " *" if name == "step_seconds" and (run.times_doubt or reference.times_doubt) else ""
         change = numbers.change(of_pairs(comparison, MEASURES[name]), say) if name in MEASURES else ""
         rows.append((say(f"m_{name}"), numbers.figure(name, a), numbers.figure(name, b), change + doubt))
-    bound = flop_ratio(one, other)
+    bound = flop_ratio(run, reference)
     if bound is not None:
         rows.append((say("flop_bound"), "", "", numbers.percent(bound - 1)))
-    rows.insert(0, ("", _short(one), _short(other), say("col_change")))
+    rows.insert(0, ("", _short(run), _short(reference), say("col_change")))
     widths = [max(cell_len(row[column]) for row in rows) for column in range(4)]
     lines = []
     for row in rows:
-        padded = [pad(text, width, right=at > 0) for at, (text, width) in enumerate(zip(row, widths, strict=True))]
+        cells = zip(row, widths, strict=True)
+        padded = [pad(text, width, right=index > 0) for index, (text, width) in enumerate(cells)]
         lines.append(f"  {'  '.join(padded)}")
-    doubtful = one.times_doubt or other.times_doubt
+    doubtful = run.times_doubt or reference.times_doubt
     return [*lines, f"  * {say('note_times_doubtful')}"] if doubtful else lines
 
 
-def _differences(comparison: Comparison, one: Run, other: Run, say: Words) -> list[str]:
+def _differences(comparison: Comparison, run: Run, reference: Run, say: Words) -> list[str]:
     """Return the lines that list the settings in which the runs differ."""
     lines = []
-    if one.method != other.method:
-        lines.append(f"{say('cli_method')}: {one.method} / {other.method}")
+    if run.method != reference.method:
+        lines.append(f"{say('cli_method')}: {run.method} / {reference.method}")
     if comparison.confounds:
         lines += [say("heading_of", head=say("cli_confounded")), *_fields(comparison.confounds)]
     else:
-        lines.append(say("cli_same") if one.method != other.method else say("cli_identical"))
+        lines.append(say("cli_same") if run.method != reference.method else say("cli_identical"))
     if comparison.cautions:
         lines += [say("heading_of", head=say("cli_cautions")), *_fields(comparison.cautions)]
     return lines

@@ -70,7 +70,7 @@ def _choose_steps(out: Path, budget: float, jobs: int) -> int:
     if (out / _SETTINGS).is_file():
         steps = read_record(out / _SETTINGS).get("steps")
         if not isinstance(steps, int):
-            raise LabError(f"{out / _SETTINGS}: holds no number of steps; remove {out} to start anew")
+            raise LabError(f"{out / _SETTINGS}: holds no number of steps; remove {out} to start again")
         return steps
     runs = _plan(out, STEPS[0], (0,))
     rounds, per_step = math.ceil(len(runs) / jobs), seconds_per_step(runs[0])
@@ -84,8 +84,8 @@ def _plan(out: Path, steps: int, seeds: tuple[int, ...]) -> list[PlannedRun]:
     """Return the demo's runs with this many steps, each validated four times."""
     demo = find_experiment("demo")
     length = {"train": {"max_steps": steps}, "eval": {"every": max(1, steps // 4)}}
-    sized = demo.model_copy(update={"config": merge(demo.config, length)})
-    return plan_runs([sized], Request(seeds=seeds, output=str(out / "runs")))
+    shortened = demo.model_copy(update={"config": merge(demo.config, length)})
+    return plan_runs([shortened], Request(seeds=seeds, output=str(out / "runs")))
 
 
 def _report(out: Path, start: float) -> None:

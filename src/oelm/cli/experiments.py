@@ -43,9 +43,9 @@ def experiments(
         if name is not None:
             import yaml
 
-            shown = _details(find_experiment(name))
-            text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
-            typer.echo(json.dumps(shown, indent=2) if as_json else text)
+            details = _details(find_experiment(name))
+            text = yaml.safe_dump(details, sort_keys=False, allow_unicode=True)
+            typer.echo(json.dumps(details, indent=2) if as_json else text)
         elif as_json:
             typer.echo(json.dumps([_details(experiment) for experiment in runnable_experiments()], indent=2))
         else:
@@ -113,17 +113,17 @@ def matrix(
         seed_list = None if seeds is None else tuple(range(seeds))
         request = Request(scale, seed_list, axes, overrides, data, str(out))
         planned = _plan([word for word in names if word not in overrides], request, dry_run)
-        chosen: Launcher
+        run_launcher: Launcher
         if launcher == "slurm":
             from ..lab.launch.slurm import SlurmOptions, slurm_launcher
 
             options = SlurmOptions(partition=partition, gpus=gpus_per_run, minutes=minutes, cpus=cpus, extra=sbatch)
-            chosen = slurm_launcher(out, options, jobs or 64)
+            run_launcher = slurm_launcher(out, options, jobs or 64)
         else:
             from ..lab.launch.local import local_launcher
 
-            chosen = local_launcher(gpus, jobs, gpus_per_run)
-        code = _run_matrix(planned, chosen, retries, yes)
+            run_launcher = local_launcher(gpus, jobs, gpus_per_run)
+        code = _run_matrix(planned, run_launcher, retries, yes)
     raise typer.Exit(code)
 
 
@@ -140,7 +140,7 @@ def demo(
 
 
 def _plan(names: list[str], request: Request, dry_run: bool) -> list[PlannedRun]:
-    """Return the runs of the experiments if all that they need is here; for a dry run, print them and exit."""
+    """Return the runs of the experiments; raise if anything they need is missing. A dry run prints them and exits."""
     from ..errors import LabError
     from ..lab.experiment import find_experiment
     from ..lab.plan import plan_runs
@@ -216,15 +216,15 @@ def _print_dry_runs(planned: list[PlannedRun]) -> None:
     from ..lab.dry_run import dry_run
 
     for run in planned:
-        checked = dry_run(run)
-        stand_in = f" of a {checked.stand_in} that stands in" if checked.stand_in else ""
-        adapters = f", {checked.adapters} adapters" if checked.adapters else ""
-        changes = f"; changes at steps {', '.join(map(str, checked.changes_at))}" if checked.changes_at else ""
+        counts = dry_run(run)
+        stand_in = f" (counted on a default {counts.stand_in})" if counts.stand_in else ""
+        adapters = f", {counts.adapters} adapters" if counts.adapters else ""
+        changes = f"; changes at steps {', '.join(map(str, counts.changes_at))}" if counts.changes_at else ""
         typer.echo(
-            f"{run.name}: {checked.parameters:,} parameters{stand_in}, {checked.trainable:,} of them trained, "
-            f"{checked.matrices} matrices set or frozen{adapters}{changes}"
+            f"{run.name}: {counts.parameters:,} parameters{stand_in}, {counts.trainable:,} of them trained, "
+            f"{counts.matrices} matrices set or frozen{adapters}{changes}"
         )
-    typer.echo(f"{count_of(len(planned))}, all in order; their data was not looked at")
+    typer.echo(f"{count_of(len(planned))}, all valid; their data was not read")
 
 
 def _experiment_lines(experiments: Sequence[Experiment]) -> list[str]:
@@ -248,14 +248,14 @@ def _details(experiment: Experiment) -> dict[str, Any]:
 
 
 def _published_figures(experiment: Experiment) -> str:
-    """Return the published figures of an experiment in a few words, or an empty text."""
+    """Return the published figures of an experiment in a few words, or an empty string."""
     from ..runs.published import load
 
     parts = []
     known = load().experiments
     for entry in (known[id] for id in experiment.published if id in known):
-        named = f"{entry.method} " if len(experiment.published) > 1 else ""
+        prefix = f"{entry.method} " if len(experiment.published) > 1 else ""
         for metric, form in (("perplexity", ".2f"), ("accuracy", ".2%")):
             if metric in entry.figures:
-                parts.append(f"{named}{metric} {entry.figures[metric]:{form}}")
+                parts.append(f"{prefix}{metric} {entry.figures[metric]:{form}}")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Commands that look after runs: status, logs, stop, clean, archive."""
+"""Commands that manage runs: status, logs, stop, clean, archive."""
 
 from __future__ import annotations
 
@@ -130,19 +130,19 @@ def archive(
         for entry in archived:
             if entry.outcome == "left out":
                 typer.echo(f"left out: {entry.run.path}, which is {entry.run.state}")
-        new, there = (sum(entry.outcome == outcome for entry in archived) for outcome in ("archived", "there"))
-        typer.echo(f"archived {count_of(new)} in {out}" + (f"; {count_of(there)} there already" if there else ""))
+        new, old = (sum(entry.outcome == outcome for entry in archived) for outcome in ("archived", "there"))
+        typer.echo(f"archived {count_of(new)} in {out}" + (f"; {count_of(old)} there already" if old else ""))
 
 
 def _stop_line(outcome: StopOutcome) -> str:
-    what = {
+    texts = {
         "signal": "asked to stop; it saves first",
         "file": f"it runs on {outcome.where}: asked to stop by a file in its folder, which it checks when it next logs",
         "before": "was asked before; it is saving, or finishing its step",
         "cancelled": f"Slurm job {outcome.where} was cancelled",
         "with matrix": "stops with its matrix",
     }
-    return f"{outcome.name}: {what[outcome.how]}"
+    return f"{outcome.name}: {texts[outcome.how]}"
 
 
 def _require_folder(folder: Path) -> None:

@@ -20,7 +20,7 @@ def methods(as_json: JsonOption = False) -> None:
 
     A preset is a start: a method in a YAML file names one and changes its fields.
 
-    So oelm-freeze with an adapter on q and k has a trained LoRA beside frozen Q and K; docs/methods.md shows how.
+    For example, oelm-freeze with an adapter on q and k trains a LoRA beside frozen Q and K: see docs/methods.md.
     """
     from ..method.presets import ABOUT
     from ..method.spec import PRESETS
@@ -105,7 +105,7 @@ def export(
 
 
 def read_method(value: str) -> Any:
-    """Return a method given on the command line: a preset's name as it is, or the content of a YAML or JSON file."""
+    """Return a method as given on the command line: a preset's name, or the content of a YAML or JSON file."""
     from ..base.files import parse_yaml
     from ..errors import MethodError
 
@@ -131,5 +131,6 @@ def _print_diagnosis(diagnosis: Diagnosis, steps: int) -> None:
     ):
         for name in names:
             typer.secho(f"{title}: {name}", fg="red")
-    verdict = "no frozen tensor changed, every trainable one did" if diagnosis.healthy else "not as it should be"
+    broken = "the method is broken: a frozen tensor changed, or a trainable one did not"
+    verdict = "no frozen tensor changed, every trainable one did" if diagnosis.healthy else broken
     typer.secho(verdict, fg="green" if diagnosis.healthy else "red")

@@ -50,17 +50,17 @@ def report(
         if watch:
             typer.echo(say("watching", seconds=f"{every:g}"))
             try:
-                made = follow(runs, out, every, print_refresh, **options)
+                written = follow(runs, out, every, print_refresh, **options)
             except KeyboardInterrupt:
                 sys.exit(130)
         else:
-            made = write_report(runs, out, **options)
+            written = write_report(runs, out, **options)
     if not quiet:
-        typer.echo("\n".join(summary(made.analysis, lang)))
+        typer.echo("\n".join(summary(written.analysis, lang)))
         typer.echo()
-    for problem in made.problems:
+    for problem in written.problems:
         typer.secho(f"oelm: {problem}", fg="yellow", err=True)
-    for path in made.files:
+    for path in written.files:
         if path.parent == out:
             typer.echo(say("wrote", path=path))
 
@@ -77,12 +77,12 @@ def compare(
         from ..report.words import words
         from .comparison import compare_text, require_same_task
 
-        one, other = load_run(run_a), load_run(run_b)
+        run, reference = load_run(run_a), load_run(run_b)
         if as_json:
             from ..analysis.compare import compare_runs
             from ..report.tables import comparison_data
 
-            require_same_task(one, other, words(lang))
-            typer.echo(json.dumps(comparison_data(compare_runs(one, other)), indent=2, ensure_ascii=False))
+            require_same_task(run, reference, words(lang))
+            typer.echo(json.dumps(comparison_data(compare_runs(run, reference)), indent=2, ensure_ascii=False))
         else:
-            typer.echo(compare_text(one, other, lang))
+            typer.echo(compare_text(run, reference, lang))

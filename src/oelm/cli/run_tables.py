@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Console, Group
@@ -30,23 +31,23 @@ _STYLES = {
     "elsewhere": "cyan",
 }
 _COLUMNS = ("run", "state", "step", "train loss", "val loss", "val ppl / acc", "tokens/s", "left", "host", "GPU memory")
-# The columns that a narrow terminal does without, the first one first, and the least width of a run's name, which is
-# folded where it is longer.
+# The columns that a narrow terminal leaves out, in this order, and the width at which the names of runs are folded.
 _OPTIONAL_COLUMNS = ("GPU memory", "host", "tokens/s", "train loss", "val loss", "left", "val ppl / acc")
 _NAME_WIDTH = 20
 
 
 def status_table(runs: Sequence[RunState], width: int | None = None) -> Group:
-    """Return runs as a table with the columns that fit into this width, and below it what went wrong."""
+    """Return runs as a table with the columns that fit into this width, and below it the runs' error messages."""
     rows = [_cells(run) for run in runs]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    shown = _columns_that_fit(rows, width)
-    for at in shown:
-        name = _COLUMNS[at]
-        table.add_column(name, justify="left" if at < 2 or name == "host" else "right", overflow="fold", no_wrap=at > 0)
+    columns = _columns_that_fit(rows, width)
+    for column in columns:
+        name = _COLUMNS[column]
+        justify: Literal["left", "right"] = "left" if name in ("run", "state", "host") else "right"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=column > 0)
     for row in rows:
-        first, state, *rest = (row[at] for at in shown)
-        table.add_row(first, Text(state, style=_STYLES.get(state, "")), *rest)
+        run_name, state, *cells = (row[column] for column in columns)
+        table.add_row(run_name, Text(state, style=_STYLES.get(state, "")), *cells)
     problems = [Text(f"{run.name}: {run.message}", style="red") for run in runs if run.message]
     return Group(table, *problems)
 
@@ -93,19 +94,19 @@ def _cells(run: RunState) -> list[str]:
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(cell_len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
+    return [max(cell_len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
 
 
 def _columns_that_fit(rows: list[list[str]], width: int | None) -> list[int]:
     """Return the positions of the columns that fit into a width; all of them if there is none."""
     widths = _widths([_COLUMNS, *rows])
     widths[0] = min(widths[0], _NAME_WIDTH)
-    shown = list(range(len(_COLUMNS)))
+    columns = list(range(len(_COLUMNS)))
     for name in _OPTIONAL_COLUMNS:
-        if width is None or sum(widths[at] + 2 for at in shown) - 2 <= width:
+        if width is None or sum(widths[column] + 2 for column in columns) - 2 <= width:
             break
-        shown.remove(_COLUMNS.index(name))
-    return shown
+        columns.remove(_COLUMNS.index(name))
+    return columns
 
 
 def _summary(runs: Sequence[RunState]) -> str:
@@ -169,13 +170,13 @@ def event_line(event: MatrixEvent) -> str:
     if kind == "takeover":
         return f"taking over {entry.run.name}: {message}"
     if kind == "retry":
-        return f"failed   {entry.run.name}: {message}; it is tried again"
+        return f"failed   {entry.run.name}: {message}; retrying"
     elapsed = f" in {entry.seconds:.0f} s" if entry.seconds else ""
     return f"{kind:<8} {entry.run.name}{elapsed}: {message} [{_progress(event.states)}]"
 
 
 def _progress(states: dict[str, int]) -> str:
-    """Return how many runs are done, and how many are stopped or left, which are not."""
+    """Return how many runs are done, and how many of the others are stopped or left."""
     not_done = {state: states[state] for state in ("stopped", "left") if state in states}
     pending = sum(states.get(state, 0) for state in ("waiting", "running", "elsewhere", *not_done))
     total = sum(states.values())

@@ -1,4 +1,4 @@
-"""What commands share: one-line errors, quiet libraries, progress bars, questions, and words for amounts."""
+"""Helpers that commands share: one-line errors, quiet libraries, progress bars, questions, and formatted amounts."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turn oelm's own errors, and what the machine refuses, into one line on stderr and exit code 2.
+    """Turn oelm's own errors, and system errors such as a full disk, into one line on stderr and exit code 2.
 
-    Anything else is a bug and keeps its traceback.
+    Any other error is a bug and keeps its traceback.
     """
     try:
         yield
@@ -78,7 +78,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Return if the user agrees, or has with --yes; exit with 1 if not. Raise if there is no terminal to ask in."""
+    """Ask the user, unless `yes` is set, and exit with 1 if they decline; raise if there is no terminal to ask in."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -102,7 +102,7 @@ def duration(seconds: float) -> str:
 
 
 def pad(text: str, width: int, right: bool = False) -> str:
-    """Return a text filled up with spaces to a display width; a Chinese character takes two columns."""
+    """Return a text padded with spaces to a display width; a Chinese character takes two columns."""
     from rich.cells import cell_len
 
     spaces = " " * (width - cell_len(text))

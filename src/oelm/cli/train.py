@@ -43,8 +43,8 @@ def train_and_exit(config: str) -> None:
     """Do what `oelm train CONFIG --quiet` does, then end this process with its exit code."""
     try:
         train(Path(config), quiet=True)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
 
 
 def finetune(
@@ -99,14 +99,16 @@ def _refuse_field_given_twice(ctx: typer.Context, overrides: list[str]) -> None:
     from ..errors import ConfigError
 
     sources = {option: ctx.get_parameter_source(option) for option in _FIELD_OF_OPTION}
-    given = {_FIELD_OF_OPTION[option] for option, source in sources.items() if source and source.name == "COMMANDLINE"}
+    set_by_option = {
+        _FIELD_OF_OPTION[option] for option, source in sources.items() if source and source.name == "COMMANDLINE"
+    }
     for override in overrides:
-        if override.partition("=")[0] in given:
+        if override.partition("=")[0] in set_by_option:
             raise ConfigError(f"{override}: an option sets this field too; keep one of the two")
 
 
 def train_and_print(config: RunConfig, quiet: bool) -> NoReturn:
-    """Train a run, print its main figures as JSON if nothing else was shown, and exit with the run's exit code."""
+    """Train a run, with `quiet` print only its main figures as JSON, and exit with the run's exit code."""
     from ..training.engine import Stopped
     from ..training.engine import train as train_run
     from ..training.result import exit_code
@@ -117,6 +119,6 @@ def train_and_print(config: RunConfig, quiet: bool) -> NoReturn:
     except Stopped as stopped:
         raise typer.Exit(stopped.code) from None
     if result and quiet:
-        shown = ("val_loss", "perplexity", "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
-        typer.echo(json.dumps({key: result[key] for key in shown if key in result}))
+        names = ("val_loss", "perplexity", "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
+        typer.echo(json.dumps({key: result[key] for key in names if key in result}))
     raise typer.Exit(exit_code(result))

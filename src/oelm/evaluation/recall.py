@@ -1,4 +1,4 @@
-"""How often a language model trained on the built-in stories remembers a fact that its text stated earlier."""
+"""Measure how often a model trained on the built-in stories remembers a fact that the text stated earlier."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from ..data.synthetic.story_corpus import recall_examples
 
 @torch.inference_mode()
 def story_recall(model: Any, length: int, batch_size: int = 16) -> dict[str, float | int]:
-    """Return the share of remembered words that the model finds most likely, and their number; nothing without any.
+    """Return the share of the words to be remembered that the model finds most likely, and the number of these words.
 
-    The stories are those of the validation split, read from their start, up to `length` tokens.
+    The stories are those of the validation split, read from their start, up to `length` tokens. Return an empty dict
+    where that is too short for any of these words.
     """
-    examples = [(ids[:length], [place for place in places if place < length]) for ids, places in recall_examples()]
-    correct = asked = 0
+    examples = [
+        (ids[:length], [position for position in positions if position < length])
+        for ids, positions in recall_examples()
+    ]
+    correct = total = 0
     for first in range(0, len(examples), batch_size):
         batch = examples[first : first + batch_size]
         ids = _padded([ids for ids, _ in batch]).to(model.device)
         # Padding is on the right, where a causal model does not look.
         predicted = model(input_ids=ids, use_cache=False).logits.argmax(-1).cpu()
-        for row, (story, places) in enumerate(batch):
-            correct += sum(int(predicted[row, place - 1]) == story[place] for place in places)
-            asked += len(places)
-    return {"recall": correct / asked, "recalled_words": asked} if asked else {}
+        for row, (story, positions) in enumerate(batch):
+            correct += sum(int(predicted[row, position - 1]) == story[position] for position in positions)
+            total += len(positions)
+    return {"recall": correct / total, "recalled_words": total} if total else {}
 
 
 def _padded(rows: list[list[int]]) -> Tensor:

@@ -62,17 +62,17 @@ def builtin(
 
 
 def recall_examples(count: int = VAL_DOCUMENTS) -> list[tuple[list[int], list[int]]]:
-    """Return stories of the validation stream as ids, each with the places of the words that must be remembered.
+    """Return stories of the validation stream as ids, each with the positions of the words that must be remembered.
 
-    An end of text comes first, as in a training sequence. A word is one token, so an answer is one place.
+    An end-of-text token comes first, as in a training sequence. A word is one token, so an answer has one position.
     """
     backend = story_tokenizer()
     examples = []
     for story in stories.annotated_stories(1, count):
         encoding = backend.encode(story.text)
-        place_of_end = {end: place for place, (_, end) in enumerate(encoding.offsets, start=1)}
+        position_of_end = {end: position for position, (_, end) in enumerate(encoding.offsets, start=1)}
         ids = [token_id(backend, SEPARATOR), *encoding.ids]
-        examples.append((ids, [place_of_end[recall.end] for recall in story.recalls]))
+        examples.append((ids, [position_of_end[recall.end] for recall in story.recalls]))
     return examples
 
 
