@@ -101,7 +101,8 @@ class Comparison:
     @property
     def values(self) -> list[tuple[float, float]]:
         """Return the measure of both runs of each pair, where both have it."""
-        values = [(one.figure(self.measure.name), other.figure(self.measure.name)) for one, other in self.pairs]
+        name = self.measure.name
+        values = [(run.figure(name), reference_run.figure(name)) for run, reference_run in self.pairs]
         return [(a, b) for a, b in values if a is not None and b is not None]
 
     @property
@@ -150,8 +151,8 @@ def headline(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Compar
     common = sorted(set(arm.rates) & set(reference.rates))
     if not common:
         # Each arm at the best rate of its own grid: confounded by the rate, so never a verdict.
-        side, other = (_Side.of(one, best_rate(one, measure)) for one in (arm, reference))
-        return _compare(setup, measure, side, other, "confounded")
+        side = _Side.of(arm, best_rate(arm, measure))
+        return _compare(setup, measure, side, _Side.of(reference, best_rate(reference, measure)), "confounded")
     if len(common) == 1:
         notes = [note("one_rate", rate=f"{common[0]:g}")]
         for candidate in (arm, reference):
@@ -199,9 +200,9 @@ def of_pairs(comparison: Comparison, measure: Measure) -> Comparison:
         return comparison
     if not comparison.pairs:
         return replace(comparison, measure=measure, log_ratio=None, difference=None)
-    one, other = (tuple(pair[side] for pair in comparison.pairs) for side in (0, 1))
-    side = _Side(comparison.arm, comparison.rate, one)
-    reference = _Side(comparison.reference, comparison.reference_rate, other)
+    arm_runs, reference_runs = (tuple(pair[side] for pair in comparison.pairs) for side in (0, 1))
+    side = _Side(comparison.arm, comparison.rate, arm_runs)
+    reference = _Side(comparison.reference, comparison.reference_rate, reference_runs)
     other_measure = _compare(comparison.setup, measure, side, reference, comparison.basis, pair=False)
     # A run that failed took as long for its steps as the others, so it does not confound times.
     failed = () if measure.name in TIMES else tuple(item for item in comparison.confounds if item.field == FAILED)
@@ -374,8 +375,8 @@ def _confounds(
     if side.lost or reference.lost:
         # Seeds do not fail at random: the remaining ones make the arm that lost them look better than it is.
         confounds[FAILED] = Difference(FAILED, side.lost_share, reference.lost_share)
-    for one, other in pairs:
-        confounding, cautionary = differences(one, other, rate=basis != "best")
+    for run, reference_run in pairs:
+        confounding, cautionary = differences(run, reference_run, rate=basis != "best")
         confounds |= {item.field: item for item in confounding}
         cautions |= {item.field: item for item in cautionary}
     return confounds, cautions

@@ -74,7 +74,7 @@ def _array_rows(text: str, stream: io.TextIOWrapper, path: Path) -> Iterator[tup
         try:
             row, end = decoder.raw_decode(text, position)
             end = _skip_whitespace(text, end)
-            if text[end : end + 1] not in (",", "]"):  # not read yet, or something else stands there
+            if text[end : end + 1] not in (",", "]"):  # not read yet, or not JSON
                 raise ValueError("a comma or the closing bracket is missing")
         except ValueError as error:
             more = stream.read(step)

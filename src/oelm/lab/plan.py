@@ -19,7 +19,7 @@ from ..errors import LabError, OelmError
 from .experiment import Experiment, Scale, find_experiment
 
 LEARNING_RATE = "optimizer.learning_rate"
-# How a field is called in the name of a run, where the last part of its own name would say too little.
+# Short names of fields in the names of runs, for fields whose last part alone is unclear.
 _SHORT_NAMES = {LEARNING_RATE: "lr", "model.name": "model", "train.max_steps": "steps", "task.name": "task"}
 # Fields that are not in the name: method and seed have folders of their own, the others change no number.
 _NOT_IN_NAME = ("method", "seed", "data.path", *WITHOUT_EFFECT)

@@ -121,8 +121,9 @@ def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:
     unsound = [comparison for comparison in analysis.times if not comparison.sound]
     if unsound:
         fields = sorted({item.field for comparison in unsound for item in comparison.confounds})
-        why = say("note_times_doubtful") if fields == ["timing"] else say("note_confounded", fields=", ".join(fields))
-        blocks.append(Paragraph(say("time_excluded", count=len(unsound), why=why), tone="muted"))
+        confounded = say("note_confounded", fields=", ".join(fields))
+        reason = say("note_times_doubtful") if fields == ["timing"] else confounded
+        blocks.append(Paragraph(say("time_excluded", count=len(unsound), why=reason), tone="muted"))
     if not blocks:
         return []
     return [Heading(say("step_time"), 2, "step-time"), Paragraph(say("time_intro")), *blocks]
@@ -152,8 +153,8 @@ def _decoding_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
         cache = f"{row.cache_bytes_per_token:,.0f}", f"{row.cache_ratio:.3f}"
         table.add(Cell(row.arm, code=True), *times, *cache, str(row.rounds))
     first = bench.decoding[0]
-    how = say("time_compiled") if first.compiled else ""
-    values = {"context": f"{first.context:,}", "batch": first.batch_size, "how": how}
+    compiled = say("time_compiled") if first.compiled else ""
+    values = {"context": f"{first.context:,}", "batch": first.batch_size, "how": compiled}
     return [Paragraph(say("time_decoding", file=relative(bench.path, out), **values)), table]
 
 

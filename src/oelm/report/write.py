@@ -56,8 +56,8 @@ def write_report(
 ) -> Report:
     """Write the report of the runs in `paths` into the folder `out`: text, page, PDF, figures, tables, data.
 
-    `formats` are some of md, html and pdf; results.csv, results.json and the tables are always written. With `refresh`
-    the page reloads itself after so many seconds.
+    `formats` are some of md, html and pdf; results.csv, results.json and the tables are always written. The page
+    reloads itself after `refresh` seconds.
     """
     say = words(language)
     for name in formats:

@@ -200,7 +200,7 @@ def read_metrics(folder: Path) -> list[MetricLine]:
 
 
 def line_to_json(line: MetricLine) -> str:
-    """Return a line of metrics as it stands in metrics.jsonl."""
+    """Return a line of metrics as it is written to metrics.jsonl."""
     return to_json({"kind": line.kind, **line.model_dump(exclude_unset=True)})
 
 

@@ -170,7 +170,7 @@ def _split(text: str) -> list[str]:
 
 
 def _free_gpus(visible: list[str]) -> list[str]:
-    """Return the GPUs that nobody computes on, as far as nvidia-smi can tell."""
+    """Return the GPUs that are not in use, as far as nvidia-smi can tell."""
     busy = _busy_gpus()
     free = [name for name in visible if name not in busy]
     if not free:
