@@ -11,7 +11,7 @@ from oelm.models.gpt_config import gpt_config
 
 
 class Oracle:
-    """Predicts every token of the stories, or for some words another one."""
+    """Predicts every token of the stories, except at the (row, position) pairs in `wrong`."""
 
     device = torch.device("cpu")
 
@@ -25,7 +25,7 @@ class Oracle:
         return SimpleNamespace(logits=torch.nn.functional.one_hot(following, story_tokenizer().get_vocab_size()))
 
 
-def test_places_are_those_of_the_words_that_the_stories_mark():
+def test_recall_places_are_single_words_of_the_stories():
     words = {story_tokenizer().decode([ids[place]]).strip() for ids, places in recall_examples(20) for place in places}
     assert "red" in words or "blue" in words
     assert all(word.isalpha() for word in words)
@@ -33,11 +33,11 @@ def test_places_are_those_of_the_words_that_the_stories_mark():
 
 def test_recall_counts_each_remembered_word_once():
     examples = recall_examples()
-    asked = sum(len([place for place in places if place < 400]) for _, places in examples)
-    assert story_recall(Oracle(set()), 400, len(examples)) == {"recall": 1.0, "recalled_words": asked}
-    missed = {(row, places[0]) for row, (_, places) in enumerate(examples[:7])}
-    found = story_recall(Oracle(missed), 400, len(examples))["recall"]
-    assert round((1 - found) * asked) == 7
+    recalled_words = sum(len([place for place in places if place < 400]) for _, places in examples)
+    assert story_recall(Oracle(set()), 400, len(examples)) == {"recall": 1.0, "recalled_words": recalled_words}
+    wrong = {(row, places[0]) for row, (_, places) in enumerate(examples[:7])}
+    recall = story_recall(Oracle(wrong), 400, len(examples))["recall"]
+    assert round((1 - recall) * recalled_words) == 7
 
 
 def test_an_untrained_model_remembers_next_to_nothing():
@@ -45,4 +45,4 @@ def test_an_untrained_model_remembers_next_to_nothing():
     fields = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "max_position_embeddings": 400}
     model = OelmGPTForCausalLM(gpt_config("modern-tiny", vocab_size=story_tokenizer().get_vocab_size(), **fields))
     assert story_recall(model.eval(), 400)["recall"] < 0.1
-    assert story_recall(model, 8) == {}, "no story asks for a fact in its first words"
+    assert story_recall(model, 8) == {}, "no story asks for a fact in its first 8 tokens"

@@ -1,4 +1,4 @@
-"""Exporting the project's GPT: which plain class holds which form, with the same outputs, and what is refused."""
+"""Exporting the project's GPT: the plain class of each form, the same outputs, and forms that are refused."""
 
 import copy
 import json
@@ -79,7 +79,7 @@ def gpt(form, seed=0, **changes):
 
 
 def padded_batch():
-    """Two rows of 20 tokens, the first with four of padding on its left."""
+    """Return two rows of 20 tokens, the first with four of padding on its left."""
     ids = torch.randint(3, 96, (2, 20), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
@@ -138,10 +138,10 @@ def expected_parameters(config):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("form", FORMS)
-def test_in_double_precision_the_outputs_agree_to_ten_digits(form, seed):
+def test_outputs_in_double_precision_agree_to_ten_digits(form, seed):
     """transformers' RMSNorms compute in float32 whatever they are given, so torch's take their place here."""
     model = gpt(form, seed).double()
-    if seed == 2:  # with a method too, the last of the form's
+    if seed == 2:  # with a method as well: the last one of the form
         oelm.apply(model, FORMS[form][2][-1])
     plain_gpt = copy.deepcopy(model)
     make_plain(plain_gpt)
@@ -164,7 +164,7 @@ def test_in_double_precision_the_outputs_agree_to_ten_digits(form, seed):
 @pytest.mark.parametrize("theta", [500.0, 10000.0, 1e6])
 @pytest.mark.parametrize("dim", [4, 32, 64])
 def test_rotary_frequencies_are_those_of_transformers_to_the_bit(dim, theta):
-    """At position 10,000 a difference in their last bit would turn a key by 1e-3."""
+    """At position 10,000, a difference in the last bit of a frequency would rotate a key by 1e-3."""
     model = lively_model("oelm-gpt", hidden_size=4 * dim, num_hidden_layers=1, rope_theta=theta, **MODERN)
     assert torch.equal(to_transformers(model).model.rotary_emb.inv_freq, model.transformer.rotary.frequencies)
 
@@ -189,7 +189,7 @@ def test_a_classifier_keeps_its_head_and_its_labels(form, tmp_path):
 
 @pytest.mark.parametrize("form", ONE_OF_EACH)
 @pytest.mark.parametrize("tokens", [{"bos_token_id": None, "eos_token_id": None}, {"eos_token_id": [5, 7]}])
-def test_tokens_dtype_and_generation_config_carry_over(form, tokens, tmp_path):
+def test_special_tokens_dtype_and_generation_config_are_exported(form, tokens, tmp_path):
     model = gpt(form, dropout=0.1, pad_token_id=3, **tokens).to(torch.bfloat16)
     model.generation_config.max_new_tokens = 7
     plain = AutoModelForCausalLM.from_pretrained(oelm.export(model, tmp_path))
@@ -282,13 +282,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "lacks"), REFUSED)
-def test_a_form_that_no_class_holds_is_refused_by_name_and_nothing_is_written(fields, lacks, tmp_path):
+@pytest.mark.parametrize(("fields", "reasons"), REFUSED)
+def test_a_form_that_no_class_holds_is_refused_by_name_and_nothing_is_written(fields, reasons, tmp_path):
     model = lively_model("oelm-gpt", **fields)
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError) as error:
         oelm.export(model, tmp_path / "plain")
-    assert f"Of the nearest, {'; '.join(lacks)}" in str(caught.value)
-    assert "save_pretrained keeps the model in its own class" in str(caught.value)
+    assert "; ".join(reasons) in str(error.value)
+    assert "save_pretrained" in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 

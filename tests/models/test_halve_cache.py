@@ -14,7 +14,7 @@ from oelm.models.halve_cache import HalvedAttention
 from oelm.models.small import SMALL
 from tests.support.models import distance, lively_model, model_with_method
 
-# name: (small model, changes of its config); together they switch on every branch that bears on keys and values.
+# name: (small model, changes of its config); together they cover every branch that affects keys and values.
 VARIANTS = {
     "gpt2": ("gpt2", {"n_positions": 256}),
     "gpt2-scaled": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}),
@@ -38,7 +38,7 @@ WAYS = {
 
 
 def pair(name: str, attention: str = "sdpa") -> tuple[nn.Module, nn.Module]:
-    """Return a model as it was, and a halved copy of it."""
+    """Return an untouched model and a halved copy of it."""
     family, changes = VARIANTS[name]
     original = lively_model(family, **changes)
     original.set_attn_implementation(attention)
@@ -57,16 +57,16 @@ def padded(side: str) -> torch.Tensor:
 
 
 @torch.no_grad()
-def decode(model: nn.Module, ids, cuts, mask=None, cache=None, **more):
+def decode(model: nn.Module, ids, cuts, mask=None, cache=None, **options):
     """Return the logits of a text that is fed part by part with a cache, and the cache."""
-    parts = []
+    logits = []
     for start, end in cuts:
-        fed = {} if mask is None else {"attention_mask": mask[:, :end]}
+        inputs = {} if mask is None else {"attention_mask": mask[:, :end]}
         if mask is not None:
-            fed["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, start:end]
-        out = model(ids[:, start:end], past_key_values=cache, use_cache=True, **fed, **more)
-        cache, parts = out.past_key_values, [*parts, out.logits]
-    return torch.cat(parts, 1), cache
+            inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, start:end]
+        output = model(ids[:, start:end], past_key_values=cache, use_cache=True, **inputs, **options)
+        cache, logits = output.past_key_values, [*logits, output.logits]
+    return torch.cat(logits, 1), cache
 
 
 def cache_bytes(cache: Cache) -> int:
@@ -96,7 +96,7 @@ def test_logits_equal_those_of_the_untouched_model(name, attention, padding, cac
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_greedy_tokens_are_equal_over_200_steps(name):
     original, halved = (model.double() for model in pair(name))
-    # Random models soon repeat themselves, which would prove little.
+    # A random model soon repeats itself, and equal repetitions would show little.
     options = {"max_new_tokens": 200, "no_repeat_ngram_size": 2, **GREEDY}
     expected = original.generate(text(8, 1), **options)
     assert expected.shape == (1, 208)
@@ -112,19 +112,19 @@ def test_greedy_tokens_are_equal_over_200_steps(name):
 def test_every_way_to_generate_gives_the_same_text(name, way):
     original, halved = (model.double() for model in pair(name))
     options = WAYS[way]
-    alone = {"prompt_lookup_num_tokens", "assistant_model"} & set(options)  # these take one text at a time
-    ids, mask = text()[: 1 if alone else 2], padded("left")[-1:] if alone else padded("left")
+    one_text = {"prompt_lookup_num_tokens", "assistant_model"} & set(options)  # these take one text at a time
+    ids, mask = text()[: 1 if one_text else 2], padded("left")[-1:] if one_text else padded("left")
 
     def generate(model):
         torch.manual_seed(0)
-        chosen = options | ({"assistant_model": model} if "assistant_model" in options else {})
-        return model.generate(ids, attention_mask=mask, max_new_tokens=12, **GREEDY | chosen)
+        extra = options | ({"assistant_model": model} if "assistant_model" in options else {})
+        return model.generate(ids, attention_mask=mask, max_new_tokens=12, **GREEDY | extra)
 
     assert torch.equal(generate(halved), generate(original))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
-def test_a_cropped_cache_goes_on_from_where_it_was_cut(name):
+def test_a_cropped_cache_continues_from_where_it_was_cut(name):
     original, halved = pair(name)
     _, cache = decode(halved, text(), ONE_BY_ONE)
     cache.crop(-9)
@@ -135,18 +135,18 @@ def test_a_cropped_cache_goes_on_from_where_it_was_cut(name):
 
 @pytest.mark.parametrize("cache", [DynamicCache, StaticCache])
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
-def test_attention_weights_are_given_as_before(name, cache):
+def test_attention_weights_equal_those_of_the_untouched_model(name, cache):
     original, halved = pair(name, "eager")
     weights = []
     for model in (original, halved):
         past = StaticCache(config=model.config, max_cache_len=32) if cache is StaticCache else DynamicCache()
         decode(model, text(), ONE_BY_ONE[:-1], cache=past)
-        out = model(text()[:, -1:], past_key_values=past, output_attentions=True)
+        output = model(text()[:, -1:], past_key_values=past, output_attentions=True)
         prompt = StaticCache(config=model.config, max_cache_len=32) if cache is StaticCache else DynamicCache()
-        weights.append([*out.attentions, *model(text(), past_key_values=prompt, output_attentions=True).attentions])
-    for given, expected in zip(*reversed(weights), strict=True):
-        assert given.shape == expected.shape
-        assert distance(given, expected) < 1e-5
+        weights.append([*output.attentions, *model(text(), past_key_values=prompt, output_attentions=True).attentions])
+    for halved_weights, expected in zip(*reversed(weights), strict=True):
+        assert halved_weights.shape == expected.shape
+        assert distance(halved_weights, expected) < 1e-5
 
 
 MASKS = {
@@ -162,7 +162,7 @@ MASKS = {
 @pytest.mark.parametrize("form", MASKS)
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_every_form_of_mask_is_obeyed(name, form):
-    """Flash attention needs a GPU, but its mask reaches the halved step of one token on a CPU too."""
+    """Flash attention needs a GPU, but its form of mask also reaches the halved step of one token on a CPU."""
     original, halved = pair(name)
     make, implementation = MASKS[form]
     visible = torch.ones(2, 7, dtype=torch.bool)
@@ -171,16 +171,16 @@ def test_every_form_of_mask_is_obeyed(name, form):
         visible[:] = True
     states = torch.randn(2, 7, 48, generator=torch.Generator().manual_seed(0)).split([6, 1], dim=1)
     outputs = []
-    for model, given in ((original, visible[:, None, None]), (halved, make(visible))):
+    for model, mask in ((original, visible[:, None, None]), (halved, make(visible))):
         attention = next(module for module in model.modules() if type(module).__name__.endswith("Attention"))
         cache = DynamicCache()
         with torch.no_grad():
             attention(hidden_states=states[0].contiguous(), past_key_values=cache)
             attention.config._attn_implementation = "sdpa" if model is original else implementation
             if form == "boolean for all texts" and model is original:
-                given = visible[1:, None, None].expand(2, 1, 1, 7)
+                mask = visible[1:, None, None].expand(2, 1, 1, 7)
             outputs.append(
-                attention(hidden_states=states[1].contiguous(), past_key_values=cache, attention_mask=given)[0]
+                attention(hidden_states=states[1].contiguous(), past_key_values=cache, attention_mask=mask)[0]
             )
     assert distance(*outputs) < 1e-5
 
@@ -199,12 +199,12 @@ def test_flash_attentions_mask_of_a_static_cache_ends_with_the_real_tokens():
 
 @pytest.mark.full
 def test_flex_attention_gives_the_same_logits():
-    """Its mask is not a tensor, so keys and values are computed from the states for every token."""
+    """Flex attention has no mask tensor, so keys and values are computed from the states for every token."""
     original, halved = pair("opt")
     halved.set_attn_implementation("flex_attention")
     cuts = [(0, 6), (6, 7), (7, 20)]
     assert distance(decode(halved, text(), cuts)[0], decode(original, text(), cuts)[0]) < 1e-4
-    # With a static cache the untouched model's logits are off by whole units: its mask moves along with the cache.
+    # With a static cache even the untouched model's logits are wrong, because its mask moves along with the cache.
     with pytest.raises(oelm.ModelError, match="BlockMask, as flex_attention makes it"):
         decode(halved, text(), cuts, cache=StaticCache(config=halved.config, max_cache_len=32))
 
@@ -224,12 +224,12 @@ def test_training_is_the_same_with_dropout_too(name, attention):
     for model in (original, halved):
         model.train()
         torch.manual_seed(0)
-        out = model(text(), labels=text())  # with a cache: the config's default
-        out.loss.backward()
+        output = model(text(), labels=text())  # with a cache: the config's default
+        output.loss.backward()
         torch.manual_seed(0)
-        token = model(text()[:, :1], past_key_values=out.past_key_values).logits
+        token = model(text()[:, :1], past_key_values=output.past_key_values).logits
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        results.append((out.loss, gradients, token))
+        results.append((output.loss, gradients, token))
     (loss, gradients, token), (halved_loss, halved_gradients, halved_token) = results
     assert torch.equal(loss, halved_loss)
     assert all(map(torch.equal, gradients, halved_gradients))
@@ -237,7 +237,7 @@ def test_training_is_the_same_with_dropout_too(name, attention):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
-def test_under_autocast_the_cache_is_half_as_large_too(name):
+def test_the_cache_is_half_as_large_under_autocast_too(name):
     original, halved = pair(name)
     with torch.autocast("cpu", torch.bfloat16):
         expected, full = decode(original, text(), ONE_BY_ONE)
@@ -247,16 +247,16 @@ def test_under_autocast_the_cache_is_half_as_large_too(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
-def test_a_halved_model_is_saved_as_before(name, tmp_path):
-    written = []
+def test_a_halved_model_is_saved_like_the_untouched_one(name, tmp_path):
+    hashes = []
     for model, folder in zip(pair(name), (tmp_path / "original", tmp_path / "halved"), strict=True):
         model.save_pretrained(folder)
-        written.append({file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()})
-    assert written[0] == written[1]
-    assert {"config.json", "model.safetensors"} <= set(written[0])
+        hashes.append({file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()})
+    assert hashes[0] == hashes[1]
+    assert {"config.json", "model.safetensors"} <= set(hashes[0])
 
 
-def test_a_halved_model_is_restored_and_halved_twice():
+def test_a_halved_model_can_be_halved_again_and_restored():
     original, halved = pair("opt")
     assert oelm.halve_cache(halved) is halved
     assert oelm.restore_cache(halved) is halved
@@ -286,11 +286,11 @@ def test_a_method_that_keeps_plain_matrices_can_be_halved(name, method):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
-def test_generate_compiles_a_halved_model_in_one_piece(name):
+def test_generate_compiles_a_halved_model_without_a_graph_break(name):
     original, halved = pair(name)
-    on_any_device = CompileConfig(fullgraph=True)
-    on_any_device._compile_all_devices = True
-    static = {"cache_implementation": "static", "compile_config": on_any_device}
+    compile_config = CompileConfig(fullgraph=True)
+    compile_config._compile_all_devices = True
+    static = {"cache_implementation": "static", "compile_config": compile_config}
     expected = original.generate(text(), max_new_tokens=6, **GREEDY)
     assert torch.equal(halved.generate(text(), max_new_tokens=6, **GREEDY, **static), expected)
 
@@ -369,14 +369,14 @@ def test_every_other_family_is_refused(name):
         oelm.halve_cache(lively_model(name))
 
 
-def test_an_adapter_that_comes_later_is_not_ignored():
+def test_an_adapter_that_is_added_after_halving_is_refused():
     _, halved = pair("gpt2")
     with_lora(halved, "c_attn")
     with pytest.raises(oelm.ModelError, match="layer 2: c_attn is a peft"):
         decode(halved, text(), ONE_BY_ONE)
 
 
-def test_adapters_elsewhere_are_exact():
+def test_logits_are_the_same_with_adapters_outside_attention():
     original, halved = (with_lora(model, "fc1") for model in pair("opt"))
     halved.load_state_dict(original.state_dict())
     assert distance(decode(halved, text(), IN_CHUNKS)[0], decode(original, text(), IN_CHUNKS)[0]) < 1e-4
