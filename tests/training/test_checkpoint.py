@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import types
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 import oelm
 from oelm import analysis
 from oelm.base import files
-from oelm.base.files import new_folder, put_in_place, read_json, recover_folder, write_json
+from oelm.base.files import read_json, write_json
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError, ConfigError, FileError
 from oelm.evaluation.load import load_run
@@ -472,24 +471,6 @@ def test_a_folder_that_may_not_be_written_is_a_clear_error(tmp_path, monkeypatch
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(FileError, match=r"cannot be written \(Permission denied\)"):
         run_here(tmp_path / "runs")
-
-
-def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path):
-    target = tmp_path / "best"
-    with new_folder(target) as folder:
-        (folder / "one").write_text("1")
-    with suppress(SimulatedBug), new_folder(target) as folder:
-        (folder / "two").write_text("2")
-        raise SimulatedBug
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["best", "one"]
-    with pytest.raises(FileError, match=r"best: cannot be written \(No space"), new_folder(target):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    (tmp_path / "new").mkdir()
-    put_in_place(tmp_path / "new", target)
-    assert [path.name for path in tmp_path.iterdir()] == ["best"]
-    os.replace(target, tmp_path / ".best.old")
-    recover_folder(target)
-    assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
 # Other runs, other processes

@@ -1,0 +1,28 @@
+"""Files and folders that are written completely or not at all."""
+
+import errno
+import os
+from contextlib import suppress
+
+import pytest
+
+from oelm.base.files import new_folder, put_in_place, recover_folder
+from oelm.errors import FileError
+
+
+def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path):
+    target = tmp_path / "best"
+    with new_folder(target) as folder:
+        (folder / "one").write_text("1")
+    with suppress(KeyboardInterrupt), new_folder(target) as folder:
+        (folder / "two").write_text("2")
+        raise KeyboardInterrupt
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["best", "one"]
+    with pytest.raises(FileError, match=r"best: cannot be written \(No space"), new_folder(target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    (tmp_path / "new").mkdir()
+    put_in_place(tmp_path / "new", target)
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    os.replace(target, tmp_path / ".best.old")
+    recover_folder(target)
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
