@@ -139,6 +139,16 @@ def test_freezing_saves_two_percent_of_medium_512():
     assert 1 - after / before == pytest.approx(0.023, abs=0.001)
 
 
+def test_an_identity_key_saves_three_percent_of_medium_512():
+    """Each layer loses a whole projection: its forward product and both gradients."""
+    model = build_language_model(RunConfig.load({"model": {"name": "gpt:medium-512"}}).model, 50257, 512, 0)
+    before = train_flops_per_token(model, 512, 1)
+    oelm.apply(model, "identity-key")
+    after = train_flops_per_token(model, 512, 1)
+    assert before - after == 6 * 6 * 512 * 512
+    assert after / before == pytest.approx(0.965939707, rel=1e-6)
+
+
 def test_freezing_saves_five_percent_of_bert_base():
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert"))
