@@ -98,6 +98,20 @@ def test_qr_gives_a_triangular_coefficient_with_a_positive_diagonal(shape, dtype
 
 
 @examples
+@given(shapes, dtypes, seeds)
+def test_qr_differs_from_lapacks_by_signs_alone_and_leaves_the_weight_as_it_was(shape, dtype, seed):
+    blocks, per_block, width = shape
+    old = weight(blocks * per_block, width, seed, dtype)
+    coefficient, basis = matrices.factor_qr(old, blocks)
+    assert torch.equal(old, weight(blocks * per_block, width, seed, dtype))
+    tall, parts, made = per_block > width, blocks_of(old, blocks), blocks_of(basis, blocks)
+    columns, triangle = torch.linalg.qr(parts if tall else parts.mT)
+    signs = torch.where(torch.diagonal(triangle, dim1=-2, dim2=-1) < 0, -1, 1)
+    assert torch.equal(made if tall else made.mT, columns * signs[:, None, :])
+    assert torch.equal(coefficient if tall else coefficient.mT, triangle * signs[:, :, None])
+
+
+@examples
 @given(shapes, seeds, st.integers(0, 2**31))
 def test_polar_is_the_nearest_orthonormal_matrix(shape, seed, other_seed):
     blocks, per_block, width = shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -34,6 +34,8 @@ def report_on(model: nn.Module, sites: Sequence[Site], measurements: Measurement
     blocks = block_parameters(model, sites)
     method = Method.load(record["method"] if record else "baseline")
     head = head_of(model).parameters.values()
+    modules = [module for site in sites for _, _, module in _modules(model, site)]
+    measurements.hash_ahead([weight for module in modules if (weight := _weight(module)) is not None])
     return FreezeReport(
         model=type(model).__name__,
         method=method.name,
@@ -55,34 +57,42 @@ def report_on(model: nn.Module, sites: Sequence[Site], measurements: Measurement
 def _rows(model: nn.Module, site: Site, matrices: dict[str, Any], measurements: Measurements) -> Iterator[MatrixRow]:
     """Yield the rows of one site, each parameter counted in one of them, given the record's entries for matrices."""
     counted: set[int] = set()
-    for role, path in (*site.roles.items(), *site.feed_forward):
-        try:
-            module = model.get_submodule(path)
-        except AttributeError:  # still fused: one row for the whole projection, in the place of its first role
-            if site.fused is None or role != site.fused.roles[0]:
-                continue
-            role, path = "+".join(site.fused.roles), site.fused_path
-            module = model.get_submodule(path)
-        if role == "v" and path == site.roles["k"]:
-            continue  # K = V: one matrix, one row
+    for role, path, module in _modules(model, site):
         parameters = [p for p in module.parameters() if id(p) not in counted]
         counted |= {id(p) for p in parameters}
         matrix = matrices.get(path, {})
-        weight = getattr(without_adapter(module), "weight", None)
-        has_matrix = isinstance(weight, Tensor) and weight.numel() > 0
-        orthonormal = has_matrix and matrix.get("orthonormal_blocks") is not None
+        weight = _weight(module)
+        orthonormal = weight is not None and matrix.get("orthonormal_blocks") is not None
         yield MatrixRow(
             kind=site.kind,
             layer=site.label,
             role=role,
             path=path,
             init=matrix.get("init", "default"),
-            shape=tuple(weight_matrix(module).shape) if has_matrix else (),
+            shape=() if weight is None else tuple(weight_matrix(module).shape),
             frozen=_size(p for p in parameters if not p.requires_grad),
             trainable=_size(p for p in parameters if p.requires_grad),
             orthogonality_error=measurements.orthogonality_error(path, module, matrix) if orthonormal else None,
-            sha256=measurements.content_hash(cast(Tensor, weight)) if has_matrix else None,
+            sha256=None if weight is None else measurements.content_hash(weight),
         )
+
+
+def _modules(model: nn.Module, site: Site) -> Iterator[tuple[str, str, nn.Module]]:
+    """Yield (role, path, module) of each projection and feed-forward matrix of one site."""
+    for role, path in (*site.roles.items(), *site.feed_forward):
+        if role == "v" and path == site.roles["k"]:
+            continue  # K = V: one matrix, one row
+        try:
+            yield role, path, model.get_submodule(path)
+        except AttributeError:  # still fused: one row for the whole projection, in the place of its first role
+            if site.fused is not None and role == site.fused.roles[0]:
+                yield "+".join(site.fused.roles), site.fused_path, model.get_submodule(site.fused_path)
+
+
+def _weight(module: nn.Module) -> Tensor | None:
+    """Return the weight of a projection, or None where it has no matrix."""
+    weight = getattr(without_adapter(module), "weight", None)
+    return weight if isinstance(weight, Tensor) and weight.numel() > 0 else None
 
 
 def _size(tensors: Iterable[Tensor]) -> int:

@@ -90,7 +90,8 @@ def factor_qr(weight: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     basis, upper = torch.linalg.qr(parts if tall else parts.mT)
     signs = torch.where(torch.diagonal(upper, dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(upper.dtype)
     # A positive diagonal makes QR unique, and the Q of a Gaussian uniform over the orthogonal matrices.
-    basis, upper = basis * signs[..., None, :], upper * signs[..., :, None]
+    basis *= signs[..., None, :]
+    upper *= signs[..., :, None]
     return (upper, basis.reshape(weight.shape)) if tall else (upper.mT, basis.mT.reshape(weight.shape))
 
 

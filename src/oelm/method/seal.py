@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,6 +34,8 @@ _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-3, tor
 # The dtypes that a frozen tensor may have.
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SHOWN_PROBLEMS = 8
+# Each thread holds a copy of the tensor that it casts or takes off a GPU, so there are few.
+_HASHING_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,14 @@ class Measurements:
         if tensor not in self._hashes:
             self._hashes[tensor] = content_hash(tensor)
         return self._hashes[tensor]
+
+    def hash_ahead(self, tensors: Collection[Tensor]) -> None:
+        """Compute the hashes that `content_hash` will be asked for: together they take less time than one by one."""
+        _on_threads(self.content_hash, tensors)
+
+    def fingerprints(self, tensors: Collection[Tensor]) -> list[str]:
+        """Return the fingerprint of each parameter."""
+        return _on_threads(lambda tensor: fingerprint(tensor, self), tensors)
 
     def orthogonality_error(self, path: str, module: nn.Module, matrix: dict[str, Any]) -> float:
         """Return how far the projection at `path` is from orthonormal, given its entry in the record."""
@@ -127,10 +138,7 @@ def seal(model: nn.Module, operation: Operation, seed: int, measurements: Measur
         "frozen": {},
     }
     _set_frozen(model, operation.frozen_at_start, True, measurements)
-    for name in always:
-        parameter = model.get_parameter(name)
-        parameter.requires_grad_(False)
-        config.oelm["frozen"][name] = fingerprint(parameter, measurements)
+    _freeze(model, always, measurements)
 
 
 def reseal(model: nn.Module, paths: Collection[str], freeze: bool) -> None:
@@ -229,20 +237,35 @@ def _name_under_adapter(model: nn.Module, name: str) -> str:
         return name
 
 
-def _set_frozen(model: nn.Module, paths: Iterable[str], freeze: bool, measurements: Measurements) -> None:
+def _on_threads(measure: Callable[[Tensor], str], tensors: Collection[Tensor]) -> list[str]:
+    """Return the measure of each tensor, computed on several threads: hashlib releases Python's global lock."""
+    if any(hasattr(tensor, "full_tensor") for tensor in tensors):  # every process must gather them in the same order
+        return [measure(tensor) for tensor in tensors]
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        return list(pool.map(measure, tensors))
+
+
+def _set_frozen(model: nn.Module, paths: Collection[str], freeze: bool, measurements: Measurements) -> None:
     """Freeze or unfreeze the tensors of matrices, and record the fingerprints of those that are frozen."""
     record = record_of(model)
     assert record is not None
-    parameters = dict(model.named_parameters())
     for path in paths:
-        matrix = record["matrices"][path]
-        matrix["frozen"] = freeze
-        for name in matrix["tensors"]:
-            parameters[name].requires_grad_(not freeze)
-            if freeze:
-                record["frozen"][name] = fingerprint(parameters[name], measurements)
-            else:
-                del record["frozen"][name]
+        record["matrices"][path]["frozen"] = freeze
+    names = [name for path in paths for name in record["matrices"][path]["tensors"]]
+    if freeze:
+        _freeze(model, names, measurements)
+        return
+    for name in names:
+        model.get_parameter(name).requires_grad_(True)
+        del record["frozen"][name]
+
+
+def _freeze(model: nn.Module, names: Collection[str], measurements: Measurements) -> None:
+    """Switch off the gradients of parameters, and record their fingerprints."""
+    record = record_of(model)
+    assert record is not None
+    parameters = [model.get_parameter(name).requires_grad_(False) for name in names]
+    record["frozen"].update(zip(names, measurements.fingerprints(parameters), strict=True))
 
 
 def _match(parameter: Tensor, sealed: str, measurements: Measurements) -> str | None:
