@@ -18,6 +18,7 @@ from tests.support.records import (
     language_run,
     study,
 )
+from tests.test_import import loaded_modules
 
 APP = "import typer; from oelm.cli import report as c; a = typer.Typer(pretty_exceptions_enable=False); "
 APP += "a.command('report')(c.report); a.command('compare')(c.compare); a()"
@@ -118,6 +119,12 @@ def test_compare_refuses_runs_that_cannot_be_compared(tmp_path):
 
 
 def test_importing_the_report_commands_loads_no_heavy_module():
-    script = "import sys; import oelm.cli.report; print(*[m for m in sys.modules])"
-    loaded = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split())
-    assert not loaded & {"torch", "transformers", "matplotlib", "scipy", "typst", "numpy", "pydantic"}
+    assert not loaded_modules("import oelm.cli.report") & {
+        "torch",
+        "transformers",
+        "matplotlib",
+        "scipy",
+        "typst",
+        "numpy",
+        "pydantic",
+    }

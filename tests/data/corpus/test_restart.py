@@ -131,11 +131,10 @@ def test_an_interruption_while_files_are_moved_is_recovered(tmp_path, gpt2, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", replace)
-        try:
+        with pytest.raises(Interruption):
             prepare(corpus, out, gpt2, val_fraction=0.2)
-        except Interruption:
-            with pytest.raises(DataError, match="did not finish"):
-                TokenDataset.open(out)
+    with pytest.raises(DataError, match="did not finish"):
+        TokenDataset.open(out)
     # Another recipe starts over and removes everything of the first one.
     if moved_before == 2:
         prepare(corpus, out, gpt2, val_fraction=0)
