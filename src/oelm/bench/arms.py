@@ -10,7 +10,9 @@ from ..base.strict import merge
 from ..config import GPT, RANDOM, RunConfig
 from ..errors import ConfigError
 from ..method.families import family_of
+from ..method.presets import PRESET_FIELDS
 from ..models.hf_config import build_hf_config
+from .forms import FORMS, GptShape, form_fields
 
 Kind = Literal["language", "classification"]
 
@@ -27,6 +29,7 @@ class BenchSetting:
 
     `kind` None lets the model decide: a decoder is timed at language modelling, an encoder at classification.
     `compile_model` None compiles as training does. `overrides` are settings such as `train.precision=bfloat16`.
+    `decode` says that generation is timed, which some forms of attention are only for.
     """
 
     model: str
@@ -36,14 +39,20 @@ class BenchSetting:
     kind: Kind | None = None
     compile_model: bool | None = None
     overrides: Sequence[str] = ()
+    decode: bool = False
 
 
 def plan_arms(names: Sequence[str], setting: BenchSetting) -> dict[str, RunConfig]:
-    """Return the run config of every arm by its name: a preset, or `PRESET@N` for one with batches of N."""
+    """Return the run config of every arm by its name: a preset or a form, or `NAME@N` for one with batches of N.
+
+    On the project's GPT, a name that is both a preset's and a form's is the form's.
+    """
     for override in setting.overrides:
         section = override.partition("=")[0].partition(".")[0]
         if section not in _SECTIONS:
             raise ConfigError(f"{override}: a benchmark takes settings of {', '.join(_SECTIONS)}")
+        if setting.decode and override.partition("=")[0] == "train.batch_size":
+            raise ConfigError(f"{override}: with --decode the size of batches is given with --batch-size")
     compile_model = "auto" if setting.compile_model is None else setting.compile_model
     fields: dict[str, Any] = {
         "model": {"name": setting.model, "fields": _fitting_fields(setting)},
@@ -60,12 +69,24 @@ def plan_arms(names: Sequence[str], setting: BenchSetting) -> dict[str, RunConfi
     for name in names:
         if name in arms:
             raise ConfigError(f"arm {name!r} is named twice")
-        method, separator, size = name.partition("@")
+        kind, separator, size = name.partition("@")
         if separator and not (size.isascii() and size.isdigit() and int(size) > 0):
             raise ConfigError(f"arm {name!r}: @ must be followed by its batch size, 1 or more, as in oelm-freeze@8")
         own_size = [f"train.batch_size={int(size)}"] if separator else []
-        arms[name] = RunConfig.load(merge(fields, {"method": method}), [*setting.overrides, *own_size])
+        arms[name] = RunConfig.load(merge(fields, _arm_fields(kind, setting, common)), [*setting.overrides, *own_size])
     return arms
+
+
+def _arm_fields(name: str, setting: BenchSetting, common: RunConfig) -> dict[str, Any]:
+    """Return what an arm sets in its run's config: the method and, for a form of attention, the model's fields."""
+    is_gpt = setting.model.startswith(GPT)
+    if name not in FORMS or (not is_gpt and name in PRESET_FIELDS):
+        return {"method": name}
+    if not is_gpt:
+        raise ConfigError(f"arm {name!r} is a form of the project's GPT: give it with --model gpt:SIZE")
+    gpt = build_hf_config(common.model, None, setting.length)
+    shape = GptShape(gpt.hidden_size, gpt.num_attention_heads, gpt.positions)
+    return {"method": FORMS[name].method, "model": {"fields": form_fields(name, shape, setting.decode)}}
 
 
 def _fitting_fields(setting: BenchSetting) -> dict[str, Any]:
