@@ -247,7 +247,7 @@ def test_the_line_below_the_table_explains_the_ratio(decode_option):
     assert result.exit_code == 0, result.output
     line = result.stdout.splitlines()[-1]
     assert "oelm-freeze" in line
-    assert "within a round, averaged over the rounds" in line
+    assert "in the same round, averaged over the rounds" in line
 
 
 def test_help_names_the_default_arms(monkeypatch):

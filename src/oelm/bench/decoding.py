@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from typing import Any
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import StaticCache
 
 from ..config import RunConfig
-from ..errors import ConfigError
-from ..method.apply import apply
-from ..models.hf_config import build_hf_config
-from ..models.run_model import build_language_model
+from ..errors import ConfigError, OelmError, first_line
 from ..runs.schema import DecodeBench
-from ..training.parallel import device_for
-from ..training.step import uses_bfloat16
-from .rounds import Rounds, ShowProgress, median_seconds, no_progress, ratio_of_rounds
+from .caches import pairs_of, shared_memory
+from .decoder import ArmModel, Decoder, ReadContext, places_needed, record_graph, rows_to_read
+from .forms import FORMS
+from .rounds import ShowProgress, median_seconds, no_progress, ratio_of_rounds
 
-# Tokens before the first round.
-_WARMUP = 3
+_NO_MEMORY = "not enough memory"
 
 
-def positions_needed(context: int, rounds: int, tokens: int) -> int:
-    """Return the positions that a benchmark needs: every round adds tokens to the context, equally in all arms."""
-    return context + _WARMUP + rounds * (tokens + 1)
+@dataclass(frozen=True)
+class DecodePlan:
+    """The settings of a benchmark of generation: every batch size with every context. Each has `rounds` of `tokens`."""
+
+    batch_sizes: Sequence[int]
+    contexts: Sequence[int]
+    rounds: int = 5
+    tokens: int = 10
+
+    @property
+    def positions(self) -> int:
+        """Return the positions that a model needs for the longest context."""
+        return places_needed(max(self.contexts), self.tokens)
 
 
 @torch.inference_mode()
 def benchmark_decoding(
-    arms: dict[str, RunConfig],
-    context: int,
-    rounds: int = 5,
-    tokens: int = 10,
-    seed: int = 0,
-    show: ShowProgress = no_progress,
+    arms: dict[str, RunConfig], plan: DecodePlan, seed: int = 0, show: ShowProgress = no_progress
 ) -> list[DecodeBench]:
-    """Time single tokens of every arm after `context` random ones, `rounds` times `tokens` each, interleaved.
+    """Time single tokens of every arm after random ones, in rounds with the arms interleaved.
 
-    Return one row per arm, each compared with the first arm.
+    Return one row per arm and setting, each compared with the first arm in the same setting.
     """
     for name, config in arms.items():
         if config.task.kind != "language":
@@ -48,79 +51,113 @@ def benchmark_decoding(
         if "@" in name:
             raise ConfigError(f"arm {name!r}: --decode needs batches of one size in all arms; leave out the @")
     torch._dynamo.config.recompile_limit = 64  # each arm compiles the same code once more
-    decoders: list[_Decoder] = []
+    models: list[ArmModel] = []
     for name, config in arms.items():
-        show(f"building {name}", len(decoders), len(arms))
-        decoders.append(_Decoder(name, config, context, seed))
-    for done, decoder in enumerate(decoders):
-        show(f"warming up {decoder.name}", done, len(arms))
-        list(decoder.generate(_WARMUP))
-    for number in range(rounds):
-        show("rounds measured", number, rounds)
-        for decoder in decoders:
-            list(decoder.generate(1))  # not timed: the processor's caches still hold the previous arm's data
-            decoder.rounds.append(list(decoder.generate(tokens)))
-    return [_row(decoder, decoders[0], context) for decoder in decoders]
+        show(f"building {name}", len(models), len(arms))
+        models.append(ArmModel(name, config, name in FORMS and FORMS[name].float8_cache))
+    rows: list[DecodeBench] = []
+    for batch, context in product(plan.batch_sizes, plan.contexts):
+        rows += _Setting(models, batch, context, plan).measure(seed, show)
+        # The next setting needs the memory of this one, which compiled code and recorded graphs hold on to.
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+    if all(row.error for row in rows):
+        raise OelmError(f"no arm could be timed; {rows[0].arm}: {rows[0].error}")
+    return rows
 
 
-def _row(arm: _Decoder, reference: _Decoder, context: int) -> DecodeBench:
-    seconds = median_seconds(arm.rounds)
-    ratio, half_interval = ratio_of_rounds(arm.rounds, reference.rounds)
-    return DecodeBench(
-        arm=arm.name,
-        token_ms=seconds * 1000,
-        tokens_per_second=arm.batch_size / seconds,
-        ratio=ratio,
-        ratio_95=half_interval,
-        cache_bytes_per_token=arm.cache_bytes,
-        cache_ratio=arm.cache_bytes / reference.cache_bytes,
-        context=context,
-        batch_size=arm.batch_size,
-        compiled=arm.compiled,
-        rounds=len(arm.rounds),
-    )
+class _Setting:
+    """All arms with one batch size and one context. `errors` says why an arm has no time."""
 
+    def __init__(self, models: list[ArmModel], batch: int, context: int, plan: DecodePlan) -> None:
+        self.models, self.batch, self.context, self.plan = models, batch, context, plan
+        self.contexts: dict[str, ReadContext] = {}
+        self.decoders: dict[str, Decoder] = {}
+        self.errors: dict[str, str] = {}
 
-class _Decoder:
-    """The model of one arm with a context in its cache, which generates greedily. `rounds` collects its times.
+    def measure(self, seed: int, show: ShowProgress) -> list[DecodeBench]:
+        """Return the rows of all arms."""
+        self._read(seed, show)
+        memory = self._allocate()
+        # What is recorded for the arms, which take turns, shares the memory of this graph.
+        on_gpu = self.models[0].device.type == "cuda"
+        graphs = record_graph(partial(torch.zeros, 1, device="cuda")) if on_gpu else None
+        for number, (name, context) in enumerate(self.contexts.items()):
+            show(f"warming up {name}{self._title}", number, len(self.contexts))
+            arm = next(model for model in self.models if model.name == name)
+            try:
+                self.decoders[name] = Decoder(arm, context, self.batch, memory, graphs)
+            except torch.OutOfMemoryError:
+                self.errors[name] = _NO_MEMORY
+            except (OelmError, RuntimeError) as error:  # one arm that fails must not cost the times of the others
+                self.errors[name] = f"{type(error).__name__}: {first_line(error)}"
+        for number in range(self.plan.rounds):
+            show(f"rounds measured{self._title}", number, self.plan.rounds)
+            for decoder in self.decoders.values():
+                decoder.start()
+                decoder.generate(1)  # not timed: the processor's caches still hold the previous arm's data
+                decoder.rounds.append(decoder.generate(self.plan.tokens))
+        return [self._row(model) for model in self.models]
 
-    With compiled code (off by default) a GPU launches all kernels of a token at once. Without it, in small batches, the
-    time of launching the kernels one by one hides the differences between arms.
-    """
+    @property
+    def _title(self) -> str:
+        several = len(self.plan.batch_sizes) * len(self.plan.contexts) > 1
+        return f" ({self.context:,} tokens, batches of {self.batch})" if several else ""
 
-    def __init__(self, name: str, config: RunConfig, context: int, seed: int) -> None:
-        self.name, self.batch_size = name, config.train.batch_size
-        self.rounds: Rounds = []
-        device = device_for(config.train.device)
-        length = config.data.sequence_length
-        vocab_size = int(build_hf_config(config.model, None, length).vocab_size)
-        self.model: Any = build_language_model(config.model, vocab_size, length, config.seed)
-        apply(self.model, config.method, config.seed)
-        dtype = torch.bfloat16 if uses_bfloat16(config, device) else torch.float32
-        self.model.to(device, dtype).eval()
-        generator = torch.Generator().manual_seed(seed)
-        ids = torch.randint(vocab_size, (self.batch_size, context), generator=generator).to(device)
-        # A static cache is allocated once. A growing one is copied for every token, and that copy would be timed.
-        self.cache = StaticCache(config=self.model.config, max_cache_len=length)
-        output = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        self.last: Tensor = output.logits[:, -1:].argmax(-1)
-        self.compiled = config.train.compile is True
-        self.step: Any = self.model
-        if self.compiled:
-            # On a GPU, a token's kernels are recorded once and replayed as one graph.
-            mode = "reduce-overhead" if device.type == "cuda" else None
-            self.step = torch.compile(self.model, dynamic=False, mode=mode)
-        cache_tensors = [tensor for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
-        # The bytes that one token of one text takes in the cache.
-        self.cache_bytes = sum(tensor[0].numel() * tensor.element_size() / tensor.shape[-2] for tensor in cache_tensors)
+    def _read(self, seed: int, show: ShowProgress) -> None:
+        """Read the context with every arm."""
+        rows, places = rows_to_read(self.batch), places_needed(self.context, self.plan.tokens)
+        for number, model in enumerate(self.models):
+            show(f"reading with {model.name}{self._title}", number, len(self.models))
+            try:
+                if model.device.type == "cuda":  # not timed: libraries choose and load their kernels
+                    model.read(rows, self.context, places, seed)
+                self.contexts[model.name] = model.read(rows, self.context, places, seed)
+            except torch.OutOfMemoryError:
+                self.errors[model.name] = _NO_MEMORY
 
-    def generate(self, tokens: int) -> Iterator[float]:
-        """Generate tokens and yield the seconds of each, until the device has computed it."""
-        for _ in range(tokens):
-            started = time.perf_counter()
-            # Allows the recorded graph to overwrite its outputs of the previous token.
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            output = self.step(input_ids=self.last, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-            self.last = output.logits[:, -1:].argmax(-1)
-            self.last[0, 0].item()  # waits for the device
-            yield time.perf_counter() - started
+    def _allocate(self) -> list[Tensor]:
+        """Return the memory that the arms share; those whose cache alone does not fit are left out."""
+        while self.contexts:
+            try:
+                return shared_memory([context.cache for context in self.contexts.values()], self.batch)
+            except torch.OutOfMemoryError:
+                sizes = {
+                    name: sum(tensor.nbytes for tensor in pairs_of(context.cache))
+                    for name, context in self.contexts.items()
+                }
+                largest = max(sizes, key=lambda name: sizes[name])
+                self.errors[largest] = _NO_MEMORY
+                del self.contexts[largest]
+        return []
+
+    def _row(self, arm: ArmModel) -> DecodeBench:
+        """Return an arm's row; where it or the reference has no time, without a ratio."""
+        decoder, reference = self.decoders.get(arm.name), self.decoders.get(self.models[0].name)
+        seconds = median_seconds(decoder.rounds) if decoder else None
+        ratio, half_interval = (None, None)
+        if decoder and reference:
+            ratio, half_interval = ratio_of_rounds(decoder.rounds, reference.rounds)
+        context = self.contexts.get(arm.name)
+        # The 8-bit cache is made from an ordinary one: reading takes as long as multi-head attention's.
+        prefill = None if context is None or arm.float8_cache else context.seconds * 1000
+        return DecodeBench(
+            arm=arm.name,
+            token_ms=None if seconds is None else seconds * 1000,
+            tokens_per_second=None if seconds is None else self.batch / seconds,
+            ratio=ratio,
+            ratio_95=half_interval,
+            cache_bytes_per_token=arm.cache_bytes,
+            cache_ratio=arm.cache_bytes / self.models[0].cache_bytes,
+            layers=arm.layers,
+            context=self.context,
+            batch_size=self.batch,
+            compiled=arm.compiled,
+            rounds=self.plan.rounds,
+            prefill_ms=prefill,
+            prefill_rows=rows_to_read(self.batch),
+            kernel=decoder.kernel if decoder else None,
+            kernel_ms=decoder.kernel_ms if decoder else {},
+            error=self.errors.get(arm.name),
+        )

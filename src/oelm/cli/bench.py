@@ -1,4 +1,4 @@
-"""The command bench: measure the speed of several methods side by side."""
+"""The command bench: measure the speed of several methods and forms of attention side by side."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..bench.forms import DEFAULT_FORMS, FORMS
+from ..errors import ConfigError
 from .options import JsonOption
 from .terminal import errors, progress_bar, quiet_libraries
 
 if TYPE_CHECKING:
     from ..runs.schema import BenchRows
 
-_DEFAULT_ARMS = ["baseline", "oelm-freeze", "identity-key"]
+_DEFAULT_ARMS = ("baseline", "oelm-freeze", "identity-key")
 
 
 def bench(
     arms: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Presets to compare; PRESET@N uses batches of N. Default: {', '.join(_DEFAULT_ARMS)}. Also "
-            "key=value settings of model, optimizer and train, such as train.precision=bfloat16 or "
-            "model.fields.num_hidden_layers=12."
+            help="Presets (see `oelm methods`) and, on gpt:SIZE, forms of attention (see --forms); NAME@N uses batches "
+            f"of N. Default: {', '.join(_DEFAULT_ARMS)}. With --decode on gpt:SIZE: {', '.join(DEFAULT_FORMS)}. A name "
+            "that is both a form and a preset is the form on gpt:SIZE. Also key=value settings of model, optimizer and "
+            "train, such as train.precision=bfloat16 or model.fields.num_hidden_layers=12."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="gpt:SIZE, random:FAMILY, a folder or a Hub name.")] = "gpt:tiny",
@@ -29,8 +32,12 @@ def bench(
         Literal["language", "classification"] | None,
         typer.Option(help="Default: classification (3 classes) for an encoder, else language."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences per step.")] = 8,
-    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 128,
+    batch_size: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Sequences per step; with --decode also several, such as 1,8,64.")
+    ] = "8",
+    sequence_length: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Tokens per sequence; with --decode also several: 1024,16384.")
+    ] = "128",
     vocab_size: Annotated[
         int | None,
         typer.Option(min=2, help="Default: 8192 for gpt:SIZE, else the model's own."),
@@ -45,38 +52,69 @@ def bench(
         bool,
         typer.Option("--decode", help="Time generation of --steps tokens after --sequence-length; show cache sizes."),
     ] = False,
+    forms: Annotated[bool, typer.Option("--forms", help="List the forms of attention, and time nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Time whole optimiser steps of several methods side by side, on random tokens, as ratios to the first."""
+    """Time whole optimiser steps of several methods side by side, on random tokens, as ratios to the first.
+
+    With --decode, time generation, for every batch size with every sequence length: one more token after the context,
+    the bytes of a token in the cache, and reading the context (prefill). On a GPU each arm with plain keys and values
+    uses the fastest of several kernels, which the table names. At most 8 sequences are read, and the rows of a larger
+    batch are copies of them. An arm that does not fit in memory is named, and the others go on.
+    """
+    if forms:
+        width = max(map(len, FORMS))
+        typer.echo("\n".join(f"{name:<{width}}  {form.about}" for name, form in FORMS.items()))
+        return
     with errors():
         from ..base.files import to_json
-        from ..bench import decoding
         from ..bench.arms import BenchSetting, plan_arms
+        from ..bench.decoding import DecodePlan, benchmark_decoding
         from ..bench.steps import benchmark
-        from .bench_tables import bench_table, decoding_table, render_bench
+        from ..config import GPT
+        from .bench_tables import render_bench
 
         quiet_libraries()
-        names = [word for word in arms or [] if "=" not in word] or _DEFAULT_ARMS
+        plan = DecodePlan(
+            _counts("--batch-size", batch_size, decode),
+            _counts("--sequence-length", sequence_length, decode),
+            rounds,
+            steps,
+        )
         setting = BenchSetting(
             model=model,
-            batch_size=batch_size,
-            length=decoding.positions_needed(sequence_length, rounds, steps) if decode else sequence_length,
+            batch_size=plan.batch_sizes[0],
+            length=plan.positions if decode else plan.contexts[0],
             vocab_size=vocab_size,
             kind=task,
             compile_model=compile_model,
             overrides=[word for word in arms or [] if "=" in word],
+            decode=decode,
         )
-        planned = plan_arms(names, setting)
+        default_arms = DEFAULT_FORMS if decode and model.startswith(GPT) else _DEFAULT_ARMS
+        planned = plan_arms([word for word in arms or [] if "=" not in word] or default_arms, setting)
         rows: BenchRows
-        warnings: list[str | None] = []
         with progress_bar() as show:
             if decode:
-                rows = decoding.benchmark_decoding(planned, sequence_length, rounds, steps, show=show)
-                table = decoding_table(rows)
+                rows = benchmark_decoding(planned, plan, show=show)
+                warnings = [
+                    f"{row.arm}, {row.context:,} tokens, batches of {row.batch_size}: {row.error}"
+                    for row in rows
+                    if row.error
+                ]
             else:
                 rows = benchmark(planned, rounds, steps, show=show)
-                table, warnings = bench_table(rows), [row.warning for row in rows]
-        as_text = to_json([row.model_dump() for row in rows], indent=2) if as_json else render_bench(table, rows[0].arm)
-        typer.echo(as_text)
-        for warning in filter(None, warnings):
+                warnings = [row.warning for row in rows if row.warning]
+        typer.echo(to_json([row.model_dump() for row in rows], indent=2) if as_json else render_bench(rows))
+        for warning in warnings:
             typer.echo(f"warning: {warning}", err=True)
+
+
+def _counts(option: str, text: str, several: bool) -> list[int]:
+    """Return the whole numbers of an option; raise where there are several and only one makes sense."""
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+        raise ConfigError(f"{option} {text}: must be a whole number above 0, or with --decode several such as 8,64")
+    if len(words) > 1 and not several:
+        raise ConfigError(f"{option} {text}: training steps are timed with one value; several need --decode")
+    return [int(word) for word in words]

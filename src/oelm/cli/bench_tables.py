@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from ..base.text import plain_text
-from ..runs.schema import DecodeBench, StepBench
+from ..runs.schema import BenchRows, DecodeBench, StepBench
 
 
 def bench_table(rows: list[StepBench]) -> Table:
@@ -34,16 +34,25 @@ def _bench_cells(row: StepBench, unequal: bool) -> dict[str, str]:
 
 
 def decoding_table(rows: list[DecodeBench]) -> Table:
-    """Return the table of a benchmark of generation, one line per arm."""
+    """Return the table of a benchmark of generation in one setting, one line per arm."""
     first = rows[0]
     title = f"one token after {first.context:,}, batches of {first.batch_size}, {first.rounds} interleaved rounds"
-    return _table(title + (", compiled" if first.compiled else ""), [_decoding_cells(row) for row in rows])
+    kernels = any(row.kernel for row in rows)
+    return _table(title + (", compiled" if first.compiled else ""), [_decoding_cells(row, kernels) for row in rows])
 
 
-def _decoding_cells(row: DecodeBench) -> dict[str, str]:
-    speed = {"token, ms": f"{row.token_ms:.2f}", "tokens/s": f"{row.tokens_per_second:,.1f}"}
-    cache = {"cache, bytes a token": f"{row.cache_bytes_per_token:,.0f}", "cache ratio": f"{row.cache_ratio:.3f}"}
-    return {"arm": row.arm, **speed, "ratio": _with_interval(row.ratio, row.ratio_95), **cache}
+def _decoding_cells(row: DecodeBench, kernels: bool) -> dict[str, str]:
+    """Return an arm's cells by the heading of their column; an arm that has no time says why in the last."""
+    kernel = {"kernel": row.kernel or "-"} if kernels else {}
+    per_layer = row.cache_bytes_per_token / (row.layers or 1)
+    cache = {"cache, bytes a\ntoken and layer": f"{per_layer:,.0f}", "cache\nratio": f"{row.cache_ratio:.3f}"}
+    prefill = "-" if row.prefill_ms is None else f"{row.prefill_ms:,.1f}"
+    if row.token_ms is None or row.tokens_per_second is None:
+        speed = {"token, ms": "failed", "tokens/s": "-"}
+    else:
+        speed = {"token, ms": f"{row.token_ms:.3f}", "tokens/s": f"{row.tokens_per_second:,.1f}"}
+    ratio = "-" if row.ratio is None else _with_interval(row.ratio, row.ratio_95)
+    return {"arm": row.arm, **kernel, **speed, "ratio": ratio, **cache, f"prefill of\n{row.prefill_rows}, ms": prefill}
 
 
 def _table(title: str, lines: list[dict[str, str]]) -> Table:
@@ -55,13 +64,19 @@ def _table(title: str, lines: list[dict[str, str]]) -> Table:
     return table
 
 
-def render_bench(table: Table, reference: str) -> str:
-    """Return a benchmark's table as text, with a line that says how its ratios are computed."""
-    return (
-        f"{plain_text(table)}\n"
-        f"ratio: an arm's median time over that of {reference} in the same round, averaged over the rounds. The times "
-        "are medians over all rounds; their ratio may differ, since the machine's speed changes between rounds"
-    )
+def render_bench(rows: BenchRows) -> str:
+    """Return a benchmark's tables as text, one for each setting, with a line that says how its ratios are computed."""
+    decoding = [row for row in rows if isinstance(row, DecodeBench)]
+    settings = dict.fromkeys((row.batch_size, row.context) for row in decoding)
+    tables = [decoding_table([row for row in decoding if (row.batch_size, row.context) == one]) for one in settings]
+    tables = tables or [bench_table([row for row in rows if isinstance(row, StepBench)])]
+    notes = [
+        f"ratio: an arm's median time over that of {rows[0].arm} in the same round, averaged over the rounds. The "
+        "times are medians over all rounds; their ratio may differ, since the machine's speed changes between rounds"
+    ]
+    if any(row.prefill_rows != row.batch_size for row in decoding):
+        notes.insert(0, "prefill: reading the context, of as many texts as the heading says; the others have copies")
+    return "\n".join([*map(plain_text, tables), *notes])
 
 
 def _with_interval(ratio: float, half_interval: float | None) -> str:

@@ -146,22 +146,36 @@ def bench_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
 
 
 def _decoding_blocks(bench: Bench, out: Path, say: Words) -> list[Block]:
+    """Return what a benchmark of generation measured: a table for each batch size and context."""
+    blocks: list[Block] = []
+    for batch, context in dict.fromkeys((row.batch_size, row.context) for row in bench.decoding):
+        rows = [row for row in bench.decoding if (row.batch_size, row.context) == (batch, context)]
+        how = say("time_compiled") if rows[0].compiled else ""
+        values = {"context": f"{context:,}", "batch": batch, "how": how}
+        blocks.append(Paragraph(say("time_decoding", file=relative(bench.path, out), **values)))
+        setting = "" if len(rows) == len(bench.decoding) else f"-{batch}-{context}"
+        blocks.append(_decoding_table(f"bench-{bench.path.stem}{setting}", rows, say))
+    return blocks
+
+
+def _decoding_table(name: str, rows: list[DecodeBench], say: Words) -> Table:
     columns = ["col_method", "col_token", "col_ratio", "col_interval", "col_cache", "col_cache_ratio", "col_rounds"]
-    table = Table(f"bench-{bench.path.stem}", say.all(*columns), numeric=tuple(range(1, len(columns))))
-    for row in bench.decoding:
-        times = f"{row.token_ms:.2f}", f"{row.ratio:.3f}", _bench_interval(row)
+    table = Table(name, say.all(*columns), numeric=tuple(range(1, len(columns))))
+    for row in rows:
+        # An arm that did not fit in memory has no time.
+        token = "–" if row.token_ms is None else f"{row.token_ms:.2f}"
+        ratio = "–" if row.ratio is None else f"{row.ratio:.3f}"
         cache = f"{row.cache_bytes_per_token:,.0f}", f"{row.cache_ratio:.3f}"
-        table.add(Cell(row.arm, code=True), *times, *cache, str(row.rounds))
-    first = bench.decoding[0]
-    compiled = say("time_compiled") if first.compiled else ""
-    values = {"context": f"{first.context:,}", "batch": first.batch_size, "how": compiled}
-    return [Paragraph(say("time_decoding", file=relative(bench.path, out), **values)), table]
+        table.add(Cell(row.arm, code=True), token, ratio, _bench_interval(row), *cache, str(row.rounds))
+    return table
 
 
 def _bench_interval(row: StepBench | DecodeBench) -> str:
     """Return the interval of a ratio; the reference arm has none, nor has a benchmark of one round."""
     ratio, half = row.ratio, row.ratio_95
-    return f"{ratio - half:.3f} – {ratio + half:.3f}" if half and math.isfinite(half) else "–"
+    if ratio is None or not half or not math.isfinite(half):
+        return "–"
+    return f"{ratio - half:.3f} – {ratio + half:.3f}"
 
 
 def runs_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:

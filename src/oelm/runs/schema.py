@@ -424,19 +424,32 @@ class StepBench(RecordPart):
 
 
 class DecodeBench(RecordPart):
-    """A row of `oelm bench --decode --json`: the tokens that one arm generates, and the size of its cache."""
+    """A row of `oelm bench --decode --json`: the tokens that one arm generates in one setting, and its cache's size.
+
+    token_ms .. ratio_95    None where the arm, or the first one, could not be timed; `error` says why
+    cache_bytes_per_token   of one token of one text, in all layers
+    context, batch_size     the setting; ratios are to the first arm in the same one
+    prefill_ms              reading the context once, for `prefill_rows` texts; the other rows got copies
+    kernel, kernel_ms       what computed plain attention on a GPU, and a token's time with each kernel tried
+    """
 
     arm: str
-    token_ms: float
-    tokens_per_second: float
-    ratio: float
+    token_ms: float | None
+    tokens_per_second: float | None
+    ratio: float | None
     ratio_95: float | None
     cache_bytes_per_token: float
     cache_ratio: float
+    layers: int | None = None
     context: int
     batch_size: int
     compiled: bool
     rounds: int
+    prefill_ms: float | None = None
+    prefill_rows: int | None = None
+    kernel: str | None = None
+    kernel_ms: dict[str, float] = {}
+    error: str | None = None
 
 
 MetricLine = Annotated[TrainLine | ValLine | EventLine | AttentionLine, Field(discriminator="kind")]
