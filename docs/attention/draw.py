@@ -170,19 +170,21 @@ def _latent(title: str, down: Box | None, held: str, key: Box, channel: bool = T
 
 def _offset() -> Picture:
     boxes = {
-        "b": Box(0, 0.5, "token before\nx of j - 1"),
-        "x": Box(0, 1.5, "hidden state\nx of token j"),
-        "kb": Box(1, 0.5, "W_k\n(the same)", "trained"),
-        "k": Box(1, 1.5, "W_k", "trained"),
-        "v": Box(1, 2.5, "W_v", "trained"),
-        "t": Box(2, 1, "take a share\nfrom j - 1"),
-        "r": Box(3, 1, "rotate by\nposition j"),
-        "ck": Box(4, 1, "key\nd numbers", "cached"),
-        "cv": Box(4, 2.5, "value\nd numbers", "cached"),
+        "b": Box(0, 1, "token before\nx of j - 1"),
+        "x": Box(0, 2, "hidden state\nx of token j"),
+        "q": Box(1, 0, "W_q", "trained"),
+        "kb": Box(1, 1, "W_k\n(the same)", "trained"),
+        "k": Box(1, 2, "W_k", "trained"),
+        "v": Box(1, 3, "W_v", "trained"),
+        "t": Box(2, 1.5, "take a share\nfrom j - 1"),
+        "rq": Box(3, 0, "rotate by\nposition j"),
+        "r": Box(3, 1.5, "rotate by\nposition j"),
+        "ck": Box(4, 1.5, "key\nd numbers", "cached"),
+        "cv": Box(4, 3, "value\nd numbers", "cached"),
         "a": Box(5, 1.5, "attention"),
         "o": Box(6, 1.5, "W_o", "trained"),
     }
-    return Picture("Key offset", boxes, ("b kb t r ck a o", "x k t", "x v cv a"))
+    return Picture("Key offset", boxes, ("x q rq a o", "b kb t r ck a", "x k t", "x v cv a"))
 
 
 def _convolution() -> Picture:
