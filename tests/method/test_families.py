@@ -44,10 +44,15 @@ REFUSED = {
     ("albert", "last-layers"): "this model has one block for all its layers",
 }
 # Models whose output layer is tied to the embedding have no separate head that could train alone.
-TIED = ("gpt2", "gpt2-cross", "oelm-gpt", "oelm-gpt-rotary", "opt", "gemma", "t5", "bart")
-TIED += ("falcon-rw", "falcon-7b", "falcon-40b")
+TIED = ("gpt2", "gpt2-cross", "opt", "gemma", "t5", "bart", "falcon-rw", "falcon-7b", "falcon-40b")
+TIED += tuple(name for name in SMALL if name.startswith("oelm-gpt"))
 REFUSED |= {(name, "head-only"): "its output layer is its embedding" for name in TIED}
 REFUSED |= {(name, "bitfit"): "has no biases" for name in ("mistral", "qwen3", "gemma", "phi3", "t5")}
+REFUSED |= {(f"oelm-gpt-{form}", "bitfit"): "has no biases" for form in ("modern", "grouped", "latent")}
+# Presets for models whose keys and values are read from a latent: no other model has the matrix that they set.
+FOR_LATENTS = ("identity-channel", "latent-states", "latent-frozen", "latent-trained", "latent-random")
+WITHOUT_LATENT = [name for name in SMALL if name != "oelm-gpt-latent"]
+REFUSED |= dict.fromkeys(itertools.product(WITHOUT_LATENT, FOR_LATENTS), "the matrix to a latent")
 # The presets, besides oelm-freeze, that put other modules into the model.
 STRUCTURES = ("oelm-exact", "identity-query", "identity-key", "identity-wide")
 

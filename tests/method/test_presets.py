@@ -141,11 +141,14 @@ def test_layers_that_are_not_chosen_stay_unchanged():
 # The presets that freeze the body are tested in test_adapters.py.
 @pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.rest == "trained"])
 def test_a_preset_sets_and_freezes_the_matrices_that_its_fields_name(name):
-    method, model, plain = PRESETS[name], small_model("bert"), small_model("bert")
+    method = PRESETS[name]
+    family = "bert" if method.down.untouched and method.channel.untouched else "oelm-gpt-latent"
+    model, plain = small_model(family), small_model(family)
     report = oelm.apply(model, name)
     assert report.method == name
     for row in report.rows:
-        spec = {"q": method.q, "k": method.k}.get(row.role, method.ffn if row.role.startswith("ffn") else Projection())
+        field = "ffn" if row.role.startswith("ffn") else row.role.removesuffix("_q").removesuffix("_k")
+        spec = method.matrices.get(field, Projection())
         module, before = model.get_submodule(row.path), plain.get_submodule(row.path)
         assert row.init == spec.init
         assert (row.orthogonality_error is not None) == (spec.init in ORTHONORMAL - {"identity"})
@@ -157,7 +160,8 @@ def test_a_preset_sets_and_freezes_the_matrices_that_its_fields_name(name):
         assert module.weight.requires_grad == (not spec.frozen)
         assert torch.equal(module.weight, before.weight) == (spec.init in KEEPING)
         if spec.init in ORTHONORMAL:
-            blocks = HEADS if row.role in "qk" and spec.scope == "head" else 1
+            per_head = row.role == "channel_q" or (row.role in ("q", "k") and spec.scope == "head")
+            blocks = HEADS if per_head else 1
             assert row.orthogonality_error < 1e-5
             assert orthogonality_error(module.weight, blocks) < 1e-5
     changed = {name for name, p in plain.state_dict().items() if not torch.equal(p, model.state_dict().get(name, p))}

@@ -141,7 +141,7 @@ def check_apply(name: str, folder: Path) -> None:
             expected |= {id(parameter) for parameter in module.parameters()}
             # Computed without the record: T5 does not scale its scores, so its Q is shorter by sqrt(d_head).
             length = site.d_head**-0.5 if role == "q" and not family.scales(model.config) else 1.0
-            by_head = weight_matrix(module).detach().reshape(site.heads_of(role), site.d_head, site.width) / length
+            by_head = weight_matrix(module).detach().reshape(site.heads_of(role), site.d_head, -1) / length
             assert distance(by_head @ by_head.mT, torch.eye(site.d_head)) < 1e-5
     assert {id(p) for p in model.parameters() if not p.requires_grad} == expected
     assert report.frozen == sum(p.numel() for p in model.parameters() if id(p) in expected) > 0

@@ -51,7 +51,7 @@ def adapter_targets(sites: list[Site], adapter: Adapter) -> list[AdapterTarget]:
     absent = [role for role in adapter.targets if role not in {target.role for target in targets}]
     if absent:
         raise MethodError(f"adapter.targets {', '.join(absent)}: the chosen attentions have no such matrix")
-    return targets
+    return list({target.path: target for target in targets}.values())  # K = V is one matrix with two roles
 
 
 def _require_fit(module: nn.Module, path: str, adapter: Adapter) -> None:

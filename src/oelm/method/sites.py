@@ -125,7 +125,7 @@ def require_projection(module: nn.Module, path: str) -> None:
     if type(module) not in (nn.Linear, Conv1D) and type(module).__name__ != "FalconLinear":
         kind = f"{type(module).__module__}.{type(module).__qualname__}"  # quantised layers may be called Linear too
         raise ModelError(
-            f"{path} is a {kind}, not a plain Linear or Conv1D: quantised, or wrapped by an adapter? "
+            f"{path} is a {kind}, not a plain Linear or Conv1D: quantised, parametrised or wrapped by an adapter? "
             "Apply the method to the plain model first"
         )
 

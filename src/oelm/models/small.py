@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigError, OelmError, nearest
 from . import gpt
+from .gpt_config import MODERN
 
 # Sizes and special tokens that several families share, in the words of their configs.
 _SIZES = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -27,6 +28,9 @@ _BERT = {**_SIZES, "intermediate_size": 96, **_TEXT, "pad_token_id": 0}
 _DEBERTA = {**_BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
 _GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64, **_VOCABULARY, **_ENDS}
 _OELM_GPT = {**_SIZES, **_TEXT, **_ENDS}
+_MODERN_GPT = {**_OELM_GPT, **MODERN}
+# As wide a latent as the hidden state, which every preset for latents fits.
+_LATENT_GPT = {**_MODERN_GPT, "positions": "none", "latent": 48, "channel": 8}
 _LLAMA = {**_BERT, "num_key_value_heads": 2, **_ENDS}
 _FALCON = {**_SIZES, **_VOCABULARY, "bias": True, **_ENDS}
 _DISTILBERT = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, **_TEXT}
@@ -58,6 +62,9 @@ SMALL: MappingProxyType[str, tuple[str, dict[str, Any]]] = MappingProxyType(
         "gpt2-cross": ("GPT2LMHeadModel", {**_GPT2, "add_cross_attention": True}),
         "oelm-gpt": ("OelmGPTForCausalLM", _OELM_GPT),
         "oelm-gpt-rotary": ("OelmGPTForCausalLM", {**_OELM_GPT, "positions": "rotary"}),
+        "oelm-gpt-modern": ("OelmGPTForCausalLM", _MODERN_GPT),
+        "oelm-gpt-grouped": ("OelmGPTForCausalLM", {**_MODERN_GPT, "num_key_value_heads": 2}),
+        "oelm-gpt-latent": ("OelmGPTForCausalLM", _LATENT_GPT),
         "opt": ("OPTForCausalLM", _OPT),
         "gpt_neox": ("GPTNeoXForCausalLM", {**_BERT, **_ENDS}),
         "gptj": ("GPTJForCausalLM", {**_GPT2, "rotary_dim": 8}),
