@@ -36,18 +36,20 @@ for kind in ("lora", "oft"):
         f"{kind} beside frozen q, k": {"preset": "oelm-freeze", "adapter": {"kind": kind, "targets": ["q", "k"]}},
     }
 TRAINED = ("baseline", "oelm-freeze", "oelm-core", "oelm-qk-ffn", "identity-key", "identity-core", "identity-wide")
+LATENTS = ("identity-channel", "latent-states", "latent-frozen", "latent-trained")
 FROZEN_BODY = ("bitfit", "last-layers", "head-only")
-METHODS: dict[str, Any] = {name: name for name in (*TRAINED, *FROZEN_BODY)} | ADAPTERS
+METHODS: dict[str, Any] = {name: name for name in (*TRAINED, *FROZEN_BODY, *LATENTS)} | ADAPTERS
+NOT_FOR_LATENTS = [name for name in METHODS if name not in LATENTS]
 
 
 def methods(*names: str) -> list[Any]:
-    """Return methods by name, or all of them, as parameters of a test."""
-    return [pytest.param(name, marks=[needs_peft] if name in ADAPTERS else []) for name in names or METHODS]
+    """Return methods by name, or all but those for latents, as parameters of a test."""
+    return [pytest.param(name, marks=[needs_peft] if name in ADAPTERS else []) for name in names or NOT_FOR_LATENTS]
 
 
-def model_with_method(name: str, method: str) -> Any:
-    """Return a small model with a method applied."""
-    model: Any = small_model(name).train()
+def model_with_method(name: str, method: str, **changes: Any) -> Any:
+    """Return a small model with a method applied; `changes` go into its config."""
+    model: Any = small_model(name, **changes).train()
     model.set_attn_implementation("eager")  # torch counts plain products, but not every fused attention
     oelm.apply(model, METHODS[method])
     return model
@@ -92,15 +94,59 @@ def test_flops_of_other_encoders_equal_torchs(name, method):
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("method", methods(*(name for name in METHODS if name != "head-only")))
+@pytest.mark.parametrize("method", methods(*(name for name in NOT_FOR_LATENTS if name != "head-only")))
 @pytest.mark.parametrize("name", ["oelm-gpt", "gpt2"])
 def test_flops_of_decoders_equal_torchs_without_the_masked_half(name, method, monkeypatch):
     """torch counts the attention products in full, with the half that a causal mask hides."""
     model = model_with_method(name, method)
+    assert flops_with_masked_half(model, monkeypatch) == pytest.approx(flops_by_torch(model), rel=1e-9)
+
+
+def flops_with_masked_half(model: Any, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return the FLOPs by oelm with the half of the attention products that a causal mask hides, as torch counts."""
     flops = flops_by_oelm(model)
     monkeypatch.setattr(model_flops, "attention_flops", lambda widths, length, _, reached: 0.0)
     without_attention = flops_by_oelm(model)
-    assert without_attention + 2 * (flops - without_attention) == pytest.approx(flops_by_torch(model), rel=1e-9)
+    return without_attention + 2 * (flops - without_attention)
+
+
+LATENT = {"positions": "none", "latent": 24, "channel": 8}
+FORMS: dict[str, dict[str, Any]] = {
+    "modern": {"positions": "rotary", "norm": "rms", "activation": "swiglu", "biases": False},
+    "grouped": {"num_key_value_heads": 2},
+    "multi-query": {"num_key_value_heads": 1},
+    "thin": {"key_dim": 6},
+    "K = V": {"shared_kv": True},
+    "grouped K = V": {"shared_kv": True, "num_key_value_heads": 2},
+    "latent": LATENT,
+    "latent without a channel": {"latent": 24},
+    "thin latent": {**LATENT, "key_dim": 6},
+    "channel": {"positions": "none", "channel": 8},
+    "key offset": {"key_offset": 0.5},
+    "orthogonal key": {"orthogonal_key": True},
+}
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("method", methods("baseline", "last-layers", "lora", "oft on v"))
+@pytest.mark.parametrize("form", FORMS)
+def test_flops_of_every_form_of_the_gpt_equal_torchs(form, method, monkeypatch):
+    model = model_with_method("oelm-gpt", method, **FORMS[form])
+    assert flops_with_masked_half(model, monkeypatch) == pytest.approx(flops_by_torch(model), rel=1e-9)
+
+
+@pytest.mark.parametrize("method", ["oelm-freeze", "oelm-core"])
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "orthogonal key"])
+def test_flops_of_forms_with_frozen_queries_and_keys_equal_torchs(form, method, monkeypatch):
+    """Of an orthogonal key there is no matrix that a method could set."""
+    model = model_with_method("oelm-gpt", method, **FORMS[form])
+    assert flops_with_masked_half(model, monkeypatch) == pytest.approx(flops_by_torch(model), rel=1e-9)
+
+
+@pytest.mark.parametrize("method", LATENTS)
+def test_flops_of_the_presets_for_latents_equal_torchs(method, monkeypatch):
+    model = model_with_method("oelm-gpt-latent", method)
+    assert flops_with_masked_half(model, monkeypatch) == pytest.approx(flops_by_torch(model), rel=1e-9)
 
 
 @needs_peft

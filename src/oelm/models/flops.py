@@ -5,13 +5,15 @@ Counted, as two FLOPs per multiplication with its addition:
 - a matrix, a core, and each of LoRA's two factors: the forward product; the product for its own gradient if it is
   trainable; and the product for its input's gradient if anything below it is trainable;
 - attention: the two forward products, and those of the four backward products that lead to something trainable;
+- a matrix that torch keeps orthogonal: like any other, and the product of its start with the rotation that trains;
 - OFT: the block-wise rotation of a matrix's input, which then always needs a gradient, and the products that build the
   blocks from their parameters, once per pass and therefore shared by its tokens.
 
-Not counted: embeddings, norms, biases, the softmax and other element-wise work; the optimiser's update; recomputation
-by gradient checkpointing or in a fused attention's backward pass, and gradients that a fused attention computes for
-tensors that do not need them. A causal mask halves attention here, as in a fused attention; plain products compute the
-masked half too. Otherwise the count equals the FLOPs that torch counts in plain products.
+Not counted: embeddings, norms, biases, the softmax, convolutions over tokens and other element-wise work; the matrix
+exponential of an orthogonal matrix; the optimiser's update; recomputation by gradient checkpointing or in a fused
+attention's backward pass, and gradients that a fused attention computes for tensors that do not need them. A causal
+mask halves attention here, as in a fused attention; plain products compute the masked half too. Otherwise the count
+equals the FLOPs that torch counts in plain products.
 
 `reached` is the share of a tensor's uses that need a gradient: 0 or 1, or between them where one block serves several
 layers (ALBERT).
@@ -24,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ..method.adapters import rotations
 from ..method.sites import Site, find_sites, weight_matrix
@@ -66,6 +69,8 @@ def train_flops_per_token(model: Any, length: int, sequences: int, reach: Reach 
     for weight, width, block in rotations(model):
         reached = reach.inputs.get(id(weight), 1.0)
         flops += uses_per_token(weight) * rotation_flops(width, block, sequences * length, reached)
+    for weight in _orthogonal_weights(model):
+        flops += product_with_start_flops(weight.shape[0], weight.requires_grad, sequences * length)
     for site in sites:
         causal = site.kind == "decoder"
         widths = site.heads * (site.d_head + site.channel), _value_width(model, site)
@@ -100,6 +105,11 @@ def rotation_flops(width: int, block: int, tokens: int, reached: float) -> float
     return weight_flops(weights, True, reached) + powers / tokens
 
 
+def product_with_start_flops(width: int, trained: bool, tokens: int) -> float:
+    """Return the FLOPs per token of an orthogonal matrix's start times its rotation, for passes of `tokens` tokens."""
+    return (2.0 + 2.0 * trained) * width**3 / tokens
+
+
 def find_reach(loss: nn.Module, batch: dict[str, Tensor]) -> Reach:
     """Return where a model needs gradients because something below is trainable, found by a forward pass.
 
@@ -110,12 +120,13 @@ def find_reach(loss: nn.Module, batch: dict[str, Tensor]) -> Reach:
 
     def record(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         input_needs_gradient = not arguments or bool(arguments[0].requires_grad)
-        for parameter in module.parameters(recurse=False):
+        for parameter in _own_parameters(module):
             inputs.setdefault(id(parameter), []).append(input_needs_gradient)
         outputs.setdefault(id(module), []).append(not isinstance(output, Tensor) or output.requires_grad)
 
     # Embeddings are left out: they read token ids, and a weight tied to the output layer is recorded there.
-    hooks = [module.register_forward_hook(record) for module in loss.modules() if not isinstance(module, nn.Embedding)]
+    skipped = nn.Embedding | parametrize.ParametrizationList
+    hooks = [module.register_forward_hook(record) for module in loss.modules() if not isinstance(module, skipped)]
     training = loss.training
     try:
         loss.eval()(**batch)
@@ -139,9 +150,23 @@ def _multiplied_weights(model: Any) -> list[Tensor]:
     if output is not None:
         not_multiplied.discard(id(output.weight))
     not_multiplied |= {id(rotation.weight) for rotation in rotations(model)}
-    matrices = {id(module.weight): module.weight for module in modules if module.weight.ndim == 2}
+    weights = [module.weight for module in modules] + _orthogonal_weights(model)
+    matrices = {id(weight): weight for weight in weights if weight.ndim == 2}
     cores = [parameter for name, parameter in model.named_parameters() if name.endswith(".core")]
     return [weight for key, weight in matrices.items() if key not in not_multiplied] + cores
+
+
+def _orthogonal_weights(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters from which torch computes the matrices that it keeps orthogonal."""
+    kept = [module for module in model.modules() if parametrize.is_parametrized(module, "weight")]
+    return [module.get_parameter("parametrizations.weight.original") for module in kept]
+
+
+def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a module without those of its submodules, but with that of an orthogonal weight."""
+    own = list(module.parameters(recurse=False))
+    kept = parametrize.is_parametrized(module, "weight")
+    return [*own, module.get_parameter("parametrizations.weight.original")] if kept else own
 
 
 def _value_width(model: nn.Module, site: Site) -> int:
