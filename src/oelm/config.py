@@ -81,8 +81,9 @@ class TaskConfig(Strict, refusal=ConfigError):
 
 
 class ModelConfig(Strict, refusal=ConfigError):
-    """The model: `gpt:SIZE` (tiny, small, medium-512, medium, large), a folder, a Hub name, or `random:FAMILY`.
+    """The model: `gpt:SIZE` or `gpt:modern-SIZE`, a folder, a Hub name, or `random:FAMILY`.
 
+    SIZE            tiny, small, medium-512, medium or large
     fields          fields of the model's own config
     from_scratch    use only the config of a folder or Hub name, not its weights
     tokenizer       a folder or Hub name, to fine-tune a model without a tokenizer; language models use their data's
@@ -115,7 +116,8 @@ class OptimizerConfig(Strict, refusal=ConfigError):
     """AdamW and the learning rate: warm-up, then constant, or a cosine or linear decay to `floor`, a share of the rate.
 
     `layer_decay` multiplies the rate once more for every block below the last. `multipliers` maps a role to a factor on
-    the rate of its parameters: q, k, v, o, ffn_in, ffn_out, core, adapter, embedding, norm, head.
+    the rate of its parameters: q, k, v, o; down (to a latent), channel_q, channel_k; ffn_in, ffn_out; core, adapter;
+    convolution (its taps); embedding, norm (a latent's and those of queries and keys too), head.
     """
 
     learning_rate: Above0 = 3e-4
@@ -140,7 +142,8 @@ class OptimizerConfig(Strict, refusal=ConfigError):
         return value
 
 
-ROLES = ("q", "k", "v", "o", "ffn_in", "ffn_out", "core", "adapter", "embedding", "norm", "head")
+_MATRIX_ROLES = ("q", "k", "v", "o", "down", "channel_q", "channel_k", "ffn_in", "ffn_out")
+ROLES = (*_MATRIX_ROLES, "core", "adapter", "convolution", "embedding", "norm", "head")
 
 
 class TrainConfig(Strict, refusal=ConfigError):

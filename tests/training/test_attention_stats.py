@@ -15,9 +15,9 @@ def mean_entropy(weights: torch.Tensor) -> float:
     return float(torch.special.entr(weights.double()).sum(-1)[rows].mean())
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "oelm-gpt-rotary", "falcon-7b"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "oelm-gpt-rotary", "oelm-gpt-latent", "falcon-7b"])
 def test_entropy_is_that_of_the_weights_the_model_reports(name):
-    """Of an encoder, grouped key heads, rotary positions, and a family that calls torch's function directly."""
+    """Of an encoder, grouped key heads, rotary positions, a latent, and a family that calls torch's own function."""
     model, torch_function = lively_model(name), F.scaled_dot_product_attention
     batch = {key: rows for key, rows in sample_batch(model).items() if key in ("input_ids", "attention_mask")}
     before = model(**batch).logits

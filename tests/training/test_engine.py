@@ -305,7 +305,10 @@ def test_parameters_of_the_embeddings_are_placed_below_the_first_block(name, bel
     assert {place.above for place in places.values() if place.role == "head"} <= {0}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "oelm-gpt", "bert", "electra", "albert", "distilbert"])
+@pytest.mark.parametrize(
+    "name",
+    [*("gpt2", "llama", "gpt_neox", "oelm-gpt", "oelm-gpt-latent"), *("bert", "electra", "albert", "distilbert")],
+)
 def test_a_multiplier_changes_the_rate_of_its_role_and_no_other(name):
     model = small_model(name)
     oelm.apply(model, "oelm-nofreeze")  # splits a fused projection into Q, K and V
@@ -316,6 +319,29 @@ def test_a_multiplier_changes_the_rate_of_its_role_and_no_other(name):
         assert {n for n, rate in by_name.items() if rate == 7.0} == {
             n for n, place in placements(model).items() if place.role == role
         }
+
+
+def test_every_form_of_the_gpts_attention_has_its_roles():
+    """A latent and a channel have roles of their own; their norm, and those of queries and keys, are norms."""
+    latent = placements(small_model("oelm-gpt-latent", qk_norm="query"))
+    assert {name: latent[f"transformer.h.2.attn.{name}.weight"] for name in ("down_proj", "latent_norm", "q_norm")} == {
+        "down_proj": Placement("down", 0),
+        "latent_norm": Placement("norm", 0),
+        "q_norm": Placement("norm", 0),
+    }
+    assert latent["transformer.h.0.attn.channel.q_proj.weight"] == Placement("channel_q", 2)
+    assert latent["transformer.h.0.attn.channel.k_proj.weight"] == Placement("channel_k", 2)
+    gated = placements(small_model("oelm-gpt-modern", convolution=3, orthogonal_key=True))
+    assert gated["transformer.h.1.attn.lookback.key_taps"] == Placement("convolution", 1)
+    assert gated["transformer.h.1.attn.k_proj.parametrizations.weight.original"] == Placement("k", 1)
+    assert gated["transformer.h.1.mlp.gate.weight"] == Placement("ffn_in", 1)
+
+
+def test_a_multiplier_of_a_key_that_is_the_value_too_must_be_that_of_both():
+    model = small_model("oelm-gpt", shared_kv=True)
+    with pytest.raises(ConfigError, match=r"k_proj.*k, v"):
+        rates(model, OptimizerConfig(multipliers={"k": 2.0}))
+    assert rates(model, OptimizerConfig(multipliers={"k": 2.0, "v": 2.0}))["transformer.h.0.attn.k_proj.weight"] == 2.0
 
 
 def test_a_multiplier_for_part_of_a_fused_projection_is_refused():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from oelm.base.files import read_json
+from oelm.base.strict import merge
 from oelm.evaluation.load import load_run
 from oelm.training.checkpoint import list_checkpoints
 from tests.support.training import (
@@ -39,12 +40,17 @@ ARMS = {
     "baseline": {},
     "unfreeze": {"method": {"preset": "oelm-freeze", "schedule": {"kind": "unfreeze", "steps": [3, 7]}}},
     "freeze": {"method": {"preset": "oelm-qk-ffn", "schedule": {"kind": "freeze", "steps": [6]}}},
+    "latent": {
+        "model": {"name": "gpt:modern-tiny", "fields": {"latent": 16, "channel": 8}},
+        "method": {"preset": "latent-frozen", "schedule": {"kind": "unfreeze", "steps": [3, 7]}},
+    },
+    "orthogonal key": {"model": {"fields": {"orthogonal_key": True, "convolution": 3}}},
 }
 
 
 def fields_of(name: str, output: Path) -> dict:
     """Return the fields of the run of an arm."""
-    return tiny(output, **COMMON, **ARMS[name], experiment=name)
+    return merge(tiny(output, **COMMON, experiment=name.replace(" ", "-")), ARMS[name])
 
 
 def folder_of(output: Path) -> Path:

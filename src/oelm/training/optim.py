@@ -17,7 +17,10 @@ from .length import RunLength
 
 @dataclass(frozen=True)
 class Placement:
-    """What decides a parameter's learning rate: its role (q+k+v where fused) and the number of blocks above it."""
+    """What decides a parameter's learning rate: its role and the number of blocks above it.
+
+    A matrix with several roles has all of them: q+k+v where it is fused, k+v where K = V.
+    """
 
     role: str
     above: int
@@ -30,15 +33,18 @@ def placements(model: nn.Module) -> dict[str, Placement]:
     """
     _, sites = find_sites(model)
     blocks = list(dict.fromkeys(site.block for site in sites))
-    by_module = {path: role for site in sites for role, path in site.roles.items()}
-    by_module |= {path: role for site in sites for role, path in site.feed_forward}
+    by_module: dict[str, str] = {}
+    for site in sites:
+        for role, path in (*site.roles.items(), *site.feed_forward):  # K = V is one matrix with two roles
+            by_module[path] = f"{by_module[path]}+{role}" if path in by_module else role
     by_module |= {site.fused_path: "+".join(site.fused.roles) for site in sites if site.fused is not None}
     adapters = adapter_parameters(model)
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     by_name = {}
     for name, parameter in model.named_parameters():
         module, _, leaf = name.rpartition(".")
-        module = module.removesuffix(".base_layer")  # a matrix with an adapter keeps its role
+        # A matrix with an adapter keeps its role, and so does one that is kept orthogonal.
+        module = module.removesuffix(".base_layer").removesuffix(".parametrizations.weight")
         block = next((b for b in blocks if name.startswith(f"{b}.")), None)
         below = block is None and ("embed" in name or "project_in" in name)  # OPT's name for its embedding projection
         above = len(blocks) if below else 0
@@ -50,6 +56,8 @@ def placements(model: nn.Module) -> dict[str, Placement]:
             role = "adapter"
         elif module in by_module:
             role = by_module[module]
+        elif leaf.endswith("_taps"):
+            role = "convolution"
         elif id(parameter) in embeddings:
             role, above = "embedding", len(blocks)
         elif block is not None or "norm" in module.lower() or "ln_" in module:
