@@ -178,14 +178,16 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
         """Return how many tokens before each one belong to its document, or None where no attention looks back.
 
         That is a token's position, where the caller gives positions. Otherwise padding on the left is told from the
-        mask, and with `offset_across_documents` positions that start again do not end a document.
+        mask, and with `offset_across_documents` positions that start again do not end a document. A mask that was
+        prepared for generation does not tell; there is one document in a row then.
         """
         if not self.config.looks_back:
             return None
-        if given and not self.config.offset_across_documents:
+        prepared = attention_mask is not None and attention_mask.ndim != 2
+        if given and (prepared or not self.config.offset_across_documents):
             return positions
         length = positions.shape[1]
-        if attention_mask is not None and attention_mask.ndim == 2:
+        if attention_mask is not None and not prepared:
             return attention_mask.long().cumsum(-1)[:, -length:] - 1
         return torch.arange(length, device=positions.device)[None] + cached
 
@@ -200,6 +202,20 @@ class OelmGPTForCausalLM(OelmGPTPreTrainedModel, GenerationMixin):  # type: igno
         self.transformer = OelmGPTModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    @staticmethod
+    def create_masks_for_generate(
+        config: OelmGPTConfig, inputs_embeds: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> Tensor | None:
+        """Return one mask for all layers; transformers would add one for the states of a look at earlier tokens."""
+        mask: Tensor | None = create_causal_mask(
+            config=config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=kwargs["past_key_values"],
+            position_ids=kwargs["position_ids"],
+        )
+        return mask
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

@@ -33,8 +33,9 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "orthogonal_key": (True, False),
     "offset_across_documents": (True, False),
 }
-_LAYER_COUNTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-_COUNTS = ("vocab_size", *_LAYER_COUNTS, "intermediate_size", "key_dim", "max_position_embeddings")
+_COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+# Counts that follow from others where they are None.
+_DERIVED_COUNTS = ("num_key_value_heads", "intermediate_size", "key_dim")
 # SwiGLU has three matrices where the others have two, so it is narrower: 8/3 of the width, rounded up to 64.
 _SWIGLU_WIDTH, _SWIGLU_MULTIPLE = 8 / 3, 64
 
@@ -96,15 +97,15 @@ class OelmGPTConfig(PreTrainedConfig):  # type: ignore[misc]
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self._check_values()
+        if self.hidden_size % self.num_attention_heads:
+            raise OelmError(f"hidden_size {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
         if self.intermediate_size is None:
             self.intermediate_size = _default_intermediate_size(self.activation, self.hidden_size)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        if self.hidden_size % self.num_attention_heads:
-            raise OelmError(f"hidden_size {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
         if self.key_dim is None:
             self.key_dim = self.head_dim
-        self._check_values()
         check_attention(self)
         if self.looks_back:
             # transformers then builds cache layers that also hold the last tokens' unshifted queries and keys.
@@ -122,7 +123,7 @@ class OelmGPTConfig(PreTrainedConfig):  # type: ignore[misc]
         return bool(self.key_offset or self.convolution)
 
     def _check_values(self) -> None:
-        for name in _COUNTS:
+        for name in (*_COUNTS, *(name for name in _DERIVED_COUNTS if getattr(self, name) is not None)):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise OelmError(f"{name} {value!r}: must be a whole number above 0")

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .latent_decode import add_mask
@@ -35,6 +36,28 @@ def attend(
 def split_heads(projected: Tensor, head_dim: int) -> Tensor:
     """Return (batch, tokens, heads * head_dim) as (batch, heads, tokens, head_dim)."""
     return projected.view(*projected.shape[:-1], -1, head_dim).transpose(1, 2)
+
+
+def update_cache(cache: Cache, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    """Add a call's tensors (batch, heads, tokens, dim) to a layer of the cache, and return all that it holds then.
+
+    Raise when the layer was filled by an attention of another form.
+    """
+    held = cache.layers[layer] if layer < len(cache.layers) else None
+    if held is not None and held.is_initialized:
+        has, adds = (_sizes_per_token(pair) for pair in ((held.keys, held.values), (keys, values)))
+        if has != adds:
+            raise ValueError(
+                f"layer {layer} of the cache holds (heads, dimensions) {has[0]} and {has[1]} per token, but this "
+                f"attention adds {adds[0]} and {adds[1]}: give each model a cache of its own"
+            )
+    updated: tuple[Tensor, Tensor] = cache.update(keys, values, layer)
+    return updated
+
+
+def _sizes_per_token(pair: tuple[Tensor, Tensor]) -> list[tuple[int, int]]:
+    """Return the heads and dimensions of two tensors (batch, heads, tokens, dim)."""
+    return [(one.shape[1], one.shape[3]) for one in pair]
 
 
 def ends_branch(linear: Any) -> nn.Linear:

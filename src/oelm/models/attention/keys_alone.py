@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.cache_utils import Cache
 
-from .interface import attend, split_heads
+from .interface import attend, split_heads, update_cache
 from .rotary import OelmGPTRotary, rotate
 
 # How far from orthogonal a key's matrix may be: rounding of 16-bit weights, and training steps of a parametrised one.
@@ -36,13 +36,14 @@ def attend_to_keys(
     """
     batch, kv_heads, tokens, d_key = key.shape
     start = cache.get_seq_length(module.layer_idx)
-    was_empty = tokens > 1 and int(start) == 0
+    # Compiled code for single tokens must not read how full a preallocated cache is.
+    was_empty = (tokens > 1 or not torch.compiler.is_compiling()) and int(start) == 0
     # Added up before the update: a preallocated cache counts its tokens in place.
     own_places = start + torch.arange(tokens, device=key.device)[None]
     if not module.config.shared_kv and was_empty:
         require_orthogonal(module)
     flat = key.transpose(1, 2).reshape(batch, 1, tokens, kv_heads * d_key)
-    cached, _ = cache.update(flat, flat[..., :0], module.layer_idx)
+    cached, _ = update_cache(cache, flat, flat[..., :0], module.layer_idx)
     if was_empty and (mask is None or isinstance(mask, Tensor)):
         mask = None if mask is None else mask[..., :tokens]
     else:
@@ -56,7 +57,15 @@ def attend_to_keys(
 
 
 def require_orthogonal(module: Any) -> None:
-    """Raise unless the key's matrix is orthogonal, so that its transpose undoes it."""
+    """Raise unless the key's matrix is orthogonal, so that its transpose undoes it, and nothing else acts on keys."""
+    for name in ("k_proj", "v_proj"):
+        projection = getattr(module, name)
+        if not isinstance(projection, nn.Linear):
+            kind = f"{type(projection).__module__}.{type(projection).__name__}"
+            raise ValueError(
+                f"cache 'keys' recovers values from keys by their matrices alone, but {name} of layer "
+                f"{module.layer_idx} is a {kind}: set cache to 'auto'"
+            )
     weight = module.k_proj.weight.detach().float()
     error = float((weight @ weight.mT - torch.eye(weight.shape[0], device=weight.device)).abs().max())
     if not error <= _TOLERANCE:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from ...method.projections import IdentityProjection
-from .interface import attend, split_heads
+from .interface import attend, split_heads, update_cache
 from .latent_decode import LatentCache, LatentQuery, mix_latents
 
 # A query and the latent that it reads: content and channel parts of each.
@@ -34,8 +34,7 @@ def attend_to_latents(
     own, own_channel = latent[0][:, None], latent[1] if latent[1] is not None else latent[0][:, None, :, :0]
     tokens = own.shape[2]
     was_empty = tokens > 1 and int(cache.get_seq_length(module.layer_idx)) == 0
-    cached, cached_channel = cache.update(own, own_channel, module.layer_idx)
-    _require_form(cached, cached_channel, own, own_channel)
+    cached, cached_channel = update_cache(cache, own, own_channel, module.layer_idx)
     mask_fits_scores = mask is None or (isinstance(mask, Tensor) and mask.ndim == 4)
     if tokens == 1 and mask_fits_scores and _is_absorbed(module):
         moved = LatentQuery(move_query(module, content), None if channel is None else channel[:, :, 0])
@@ -70,13 +69,3 @@ def move_query(module: Any, query: Tensor) -> Tensor:
 def _is_absorbed(module: Any) -> bool:
     """Return True when key and value are plain matrices times a latent: no adapter, no core."""
     return type(module.v_proj) is nn.Linear and type(module.k_proj) in (nn.Linear, IdentityProjection)
-
-
-def _require_form(cached: Tensor, cached_channel: Tensor, own: Tensor, own_channel: Tensor) -> None:
-    """Raise when the cache was filled by an attention of another form."""
-    if cached.shape[1] != 1 or cached.shape[-1] != own.shape[-1] or cached_channel.shape[-1] != own_channel.shape[-1]:
-        raise ValueError(
-            f"the cache holds {cached.shape[1]} x {cached.shape[-1]} and {cached_channel.shape[-1]} numbers per token, "
-            f"but this attention caches a latent of {own.shape[-1]} and a channel of {own_channel.shape[-1]}: give "
-            "each model a cache of its own"
-        )

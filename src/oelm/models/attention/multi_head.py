@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache
 from ...method.projections import IdentityProjection
 from ..gpt_config import OelmGPTConfig
 from .channel import RotaryChannel
-from .interface import attend, ends_branch, split_heads
+from .interface import attend, ends_branch, split_heads, update_cache
 from .keys_alone import attend_to_keys
 from .latent import attend_to_latents
 from .lookback import look_back, make_lookback
@@ -58,7 +58,7 @@ class OelmGPTAttention(nn.Module):
         self.q_norm = nn.RMSNorm(self.key_dim, eps=eps) if config.qk_norm != "none" else None
         self.k_norm = nn.RMSNorm(self.key_dim, eps=eps) if config.qk_norm == "both" else None
         if config.orthogonal_key:
-            parametrizations.orthogonal(self.k_proj)
+            self.k_proj = _keep_orthogonal(self.k_proj)
 
     def forward(
         self,
@@ -95,7 +95,7 @@ class OelmGPTAttention(nn.Module):
         elif places.rotation is not None:
             query, key = rotate(query, places.rotation), rotate(key, places.rotation)
         if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+            key, value = update_cache(past_key_values, key, value, self.layer_idx)
         out, weights = attend(self, query, key, value, mask, **kwargs)
         return self.o_proj(out.flatten(2)), weights
 
@@ -127,3 +127,20 @@ class OelmGPTAttention(nn.Module):
         if self.q_norm is not None:
             query = self.q_norm(query)
         return query, key if self.k_norm is None else self.k_norm(key)
+
+
+def _keep_orthogonal(linear: nn.Linear) -> nn.Linear:
+    """Let torch keep the Linear's weight orthogonal while it trains, and return the Linear.
+
+    torch looks at the first value, which a model that is built on the meta device to be loaded does not have: its
+    parametrisation is made on the CPU, of an identity.
+    """
+    device = linear.weight.device
+    if device.type != "meta":
+        parametrizations.orthogonal(linear)
+        return linear
+    with torch.device("cpu"):
+        linear = linear.to_empty(device="cpu")
+        nn.init.eye_(linear.weight)
+        parametrizations.orthogonal(linear)
+    return linear.to(device)
