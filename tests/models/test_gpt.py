@@ -1,13 +1,11 @@
 """The project's GPT: parameter counts, outputs in every mode of a transformers model, and saving."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, pipeline
 
 import oelm
-from oelm.errors import ConfigError, OelmError
+from oelm.errors import ConfigError
 from oelm.evaluation.use import generate_text
 from oelm.models.gpt import OelmGPTForCausalLM, OelmGPTForSequenceClassification, OelmGPTModel
 from oelm.models.gpt_config import SIZES, OelmGPTConfig, gpt_config
@@ -318,40 +316,7 @@ def test_a_pipeline_generates_the_same_text_from_a_runs_best_folder(tmp_path):
         assert output["generated_text"] == generate_text(run, "Once upon a time", 12, 0.0, 0, seed=0)
 
 
-# Configs
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"hidden_size": 50}, "hidden_size 50 .* 4 heads"),
-        ({"positions": "alibi"}, "positions 'alibi': .*'learned'.*'rotary'"),
-        ({"hidden_size": 12, "positions": "rotary"}, "rotary .*even head dimension"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers 0: .*above 0"),
-        ({"vocab_size": 9.5}, "vocab_size 9.5: .*whole number"),
-        ({"layer_norm_eps": 0.0}, "layer_norm_eps 0.0: .*above 0"),
-        ({"dropout": 1.0}, "dropout 1.0: .*0 to below 1"),
-    ],
-)
-def test_invalid_config_fields_are_refused(fields, message):
-    with pytest.raises(OelmError, match=message):
-        OelmGPTConfig(**{**SMALL, **fields})
-
-
-def test_every_field_of_the_gpt_is_in_the_guide():
-    guide = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
-    assert [name for name in OelmGPTConfig.__annotations__ if f"`{name}`" not in guide] == []
-
-
-def test_unknown_sizes_and_fields_are_refused_with_a_suggestion():
-    with pytest.raises(OelmError, match=r"'medium512'.*'medium-512'"):
-        gpt_config("medium512")
-    with pytest.raises(OelmError, match="unknown field 'n_layer'"):
-        gpt_config("tiny", n_layer=3)
-    with pytest.raises(OelmError, match=r"'width'.*vocab_size, hidden_size, .*, eos_token_id$"):
-        gpt_config("tiny", width=64)
-    with pytest.raises(OelmError, match=r"'droput'.*'dropout'"):
-        gpt_config("tiny", droput=0.1)
+# Other models
 
 
 def test_a_run_can_train_another_causal_model(tmp_path):

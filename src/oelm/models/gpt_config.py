@@ -178,6 +178,8 @@ def _check_lookback(config: OelmGPTConfig) -> None:
         raise OelmError("convolution 1 sees no other token: use a width from 2, or 0 for none")
     if offset and config.convolution:
         raise OelmError("a convolution can learn the key offset itself: set one of key_offset and convolution")
+    if config.offset_across_documents and not config.looks_back:
+        raise OelmError("offset_across_documents needs key_offset or convolution: without them no token looks back")
 
 
 def _check_key_forms(config: OelmGPTConfig) -> None:
@@ -194,8 +196,9 @@ def _check_key_forms(config: OelmGPTConfig) -> None:
         return
     if config.cache == "keys" and not square and not config.shared_kv:
         raise OelmError("cache 'keys' needs K = V, or a key as wide as the model that has an orthogonal matrix")
-    if config.channel and config.cache == "keys":
-        raise OelmError("cache 'keys' has no room for a channel: use cache 'states'")
+    if config.cache == "keys" and (config.channel or config.latent):
+        field = "channel" if config.channel else "latent"
+        raise OelmError(f"cache 'keys' has no room for a {field}, which is cached by itself: use cache 'auto'")
     if config.qk_norm == "both" or config.looks_back:
         field = "qk_norm 'both'" if config.qk_norm == "both" else "a key offset or convolution"
         raise OelmError(f"cache {config.cache!r}: with {field} the key is not a matrix times one token's state")
