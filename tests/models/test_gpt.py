@@ -69,19 +69,64 @@ def test_rotary_positions_have_no_parameters():
     assert not any("rotary" in name for name in rotary.state_dict())
 
 
-def test_initial_values_have_the_documented_spread():
-    """Matrices have a std of 0.02, and a smaller one at the end of a residual branch; norms and biases are fixed."""
+# Forms that together have every kind of matrix, and the columns of those that do not read the hidden state of 256.
+INITIALISED = {
+    "study": ({}, {"fc_out": 1024}),
+    "modern": ({"activation": "swiglu", "norm": "rms", "biases": False}, {"fc_out": 704}),
+    "grouped": ({"num_key_value_heads": 2, "qk_norm": "both"}, {"fc_out": 1024}),
+    "latent": ({"latent": 64, "channel": 32}, {"fc_out": 1024, "attn.k_proj": 64, "attn.v_proj": 64}),
+}
+
+
+@pytest.mark.parametrize("initializer", ["fixed", "fan-in"])
+@pytest.mark.parametrize("form", INITIALISED)
+def test_initial_values_have_the_documented_spread(form, initializer):
+    """Matrices are smaller at the end of a residual branch; embeddings are 0.02 always; norms and biases are fixed."""
+    fields, columns = INITIALISED[form]
     torch.manual_seed(0)
-    model = OelmGPTForCausalLM(OelmGPTConfig(**{**SMALL, "hidden_size": 256, "vocab_size": 512}))
+    sizes = {**SMALL, "hidden_size": 256, "vocab_size": 512, "max_position_embeddings": 64}
+    model = OelmGPTForCausalLM(OelmGPTConfig(**{**sizes, **fields, "initializer": initializer}))
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            assert torch.equal(parameter, torch.full_like(parameter, float("ln_" in name and "weight" in name))), name
-        else:
-            ends_residual_branch = "o_proj" in name or "fc_out" in name
-            assert float(parameter.detach().std()) == pytest.approx(
-                0.02 / 6**0.5 if ends_residual_branch else 0.02, rel=0.05
-            ), name
+            is_norm = ("ln_" in name or "norm" in name) and "weight" in name
+            assert torch.equal(parameter, torch.full_like(parameter, float(is_norm))), name
+            continue
+        width = next((number for module, number in columns.items() if f"{module}.weight" in name), 256)
+        std = width**-0.5 if initializer == "fan-in" and ".h." in name else 0.02
+        std /= 6**0.5 if "o_proj" in name or "fc_out" in name else 1.0
+        assert float(parameter.detach().std()) == pytest.approx(std, rel=0.05), name
+        assert abs(float(parameter.detach().mean())) < 0.05 * std, name
     assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_a_convolution_starts_as_the_identity_and_an_offset_of_none_is_none():
+    """A model with a fresh convolution is the one without it, to the bit; its taps train away from there."""
+    ids = some_ids()
+    torch.manual_seed(0)
+    plain = OelmGPTForCausalLM(OelmGPTConfig(**SMALL)).eval()
+    for fields in ({"convolution": 4}, {"key_offset": 0.0}):
+        torch.manual_seed(0)
+        model = OelmGPTForCausalLM(OelmGPTConfig(**SMALL, **fields)).eval()
+        assert torch.equal(logits_of(model, ids), logits_of(plain, ids))
+    assert distance(logits_of(small_gpt(convolution=4), ids), logits_of(small_gpt(), ids)) > 1e-3
+    assert distance(logits_of(small_gpt(key_offset=0.5), ids), logits_of(small_gpt(), ids)) > 1e-3
+
+
+def test_an_orthogonal_key_starts_and_stays_orthogonal(tmp_path):
+    """However far it trains; and a model that is saved and loaded has the same key."""
+    model, ids = OelmGPTForCausalLM(OelmGPTConfig(**SMALL, orthogonal_key=True)), some_ids()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(5):
+        for block in model.transformer.h:
+            weight = block.attn.k_proj.weight.detach()
+            assert distance(weight @ weight.T, torch.eye(48)) < 1e-5
+        optimizer.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+    model.save_pretrained(tmp_path)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    assert torch.equal(logits_of(loaded, ids), logits_of(model.eval(), ids))
 
 
 def test_weights_depend_only_on_the_seed(tmp_path):
