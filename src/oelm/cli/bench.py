@@ -57,10 +57,11 @@ def bench(
 ) -> None:
     """Time whole optimiser steps of several methods side by side, on random tokens, as ratios to the first.
 
-    With --decode, time generation, for every batch size with every sequence length: one more token after the context,
-    the bytes of a token in the cache, and reading the context (prefill). On a GPU each arm with plain keys and values
-    uses the fastest of several kernels, which the table names. At most 8 sequences are read, and the rows of a larger
-    batch are copies of them. An arm that does not fit in memory is named, and the others go on.
+    With --decode, time generation: one more token after a context, its bytes in the cache, and reading the context.
+
+    On a GPU each arm with plain keys and values uses the fastest of several kernels, which the table names.
+
+    At most 8 sequences are read; the rows of a larger batch are copies. An arm that does not fit in memory is named.
     """
     if forms:
         width = max(map(len, FORMS))
