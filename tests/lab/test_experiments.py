@@ -262,6 +262,15 @@ def test_a_dry_run_refuses_a_method_that_does_not_fit_its_model(tmp_path):
     assert "past train.max_steps 100000" in refusal("run", file, "--dry-run")
 
 
+def test_a_dry_run_knows_at_which_step_a_share_of_them_falls(tmp_path):
+    """Unless the run is some epochs long: how many steps those are is known with the data alone."""
+    fields = {"model": {"name": "gpt:tiny"}, "method": "freeze-early", "train": {"max_steps": 300}}
+    (run,) = runs(str(experiment_file(tmp_path, config=fields)))
+    assert dry_run(run).changes_at == (30,)
+    (run,) = runs(str(experiment_file(tmp_path, config={**fields, "train": {"max_steps": None, "epochs": 2}})))
+    assert dry_run(run).changes_at == ()
+
+
 def test_a_dry_run_of_a_matrix_lists_its_runs():
     shown = lab("matrix", "GPT-01", "GPT-02", "--seeds", "2", "--dry-run").stdout
     (line,) = [line for line in shown.splitlines() if line.startswith("GPT-02/oelm-freeze/seed-1: ")]

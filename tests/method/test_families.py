@@ -42,6 +42,9 @@ REFUSED = {
     ("qwen3", "identity-wide"): "4 x 16 is not 48",
     ("gemma", "identity-wide"): "4 x 16 is not 48",
     ("albert", "last-layers"): "this model has one block for all its layers",
+    ("albert", "freeze-early"): "this model has one attention module for all its layers",
+    ("t5", "freeze-early"): "layers 'except-first:2' does not fit a model of 2 layers",
+    ("bart", "freeze-early"): "layers 'except-first:2' does not fit a model of 2 layers",
 }
 # Models whose output layer is tied to the embedding have no separate head that could train alone.
 TIED = ("gpt2", "gpt2-cross", "opt", "gemma", "t5", "bart", "falcon-rw", "falcon-7b", "falcon-40b")
@@ -82,19 +85,21 @@ def test_every_preset_works_or_is_refused_with_a_reason(name, preset):
         pytest.importorskip("peft")
     model = lively_model(name)
     before = logits(model)
+    method = PRESETS[preset].resolve(100)
     if (name, preset) in REFUSED:
         hashes_before = hashes(model, frozen=False)
         with pytest.raises(oelm.MethodError, match=re.escape(REFUSED[name, preset])):
-            oelm.apply(model, preset)
+            oelm.apply(model, method)
         assert hashes(model, frozen=False) == hashes_before, "a refused method must not change the model"
         assert oelm.audit(model).method == "baseline"
         return
-    report = oelm.apply(model, preset)
+    report = oelm.apply(model, method)
     assert report.method == preset
     assert (report.frozen > 0) is (hashes(model, frozen=True) != {})
     after = logits(model)
     assert after.isfinite().all()
-    keeps_outputs = preset in ("baseline", "freeze-pretrained", "oelm-exact") or PRESETS[preset].rest != "trained"
+    keeping = ("baseline", "freeze-pretrained", "freeze-early", "oelm-exact")
+    keeps_outputs = preset in keeping or PRESETS[preset].rest != "trained"
     assert (distance(after, before) < 1e-4) is keeps_outputs
     train_steps(model, 1)
     oelm.verify(model)

@@ -144,11 +144,12 @@ def test_a_preset_sets_and_freezes_the_matrices_that_its_fields_name(name):
     method = PRESETS[name]
     family = "bert" if method.down.untouched and method.channel.untouched else "oelm-gpt-latent"
     model, plain = small_model(family), small_model(family)
-    report = oelm.apply(model, name)
+    report = oelm.apply(model, method.resolve(100))
     assert report.method == name
     for row in report.rows:
         field = "ffn" if row.role.startswith("ffn") else row.role.removesuffix("_q").removesuffix("_k")
-        spec = method.matrices.get(field, Projection())
+        chosen = method.matrices if int(row.layer) in method.choose_layers(3) else {}
+        spec = chosen.get(field, Projection())
         module, before = model.get_submodule(row.path), plain.get_submodule(row.path)
         assert row.init == spec.init
         assert (row.orthogonality_error is not None) == (spec.init in ORTHONORMAL - {"identity"})

@@ -234,6 +234,10 @@ def test_a_vocabulary_larger_than_the_models_is_refused(error_of):
             "method.schedule: step 12 is past the run's 12 steps",
         ),
         (
+            ["method={preset: oelm-freeze, schedule: {kind: unfreeze, shares: [0.05, 0.1]}}"],
+            "schedule.shares [0.05, 0.1] of a run of 12 steps are its steps [1, 1]",
+        ),
+        (
             ["method={preset: oelm-freeze, schedule: {kind: unfreeze, steps: [2, 3, 4]}}"],
             "3 steps of 1 layers, but only 2 layers are frozen",
         ),

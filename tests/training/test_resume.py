@@ -40,6 +40,10 @@ ARMS = {
     "baseline": {},
     "unfreeze": {"method": {"preset": "oelm-freeze", "schedule": {"kind": "unfreeze", "steps": [3, 7]}}},
     "freeze": {"method": {"preset": "oelm-qk-ffn", "schedule": {"kind": "freeze", "steps": [6]}}},
+    "share of the steps": {
+        "model": {"fields": {"num_hidden_layers": 3}},
+        "method": {"preset": "freeze-early", "schedule": {"shares": [0.6]}},  # step 7 of 12
+    },
     "latent": {
         "model": {"name": "gpt:modern-tiny", "fields": {"latent": 16, "channel": 8}},
         "method": {"preset": "latent-frozen", "schedule": {"kind": "unfreeze", "steps": [3, 7]}},
@@ -83,6 +87,18 @@ def assert_checkpoints_are_complete(run: Path) -> None:
         load_run(run, last=True)
     if (run / "best").exists():
         load_run(run)
+
+
+def test_a_share_of_the_steps_is_recorded_as_a_step(uninterrupted):
+    """So that a resumed run, and a model loaded from the run, know which step it is."""
+    run = uninterrupted("share of the steps")
+    schedule = read(run / "best" / "config.json")["oelm"]["method"]["schedule"]
+    assert (schedule["shares"], schedule["steps"]) == ([0.6], [7])
+    assert read(run / "config.json")["method"]["schedule"]["steps"] == []
+    (event,) = [line for line in metrics_without_times(run) if line["kind"] == "event"]
+    assert (event["step"], event["event"]) == (7, "unfreeze")
+    assert event["matrices"] == [f"transformer.h.2.attn.{name}_proj" for name in "qk"]
+    load_run(run, last=True)
 
 
 @pytest.mark.sample(1)
@@ -166,13 +182,16 @@ class HalfALine:
 class AfterAnEvent:
     """Dies in the step after an event of the schedule, which is recorded but in no checkpoint."""
 
+    def __init__(self, step: int) -> None:
+        self.at = step
+
     def __call__(self):
         from oelm.training.step import Stepper
 
-        step = Stepper.step
+        step, at = Stepper.step, self.at
 
         def deadly(stepper, state):
-            if state.step == 3:
+            if state.step == at:
                 die()
             step(stepper, state)
 
@@ -193,7 +212,8 @@ class AfterAnEvent:
         (DieAround("best", 2, after=True), "baseline"),
         (DieAround("result.json", 1, after=False), "baseline"),
         (HalfALine(), "baseline"),
-        (AfterAnEvent(), "unfreeze"),
+        (AfterAnEvent(3), "unfreeze"),
+        (AfterAnEvent(7), "share of the steps"),
     ],
     ids=lambda value: (
         value

@@ -17,6 +17,7 @@ from ..models.load import build_model, load
 from ..runs.schema import RecordedConfig, Result, read
 from ..training.best import model_step, stale_best_model
 from ..training.checkpoint import list_checkpoints, read_checkpoint
+from ..training.length import resolved_method
 from ..training.tasks.open import open_task
 
 # The files that a saved tokenizer may consist of.
@@ -58,7 +59,8 @@ def find_model(name: str, seed: int = 0) -> tuple[PreTrainedModel, Method | None
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json"):
         config = RunConfig.load(path)
-        return open_task(config).build_model(config), config.method
+        task = open_task(config)
+        return task.build_model(config), resolved_method(config, task.samples_per_epoch)
     if path.is_dir() and is_run(path):
         return load_run(path), None
     return build_model(name, seed), None
@@ -98,8 +100,9 @@ def load_model_folder(folder: Path, config: RunConfig) -> PreTrainedModel:
     """Return the model in best/ or in a checkpoint's folder of the run with this config."""
     if folder.name == "best":
         return load(folder)
-    model = open_task(config).build_model(config)
-    apply(model, config.method, config.seed)
+    task = open_task(config)
+    model = task.build_model(config)
+    apply(model, resolved_method(config, task.samples_per_epoch), config.seed)
     checkpoint = read_checkpoint(folder)
     checkpoint.restore_frozen(model)
     checkpoint.load(model)

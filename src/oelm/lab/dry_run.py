@@ -47,11 +47,14 @@ def dry_run(run: PlannedRun) -> DryRun:
     config = run.config
     try:
         model = _skeleton(run)
-        operation = plan(model, config.method)
-        batch = (config.data.sequence_length, config.train.micro_batch_size or config.train.batch_size)
-        parameters, trainable, flops = _count(model, config.method.to_json(), batch)
-        changes_at = tuple(event.step for event in events(model, config.method))
         last_step = config.train.max_steps
+        # How many steps some epochs are is known with the data alone, and then shares of them are not known either.
+        method = config.method if last_step is None else config.method.resolve(last_step)
+        operation = plan(model, method)
+        batch = (config.data.sequence_length, config.train.micro_batch_size or config.train.batch_size)
+        parameters, trainable, flops = _count(model, method.to_json(), batch)
+        is_known = method.schedule.steps or not method.schedule.shares
+        changes_at = tuple(event.step for event in events(model, method)) if is_known else ()
         if changes_at and last_step is not None and changes_at[-1] >= last_step:
             raise LabError(f"method.schedule acts at step {changes_at[-1]}, past train.max_steps {last_step}")
     except OelmError as error:

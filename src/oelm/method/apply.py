@@ -25,6 +25,7 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     Random matrices are a function of `seed` and each tensor's name. On any error the model is left as it was.
     """
     method = Method.load(method)
+    method.require_steps()
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise MethodError(f"seed must be a whole number from 0, not {seed!r}")
     check_operable(model)

@@ -31,13 +31,15 @@ def events(model: nn.Module, method: Method) -> list[Event]:
     schedule = method.schedule
     if schedule.kind == "static":
         return []
+    method.require_steps()
     targets = [target for target in plan(model, method).targets if target.spec.frozen]
     if schedule.kind == "freeze":
         return [Event(schedule.steps[0], True, tuple(target.path for target in targets))]
     layers = sorted({target.site.layer for target in targets}, reverse=schedule.order == "top-down")
+    count = len(layers) if schedule.layers_each == "all" else schedule.layers_each
     unfreezing = []
     for number, step in enumerate(schedule.steps):
-        chosen = layers[number * schedule.layers_each : (number + 1) * schedule.layers_each]
+        chosen = layers[number * count : (number + 1) * count]
         if not chosen:
             raise ModelError(
                 f"schedule: {len(schedule.steps)} steps of {schedule.layers_each} layers, "

@@ -6,11 +6,19 @@ A method is data: strict, hashable, JSON in and out. It knows nothing of any mod
 from __future__ import annotations
 
 import json
+import math
 import re
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from ..base.strict import Strict, explain, merge
 from ..errors import MethodError, nearest
@@ -116,24 +124,39 @@ class Schedule(Strict, refusal=MethodError):
     """Whether and when freezing changes during training.
 
     static      never
-    unfreeze    at each of `steps`, `layers_each` more layers become trainable, from the top down or the bottom up
+    unfreeze    at each of `steps`, `layers_each` more layers (a number, or all that are left) become trainable, from
+                the top down or the bottom up
     freeze      everything trains until the one step in `steps`, and is frozen from then on at its values of that step
+
+    `shares` of a run's steps may be given instead of steps; `Method.resolve` adds the steps that they are in one run.
     """
 
     kind: Literal["static", "unfreeze", "freeze"] = "static"
     steps: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
     order: Literal["top-down", "bottom-up"] = "top-down"
-    layers_each: Annotated[int, Field(gt=0)] = 1
+    layers_each: Annotated[int, Field(gt=0)] | Literal["all"] = 1
 
     @model_validator(mode="after")
-    def _check_steps(self) -> Schedule:
-        if list(self.steps) != sorted(set(self.steps)):
-            raise ValueError(f"steps {list(self.steps)} must rise: list each step once, in ascending order")
-        fits = {"static": self.steps == (), "unfreeze": bool(self.steps), "freeze": len(self.steps) == 1}
+    def _check_times(self) -> Schedule:
+        for name, times in (("steps", self.steps), ("shares", self.shares)):
+            if list(times) != sorted(set(times)):
+                raise ValueError(f"{name} {list(times)} must rise: list each once, in ascending order")
+        if self.steps and self.shares and len(self.steps) != len(self.shares):
+            raise ValueError(f"steps {list(self.steps)} and shares {list(self.shares)}: give one of the two")
+        times = self.steps or self.shares
+        fits = {"static": not times, "unfreeze": bool(times), "freeze": len(times) == 1}
         if not fits[self.kind]:
-            needs = {"static": "no steps", "unfreeze": "at least one step", "freeze": "exactly one step"}[self.kind]
-            raise ValueError(f"kind {self.kind!r} needs {needs}, not steps {list(self.steps)}")
+            count = {"static": "none", "unfreeze": "at least one", "freeze": "exactly one"}[self.kind]
+            name = "shares" if self.shares else "steps"
+            raise ValueError(f"kind {self.kind!r} needs {count} of steps or of shares, not {name} {list(times)}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_unused_shares(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields without empty shares, so that methods without them keep their JSON and runs their ids."""
+        fields: dict[str, Any] = serialize(self)
+        return fields if self.shares else {name: value for name, value in fields.items() if name != "shares"}
 
 
 class Adapter(Strict, refusal=MethodError):
@@ -215,6 +238,14 @@ class Method(Strict, refusal=MethodError):
     layers: str | tuple[Annotated[int, Field(ge=0)], ...] = "all"
     freeze_ratio: Annotated[float, Field(gt=0, lt=1)] | Literal["qk"] | None = None
     schedule: Schedule = Schedule()
+
+    @model_serializer(mode="wrap")
+    def _leave_out_latents(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields, without those of latents where neither is set, so that runs keep their ids."""
+        fields: dict[str, Any] = serialize(self)
+        if self.down == Latent() and self.channel == Channel():
+            fields = {name: value for name, value in fields.items() if name not in ("down", "channel")}
+        return fields
 
     @field_validator("reach", mode="before")
     @classmethod
@@ -343,10 +374,35 @@ class Method(Strict, refusal=MethodError):
         except ValidationError as error:
             raise MethodError(f"method: {explain(error, cls, also=('preset',))}") from None
 
+    def resolve(self, total_steps: int) -> Method:
+        """Return the method for a run of this many steps: with the steps that the schedule's shares are in it."""
+        shares, given = self.schedule.shares, self.schedule.steps
+        if not shares:
+            return self
+        # A share of 0.29 of 100 steps is step 29, though the product is slightly less.
+        steps = tuple(max(1, math.floor(share * total_steps + 1e-9)) for share in shares)
+        meaning = f"schedule.shares {list(shares)} of a run of {total_steps} steps are its steps {list(steps)}"
+        if len(set(steps)) < len(steps) or steps[-1] >= total_steps:
+            raise MethodError(f"{meaning}: the run is too short for them")
+        if given not in ((), steps):
+            raise MethodError(f"{meaning}, and schedule.steps are {list(given)}: set one of the two to []")
+        return self.model_copy(update={"schedule": self.schedule.model_copy(update={"steps": steps})})
+
+    def require_steps(self) -> None:
+        """Raise when the schedule has shares of a run's steps that `resolve` did not turn into steps yet."""
+        if self.schedule.shares and not self.schedule.steps:
+            raise MethodError(
+                f"schedule.shares {list(self.schedule.shares)} are shares of a run whose number of steps is not known "
+                "here: use method.resolve(total_steps), or give schedule.steps instead"
+            )
+
     @property
     def name(self) -> str:
-        """Return the name of the preset that this is, or 'custom'."""
-        return next((name for name, preset in PRESETS.items() if preset == self), "custom")
+        """Return the name of the preset that this is, in whatever run, or 'custom'."""
+        method = self
+        if self.schedule.shares:
+            method = self.model_copy(update={"schedule": self.schedule.model_copy(update={"steps": ()})})
+        return next((name for name, preset in PRESETS.items() if preset == method), "custom")
 
     @property
     def sets_nothing(self) -> bool:

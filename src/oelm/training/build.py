@@ -13,7 +13,7 @@ from ..config import RunConfig
 from ..errors import ConfigError
 from ..method.apply import apply
 from ..method.audit import audit
-from ..method.schedule import events
+from ..method.schedule import Event, events
 from ..method.sites import find_sites
 from ..models.flops import find_reach, train_flops_per_token
 from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder, environment
@@ -64,8 +64,9 @@ def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
 
     # The method sets and freezes matrices of the bare model, before the model is moved, wrapped or compiled.
     model: Any = task.build_model(config)
-    report = apply(model, config.method, config.seed)
-    _check_schedule(config, model, length)
+    method = config.method.resolve(length.steps)
+    report = apply(model, method, config.seed)
+    _check_schedule(config, events(model, method), length)
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable()
 
@@ -113,9 +114,8 @@ def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
     return run
 
 
-def _check_schedule(config: RunConfig, model: nn.Module, length: RunLength) -> None:
+def _check_schedule(config: RunConfig, planned: list[Event], length: RunLength) -> None:
     """Raise for a freezing schedule that this run cannot complete."""
-    planned = events(model, config.method)
     if planned and config.train.parallel == "fsdp":
         raise ConfigError("a method whose schedule freezes or unfreezes needs train.parallel 'ddp', not 'fsdp'")
     if planned and planned[-1].step >= length.steps:

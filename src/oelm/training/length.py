@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Literal
 
 from ..config import RunConfig
+from ..method.spec import Method
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class RunLength:
             f"the warm-up of {self.warmup:,} steps is longer than the run of {self.steps:,}: the learning rate ends at "
             f"{self.steps / self.warmup:.3g} of the configured one"
         ]
+
+
+def resolved_method(config: RunConfig, samples_per_epoch: int) -> Method:
+    """Return the config's method, with the steps that its schedule's shares are for data with this many samples."""
+    return config.method.resolve(RunLength.of(config, samples_per_epoch).steps)
 
 
 def _in_steps(every: int | Literal["epoch"], steps_per_epoch: float) -> int:
