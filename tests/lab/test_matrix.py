@@ -117,7 +117,7 @@ def test_a_killed_run_is_retried_up_to_the_limit(tmp_path):
     launcher = ForkLauncher(1, {0: die, 1: die})
     assert Matrix(planned, launcher, retries=2, notify=line_appender(lines)).run() == {"finished": 1}
     assert len(launcher.jobs) == 3
-    assert sum("killed by signal 9" in line and "again" in line for line in lines) == 2
+    assert sum("killed by signal 9" in line and "retrying" in line for line in lines) == 2
 
     launcher = ForkLauncher(1, {0: die, 1: die})
     other = plan(tmp_path, "other", axes={"seed": [0]})

@@ -239,14 +239,6 @@ class Method(Strict, refusal=MethodError):
     freeze_ratio: Annotated[float, Field(gt=0, lt=1)] | Literal["qk"] | None = None
     schedule: Schedule = Schedule()
 
-    @model_serializer(mode="wrap")
-    def _leave_out_latents(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields, without those of latents where neither is set, so that runs keep their ids."""
-        fields: dict[str, Any] = serialize(self)
-        if self.down == Latent() and self.channel == Channel():
-            fields = {name: value for name, value in fields.items() if name not in ("down", "channel")}
-        return fields
-
     @field_validator("reach", mode="before")
     @classmethod
     def _check_reach(cls, value: Any) -> Any:
