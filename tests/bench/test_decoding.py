@@ -236,6 +236,7 @@ def test_the_command_prints_a_table_or_json_that_a_report_reads(tmp_path):
     assert "in batches of 2, compiled (" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_every_setting_has_a_table(tmp_path):
     settings = ("--batch-size", "1,16", "--sequence-length", "8,12", *SMALL)
     table = command("multi-head", "multi-query", *settings)

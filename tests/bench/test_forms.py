@@ -29,6 +29,7 @@ def fitting(model: str) -> list[str]:
     return [name for name, form in FORMS.items() if form.decodes_rotated or "modern" not in model]
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_cache_bytes_of_every_form(model):
@@ -61,6 +62,7 @@ def test_cache_bytes_of_every_form(model):
     }
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_training_steps_of_every_form_side_by_side(model):

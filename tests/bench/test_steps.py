@@ -76,6 +76,7 @@ def unequal():
 # What is timed
 
 
+@pytest.mark.full
 def test_a_row_compares_an_arm_with_the_reference(tmp_path):
     arms = {name: config(tmp_path, method=name) for name in ("baseline", "oelm-freeze")}
     rows = benchmark(arms, rounds=2, steps=2, warmup=1)
