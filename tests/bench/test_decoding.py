@@ -35,7 +35,7 @@ def make_decoder(name: str, batch: int, context: int, device: str = "cpu", **set
     (config,) = planned(name, length=places, **setting).values()
     arm = decoder.ArmModel(name, config, name in FORMS and FORMS[name].float8_cache)
     read = arm.read(decoder.rows_to_read(batch), context, places, seed=0)
-    graphs = decoder.record_graph(lambda: torch.zeros(1, device="cuda")) if device == "cuda" else None
+    graphs = decoder.GraphMemory() if device == "cuda" else None
     return decoder.Decoder(arm, read, batch, shared_memory([read.cache], batch), graphs)
 
 

@@ -112,6 +112,16 @@ def test_a_convolution_starts_as_the_identity_and_an_offset_of_none_is_none():
     assert distance(logits_of(small_gpt(key_offset=0.5), ids), logits_of(small_gpt(), ids)) > 1e-3
 
 
+def test_generating_computes_an_orthogonal_key_once():
+    model, computed = OelmGPTForCausalLM(OelmGPTConfig(**SMALL, orthogonal_key=True)).eval(), []
+    for block in model.transformer.h:
+        parametrisation = block.attn.k_proj.parametrizations.weight
+        parametrisation.register_forward_hook(lambda module, inputs, weight: computed.append(module))
+    ids = model.generate(some_ids(), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert len(computed) == len(set(computed)) == len(model.transformer.h)
+    assert ids[:, -1:].equal(model(ids[:, :-1]).logits[:, -1:].argmax(-1)), "the cached weight is the weight"
+
+
 def test_an_orthogonal_key_starts_and_stays_orthogonal(tmp_path):
     """However far it trains; and a model that is saved and loaded has the same key."""
     model, ids = OelmGPTForCausalLM(OelmGPTConfig(**SMALL, orthogonal_key=True)), some_ids()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 from transformers.cache_utils import StaticCache
 
 from ..config import RunConfig
@@ -56,11 +57,29 @@ class ReadContext:
     seconds: float
 
 
-def record_graph(step: Callable[[], object], share: torch.cuda.CUDAGraph | None = None) -> torch.cuda.CUDAGraph:
-    """Record all that a step launches on a GPU. The graph may use the memory of another, if they take turns."""
+class GraphMemory:
+    """Records what a step launches on a GPU. The graphs of arms, which take turns, share their memory."""
+
+    def __init__(self) -> None:
+        self._renew()
+
+    def record(self, step: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """Return a graph of all that the step launches."""
+        try:
+            return _record_graph(step, self._first.pool())
+        except BaseException:
+            self._renew()  # torch goes on taking the memory of a failed graph for one that is being recorded
+            raise
+
+    def _renew(self) -> None:
+        # Memory can be shared as long as some graph uses it.
+        self._first = _record_graph(partial(torch.zeros, 1, device="cuda"))
+
+
+def _record_graph(step: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
     graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
-        with torch.cuda.graph(graph, pool=None if share is None else share.pool()):
+        with torch.cuda.graph(graph, pool=pool):
             step()
     finally:
         torch.cuda.set_stream(current)  # a step that cannot be recorded would leave another stream behind
@@ -78,6 +97,9 @@ class ArmModel:
         self.vocab_size = int(build_hf_config(config.model, None, length).vocab_size)
         self.model: Any = build_language_model(config.model, self.vocab_size, length, config.seed)
         apply(self.model, config.method, config.seed)
+        for module in self.model.modules():  # a key that torch keeps orthogonal would be computed for every token
+            if parametrize.is_parametrized(module, "weight"):
+                parametrize.remove_parametrizations(module, "weight")
         dtype = torch.bfloat16 if uses_bfloat16(config, self.device) else torch.float32
         self.model.to(self.device, dtype).eval()
         cache = self.read(rows=1, context=2, places=2, seed=0).cache
@@ -106,8 +128,10 @@ class Decoder:
     hides the differences between arms.
     """
 
-    def __init__(self, arm: ArmModel, context: ReadContext, batch: int, memory: list[Tensor], graphs: Any) -> None:
-        """`memory` is what the arms share for their caches, `graphs` what a GPU records shares the memory of."""
+    def __init__(
+        self, arm: ArmModel, context: ReadContext, batch: int, memory: list[Tensor], graphs: GraphMemory | None
+    ) -> None:
+        """`memory` is what the arms share for their caches, `graphs` what they share for recorded graphs on a GPU."""
         self.arm = arm
         self.rounds: Rounds = []
         self.kernel_ms: dict[str, float] = {}
@@ -167,7 +191,7 @@ class Decoder:
                     step = self._record(partial(self._advance, self.arm.model))
                     self.kernel_ms[kernel.name] = 1000 * statistics.median(self._time(step, 1 + _TRIED)[1:])
             except kernel_errors() as error:  # not every kernel takes every shape
-                failure = f"{kernel.name}: {first_line(error)}"
+                failure = failure or f"{kernel.name}: {first_line(error)}"
         if not self.kernel_ms:
             raise OelmError(f"no kernel computes its attention ({failure})")
         fastest = min(self.kernel_ms, key=lambda name: self.kernel_ms[name])
@@ -182,5 +206,6 @@ class Decoder:
             for _ in range(_WARMUP):
                 step()
         current.wait_stream(stream)
-        replay: Callable[[], None] = record_graph(step, self._graphs).replay
+        assert self._graphs is not None
+        replay: Callable[[], None] = self._graphs.record(step).replay
         return replay

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 
 import torch
@@ -15,7 +14,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, OelmError, first_line
 from ..runs.schema import DecodeBench
 from .caches import pairs_of, shared_memory
-from .decoder import ArmModel, Decoder, ReadContext, places_needed, record_graph, rows_to_read
+from .decoder import ArmModel, Decoder, GraphMemory, ReadContext, places_needed, rows_to_read
 from .forms import FORMS
 from .rounds import ShowProgress, median_seconds, no_progress, ratio_of_rounds
 
@@ -80,9 +79,7 @@ class _Setting:
         """Return the rows of all arms."""
         self._read(seed, show)
         memory = self._allocate()
-        # What is recorded for the arms, which take turns, shares the memory of this graph.
-        on_gpu = self.models[0].device.type == "cuda"
-        graphs = record_graph(partial(torch.zeros, 1, device="cuda")) if on_gpu else None
+        graphs = GraphMemory() if self.models[0].device.type == "cuda" else None
         for number, (name, context) in enumerate(self.contexts.items()):
             show(f"warming up {name}{self._title}", number, len(self.contexts))
             arm = next(model for model in self.models if model.name == name)

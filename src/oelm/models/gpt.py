@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers import initialization as hf_init
 from transformers.cache_utils import Cache, DynamicCache
@@ -216,6 +217,11 @@ class OelmGPTForCausalLM(OelmGPTPreTrainedModel, GenerationMixin):  # type: igno
             position_ids=kwargs["position_ids"],
         )
         return mask
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate tokens as every model of transformers does."""
+        with parametrize.cached():  # a key that torch keeps orthogonal is computed once, not for every token
+            return super().generate(*args, **kwargs)
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(

@@ -36,8 +36,7 @@ def attend_to_keys(
     """
     batch, kv_heads, tokens, d_key = key.shape
     start = cache.get_seq_length(module.layer_idx)
-    # Compiled code for single tokens must not read how full a preallocated cache is.
-    was_empty = (tokens > 1 or not torch.compiler.is_compiling()) and int(start) == 0
+    was_empty = (tokens > 1 or not _is_recorded(key)) and int(start) == 0
     # Added up before the update: a preallocated cache counts its tokens in place.
     own_places = start + torch.arange(tokens, device=key.device)[None]
     if not module.config.shared_kv and was_empty:
@@ -74,6 +73,11 @@ def require_orthogonal(module: Any) -> None:
             f"{module.layer_idx} |W Wᵀ - I| is {error:.1e}: set orthogonal_key, or freeze an orthogonal key over all "
             "heads (k: {init: orthogonal, scope: global, frozen: true}), or set cache to 'auto'"
         )
+
+
+def _is_recorded(tensor: Tensor) -> bool:
+    """Return True in code that is compiled or recorded: for single tokens it cannot read how full a cache is."""
+    return torch.compiler.is_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _values_of(module: Any, keys: Tensor) -> Tensor:
