@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from ..errors import ModelError
 from ..method.projections import SplitProjection
 from ..method.sites import weight_matrix
-from .attention.latent_decode import LatentCache, LatentQuery, mix_latents
+from .attention.latent_decode import LatentCache, LatentQuery, read_latents
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 Rows = tuple[Tensor, Tensor | None]
@@ -129,9 +129,11 @@ class HalvedAttention(nn.Module):
         query = self.query(hidden).reshape(len(hidden), self.num_heads, -1).transpose(0, 1)
         moved = (query @ key_matrix.view(by_head)).transpose(0, 1)
         is_eager = self.config._attn_implementation == "eager"
-        mixture, weights = mix_latents(LatentQuery(moved), LatentCache(states), mask, self.scaling, fused=not is_eager)
-        mixed = mixture.transpose(0, 1) @ value_matrix.view(by_head).mT
-        out = mixed.transpose(0, 1).flatten(1)[:, None]
+        values = value_matrix.view(by_head)
+        mixed, weights = read_latents(
+            LatentQuery(moved), LatentCache(states), values, mask, self.scaling, fused=not is_eager
+        )
+        out = mixed.flatten(1)[:, None]
         out = self.project(out if value_bias is None else out + value_bias)
         return out, weights if is_eager else None
 

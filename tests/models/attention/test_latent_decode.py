@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from oelm.models.attention import latent_decode
-from oelm.models.attention.latent_decode import LatentCache, LatentQuery, mix_latents
+from oelm.models.attention.latent_decode import LatentCache, LatentQuery, read_latents
 from oelm.models.attention.latent_launch import Device, Launch, choose_launch, launch_options, shared_bytes
 
 H200 = Device(major=9, multiprocessors=132, shared_bytes=232_448)
@@ -39,6 +39,13 @@ def tensors(shape, dtype=torch.float64, device="cpu"):
     return query, cache, (None, visible, visible[:1], lowest, infinite, 3 * random(*visible.shape))
 
 
+def mix(query, cache, mask, scaling, **options):
+    """Return the mixture of latents itself, and the weights: every head's value is the latent."""
+    heads, r = query.content.shape[1], cache.latent.shape[-1]
+    whole = torch.eye(r, dtype=cache.latent.dtype, device=cache.latent.device).expand(heads, r, r)
+    return read_latents(query, cache, whole, mask, scaling, **options)
+
+
 def expanded_attention(query, cache, mask, up, down):
     """Return attention with every head's keys (up @ latent, channel) and values (down @ latent), by torch."""
     keys, values = (torch.einsum("hdr,btr->bhtd", matrix, cache.latent) for matrix in (up, down))
@@ -51,7 +58,7 @@ def expanded_attention(query, cache, mask, up, down):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_mixing_latents_equals_attention_over_keys_and_values(shape):
+def test_reading_latents_equals_attention_over_keys_and_values(shape):
     r, _, heads, batch, _ = shape
     query, cache, masks = tensors(shape)
     up, down = torch.randn(2, heads, 24, r, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) / r**0.5
@@ -61,12 +68,28 @@ def test_mixing_latents_equals_attention_over_keys_and_values(shape):
         content = torch.einsum("hdr,bhd->bhr", up, plain)
         whole = plain if query.channel is None else torch.cat([plain, query.channel], dim=-1)
         expected = expanded_attention(whole, cache, mask, up, down)
-        mixed, weights = mix_latents(LatentQuery(content, query.channel), cache, mask, 0.2)
-        out = torch.einsum("hdr,bhr->bhd", down, mixed)
+        out, weights = read_latents(LatentQuery(content, query.channel), cache, down, mask, 0.2)
         assert (out - expected).abs().max() < 1e-12
         assert (weights.sum(-1) - 1).abs().max() < 1e-12
         gradient, expected_gradient = (torch.autograd.grad(each.pow(2).sum(), plain)[0] for each in (out, expected))
         assert (gradient - expected_gradient).abs().max() < 1e-12
+
+
+def sliced(query):
+    """Return a query of which each head reads only its slice of the latent, and the same one with zeros elsewhere."""
+    heads, r = query.content.shape[1:]
+    content = query.content[..., : r // heads]
+    spread = torch.eye(heads, dtype=content.dtype, device=content.device)[:, :, None] * content[:, :, None]
+    return LatentQuery(content, query.channel), LatentQuery(spread.flatten(2), query.channel)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_head_may_read_its_slice_of_the_latent(shape):
+    query, cache, masks = tensors(shape)
+    of_slices, spread = sliced(query)
+    for mask in masks:
+        for got, expected in zip(mix(of_slices, cache, mask, 0.2), mix(spread, cache, mask, 0.2), strict=True):
+            assert (got - expected).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -74,7 +97,7 @@ def test_a_text_with_every_token_hidden_gets_equal_weights(dtype):
     query, cache, (_, visible, _, _, infinite, _) = tensors(SHAPES[0], dtype)
     visible[0], infinite[0] = False, float("-inf")
     for mask in (visible, infinite):
-        mixed, weights = mix_latents(query, cache, mask, 0.2)
+        mixed, weights = mix(query, cache, mask, 0.2)
         assert weights.shape == (2, 4, 1, 100)
         assert torch.allclose(weights[0].float(), torch.tensor(0.01), rtol=1e-2)
         assert mixed.dtype == dtype
@@ -84,7 +107,7 @@ def test_a_text_with_every_token_hidden_gets_equal_weights(dtype):
 def test_a_channel_on_one_side_alone_is_refused():
     query, cache, _ = tensors(SHAPES[0])
     with pytest.raises(ValueError, match="only the cache has a rotary channel"):
-        mix_latents(LatentQuery(query.content), cache, None, 0.2)
+        mix(LatentQuery(query.content), cache, None, 0.2)
 
 
 # The launch, which needs no GPU to be computed.
@@ -128,21 +151,25 @@ def test_a_width_that_does_not_fit_is_said_once(gpu_without_cuda, monkeypatch):
 # The kernel.
 
 
-def largest_error(mix, dtype, device, shapes=SHAPES) -> float:
-    """Return the largest distance of `mix` from the mixture in float32, over shapes and masks."""
+def largest_error(read, dtype, device, shapes=SHAPES) -> float:
+    """Return the largest distance of `read` from what torch computes in float32, over shapes, queries and masks."""
 
     def in_float32(tensor):
         return None if tensor is None else tensor.float()
 
     largest = 0.0
     for shape in shapes:
-        query, cache, masks = tensors(shape, dtype, device)
-        exact_query = LatentQuery(in_float32(query.content), in_float32(query.channel))
+        whole, cache, masks = tensors(shape, dtype, device)
+        # As GPT-2 stores its values: a head's columns lie apart.
+        values = torch.randn(shape[0], shape[2], 40, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+        values = values.permute(1, 2, 0) / shape[0] ** 0.5
         exact_cache = LatentCache(in_float32(cache.latent), in_float32(cache.channel))
-        for mask in masks:
-            exact_mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
-            expected, _ = mix_latents(exact_query, exact_cache, exact_mask, 0.2, fused=False)
-            largest = max(largest, (mix(query, cache, mask, 0.2).float() - expected).abs().max().item())
+        for query in (whole, sliced(whole)[0]):
+            exact_query = LatentQuery(in_float32(query.content), in_float32(query.channel))
+            for mask in masks:
+                exact_mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
+                expected, _ = read_latents(exact_query, exact_cache, values.float(), exact_mask, 0.2, fused=False)
+                largest = max(largest, (read(query, cache, values, mask, 0.2).float() - expected).abs().max().item())
     return largest
 
 
@@ -156,11 +183,11 @@ def largest_error_in_the_interpreter() -> float:
         options = choose_launch(shape[0], shape[1] or 0, gpu), parts
         latent_kernel.launch_options = lambda *sizes, options=options: options
 
-        def mix(query, cache, mask, scaling, gpu=gpu):
+        def read(query, cache, values, mask, scaling, gpu=gpu):
             parts = (query.content, query.channel), (cache.latent, cache.channel)
-            return latent_kernel.mix_on_gpu(*parts, mask, scaling, gpu)
+            return latent_kernel.read_on_gpu(*parts, values, mask, scaling, gpu)
 
-        errors.append(largest_error(mix, torch.float16, "cpu", [shape]))
+        errors.append(largest_error(read, torch.float16, "cpu", [shape]))
     return max(errors)
 
 
@@ -192,7 +219,7 @@ def test_the_compiler_traces_the_kernel_without_a_graph_break(monkeypatch, dynam
         return lambda *tensors: (torch.zeros(1),)
 
     def one_token(content, channel, latent, rotary, mask):
-        return mix_latents(LatentQuery(content, channel), LatentCache(latent, rotary), mask, 0.125)[0]
+        return mix(LatentQuery(content, channel), LatentCache(latent, rotary), mask, 0.125)[0]
 
     torch.compiler.reset()  # other tests have compiled the same function
     compiled = torch.compile(one_token, backend=record_graph, fullgraph=True, dynamic=dynamic)
@@ -213,7 +240,7 @@ def built_for_hopper(r, p, launch, mask="none", scaling="fp32"):
     names = _mix_part.arg_names
     fixed = dict(zip(("WIDE", "REST", "CHANNEL"), padded_columns(r, p), strict=True))
     fixed |= {"HEADS": 8, "R": r, "P": p, "ROWS": HEADS_AT_ONCE, "TILE": launch.tile, "TURNED": launch.turned}
-    fixed |= {"MASK": mask, "WHOLE": False}
+    fixed |= {"MASK": mask, "WHOLE": False, "SLICED": False}
     types = dict.fromkeys(("content", "rotary", "latent", "channel", "mask"), "*bf16") | {"factor": scaling}
     types |= dict.fromkeys(("sums", "tops"), "*fp32") | dict.fromkeys(fixed, "constexpr")
     if mask == "boolean":
@@ -253,7 +280,7 @@ GPU_SHAPES = [(512, 32, 8, 2, 1000), (256, 32, 8, 3, 700), (768, 32, 12, 1, 2000
 
 def fused(*inputs):
     """Return the mixture of the kernel; a mixture by torch would come with weights."""
-    mixed, weights = mix_latents(*inputs)
+    mixed, weights = mix(*inputs)
     assert weights is None
     return mixed
 
@@ -261,7 +288,12 @@ def fused(*inputs):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_kernel_on_a_gpu(dtype):
-    assert largest_error(fused, dtype, "cuda", GPU_SHAPES) < 3e-2
+    def read(*inputs):
+        out, weights = read_latents(*inputs)
+        assert weights is None
+        return out
+
+    assert largest_error(read, dtype, "cuda", GPU_SHAPES) < 3e-2
 
 
 @pytest.mark.gpu
@@ -310,10 +342,10 @@ def test_the_kernel_in_a_recorded_graph():
 def test_gradients_and_double_precision_use_torch_on_a_gpu():
     query, cache, _ = tensors(SHAPES[0], torch.bfloat16, "cuda")
     query.content.requires_grad_()
-    assert mix_latents(query, cache, None, 0.2)[1] is not None
+    assert mix(query, cache, None, 0.2)[1] is not None
     with torch.no_grad():
-        assert mix_latents(query, cache, None, 0.2)[1] is None
-    assert mix_latents(*tensors(SHAPES[0], torch.float64, "cuda")[:2], None, 0.2)[1] is not None
+        assert mix(query, cache, None, 0.2)[1] is None
+    assert mix(*tensors(SHAPES[0], torch.float64, "cuda")[:2], None, 0.2)[1] is not None
 
 
 @pytest.mark.gpu
@@ -321,6 +353,6 @@ def test_a_mask_for_each_head_uses_torch_on_a_gpu():
     query, cache, (_, mask, *_) = tensors(SHAPES[0], torch.bfloat16, "cuda")
     of_each_head = mask.repeat(1, 4, 1, 1)
     of_each_head[:, 1:, :, 1:] = False
-    mixed, weights = mix_latents(query, cache, of_each_head, 0.2)
+    mixed, weights = mix(query, cache, of_each_head, 0.2)
     assert torch.equal(mixed[:, 1:], cache.latent[:, :1].expand(-1, 3, -1))
     assert weights is not None

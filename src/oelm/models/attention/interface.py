@@ -26,11 +26,18 @@ def attend(
     dropout = config.dropout if module.training else 0.0
     scaling = kwargs.pop("scaling", module.scaling)
     d_value = value.shape[-1]
-    pad = query.is_cuda and config._attn_implementation == "sdpa" and query.shape[-1] > d_value
+    narrower = config._attn_implementation == "sdpa" and query.is_cuda and query.shape[-1] > d_value
+    pad = narrower and not _takes_narrow_values(query.device.index)
     if pad:  # flash attention takes keys and values of one width
         value = F.pad(value, (0, query.shape[-1] - d_value))
     out, weights = function(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
     return (out[..., :d_value] if pad else out), weights
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _takes_narrow_values(index: int) -> bool:
+    """Return True for GPUs on which torch prefers cuDNN's attention, which takes values narrower than the keys."""
+    return torch.cuda.get_device_capability(index) in ((9, 0), (10, 0))
 
 
 def split_heads(projected: Tensor, head_dim: int) -> Tensor:

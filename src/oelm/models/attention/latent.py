@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache
 
 from ...method.projections import IdentityProjection
 from .interface import attend, split_heads, update_cache
-from .latent_decode import LatentCache, LatentQuery, mix_latents
+from .latent_decode import LatentCache, LatentQuery, read_latents
 
 # A query and the latent that it reads: content and channel parts of each.
 Parts = tuple[Tensor, Tensor | None]
@@ -37,12 +37,12 @@ def attend_to_latents(
     cached, cached_channel = update_cache(cache, own, own_channel, module.layer_idx)
     mask_fits_scores = mask is None or (isinstance(mask, Tensor) and mask.ndim == 4)
     if tokens == 1 and mask_fits_scores and _is_absorbed(module):
-        moved = LatentQuery(move_query(module, content), None if channel is None else channel[:, :, 0])
+        moved, scaling = move_query(module, content, channel)
         held = LatentCache(cached[:, 0], None if channel is None else cached_channel[:, 0])
+        values = module.v_proj.weight.view(content.shape[1], -1, own.shape[-1])
         fused = module.config._attn_implementation != "eager"
-        mixed, weights = mix_latents(moved, held, mask, module.scaling, fused=fused)
-        per_head = module.v_proj.weight.view(mixed.shape[1], -1, mixed.shape[2])
-        return (mixed.transpose(0, 1) @ per_head.mT).transpose(0, 1)[:, None], weights
+        out, weights = read_latents(moved, held, values, mask, scaling, fused=fused)
+        return out[:, None], weights
     if was_empty and (mask is None or isinstance(mask, Tensor)):
         # The call's own latents are all there is; a preallocated cache would be expanded in its whole length.
         cached, cached_channel = own, own_channel
@@ -55,15 +55,16 @@ def attend_to_latents(
     return attend(module, content, key, value, mask, **kwargs)
 
 
-def move_query(module: Any, query: Tensor) -> Tensor:
-    """Return one token's query (batch, heads, 1, d_key) on the latent's side: U_hᵀ q_h, as (batch, heads, r)."""
-    heads = query.shape[1]
+def move_query(module: Any, content: Tensor, channel: Tensor | None) -> tuple[LatentQuery, float]:
+    """Return one token's query (batch, heads, 1, d_key or p) on the latent's side, and the scaling of its scores."""
+    scaling: float = module.scaling
+    channel = None if channel is None else channel[:, :, 0]
     if isinstance(module.k_proj, IdentityProjection):
-        # A head's key is its own slice of the latent: its query stands at that slice, with zeros elsewhere.
-        own_slice = torch.eye(heads, dtype=query.dtype, device=query.device)[:, :, None] * module.k_proj.factor
-        return (query * own_slice).flatten(2)
-    per_head: Tensor = module.k_proj.weight.view(heads, query.shape[-1], -1)
-    return (query[:, :, 0].transpose(0, 1) @ per_head).transpose(0, 1)
+        # A head's key is its slice of the latent times a factor, which is taken out of both parts of the query.
+        factor = module.k_proj.factor
+        return LatentQuery(content[:, :, 0], None if channel is None else channel / factor), scaling * factor
+    per_head: Tensor = module.k_proj.weight.view(content.shape[1], content.shape[-1], -1)
+    return LatentQuery((content[:, :, 0].transpose(0, 1) @ per_head).transpose(0, 1), channel), scaling
 
 
 def _is_absorbed(module: Any) -> bool:

@@ -24,8 +24,8 @@ from .latent_launch import Device, choose_launch, shared_bytes
 class LatentQuery:
     """The queries of one new token on the latent's side.
 
-    `content` (batch, heads, r) is the transpose of U_h times the query, `channel` (batch, heads, p) its rotary part,
-    rotated already.
+    `content` (batch, heads, r) is the transpose of U_h times the query; or (batch, heads, r / heads), where each head's
+    key is its slice of the latent. `channel` (batch, heads, p) is the query's rotary part, rotated already.
     """
 
     content: Tensor
@@ -43,35 +43,50 @@ class LatentCache:
     channel: Tensor | None = None
 
 
-def mix_latents(
-    query: LatentQuery, cache: LatentCache, mask: Tensor | None, scaling: float, *, fused: bool = True
+def read_latents(
+    query: LatentQuery,
+    cache: LatentCache,
+    values: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    *,
+    fused: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return every head's mixture (batch, heads, r) of the cached latents, and the weights (batch, heads, 1, tokens).
+    """Return every head's output (batch, heads, d_value), and the weights (batch, heads, 1, tokens).
 
-    The mask is None or (batch or 1, 1 or heads, 1, tokens or more), boolean (True where to attend) or additive. Where
-    `fused` allows it, a GPU kernel computes the mixture of half-precision tensors, and the weights are None.
+    The output is W_h times the mixture of latents; `values` (heads, d_value, r) has each head's W_h. The mask is None
+    or (batch or 1, 1 or heads, 1, tokens or more), boolean (True where to attend) or additive. Where `fused` allows it,
+    a GPU kernel computes the output from half-precision tensors, and the weights are None.
     """
     if (query.channel is None) != (cache.channel is None):
         with_channel = "cache" if query.channel is None else "query"
         raise ValueError(
             f"only the {with_channel} has a rotary channel: query and cache must both have one, or neither"
         )
-    device = _gpu_with_kernel(query, cache, mask) if fused else None
+    device = _gpu_with_kernel(query, cache, values, mask) if fused else None
     if device is None:
-        return _mix_in_torch(query, cache, mask, scaling)
-    from .latent_kernel import mix_on_gpu
+        return _read_in_torch(query, cache, values, mask, scaling)
+    from .latent_kernel import read_on_gpu
 
     parts = (query.content, query.channel), (cache.latent, cache.channel)
-    return mix_on_gpu(*parts, mask, scaling, device), None
+    return read_on_gpu(*parts, values, mask, scaling, device), None
 
 
-def _mix_in_torch(query: LatentQuery, cache: LatentCache, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    scores = query.content @ cache.latent.mT
+def _read_in_torch(
+    query: LatentQuery, cache: LatentCache, values: Tensor, mask: Tensor | None, scaling: float
+) -> tuple[Tensor, Tensor]:
+    heads, width = query.content.shape[1:]
+    if width < cache.latent.shape[-1]:
+        slices = cache.latent.view(*cache.latent.shape[:2], heads, width).transpose(1, 2)
+        scores = (query.content[:, :, None] @ slices.mT).squeeze(2)
+    else:
+        scores = query.content @ cache.latent.mT
     if query.channel is not None and cache.channel is not None:
         scores = scores + query.channel @ cache.channel.mT
     scores = add_mask((scores * scaling)[:, :, None], mask)
     weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.content.dtype)
-    return weights.squeeze(2) @ cache.latent, weights
+    mixture = weights.squeeze(2) @ cache.latent
+    return (mixture.transpose(0, 1) @ values.mT).transpose(0, 1), weights
 
 
 def add_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -85,9 +100,9 @@ def add_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else (scores + mask).clamp(min=lowest)
 
 
-def _gpu_with_kernel(query: LatentQuery, cache: LatentCache, mask: Tensor | None) -> Device | None:
+def _gpu_with_kernel(query: LatentQuery, cache: LatentCache, values: Tensor, mask: Tensor | None) -> Device | None:
     """Return the GPU if its kernel takes these tensors."""
-    if not _is_for_kernel(query, cache, mask):
+    if not _is_for_kernel(query, cache, values, mask):
         return None
     # Widths become plain numbers, also where the compiler holds every size as a symbol.
     r, p = operator.index(cache.latent.shape[-1]), 0
@@ -97,9 +112,10 @@ def _gpu_with_kernel(query: LatentQuery, cache: LatentCache, mask: Tensor | None
     return device
 
 
-def _is_for_kernel(query: LatentQuery, cache: LatentCache, mask: Tensor | None) -> bool:
+def _is_for_kernel(query: LatentQuery, cache: LatentCache, values: Tensor, mask: Tensor | None) -> bool:
     """Return True for tensors of half precision on the current GPU, no gradient, and one mask for all heads."""
-    tensors = [tensor for tensor in (query.content, query.channel, cache.latent, cache.channel) if tensor is not None]
+    parts = (query.content, query.channel, cache.latent, cache.channel, values)
+    tensors = [tensor for tensor in parts if tensor is not None]
     dtype, device = query.content.dtype, query.content.device
     return (
         query.content.is_cuda

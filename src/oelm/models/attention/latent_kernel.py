@@ -1,7 +1,7 @@
 """One new token's mixture of cached latents in Triton: a tile of latents is read once, as key and as value.
 
 The cache is cut into parts, so that a small batch occupies the whole GPU too. Every part has its own softmax, and a
-second, small kernel joins the parts.
+second, small kernel joins the parts and multiplies their mixture by the heads' values.
 """
 
 from __future__ import annotations
@@ -17,37 +17,43 @@ from .latent_launch import HEADS_AT_ONCE, Device, launch_options, padded_columns
 
 # Content and channel of the query, or latent and channel of the cache.
 Parts = tuple[Tensor, Tensor | None]
-# Parts and columns that the second kernel joins at a time.
-_JOINED_PARTS, _JOINED_COLUMNS = 64, 64
+# The numbers of all parts that the second kernel joins at a time, and the rows of the values in one of its programs.
+_JOINED_NUMBERS, _VALUE_ROWS = 16384, 16
 
 
-def mix_on_gpu(query: Parts, cache: Parts, mask: Tensor | None, scaling: float, device: Device) -> Tensor:
-    """Return every head's mixture (batch, heads, r) of the cached latents."""
+def read_on_gpu(
+    query: Parts, cache: Parts, values: Tensor, mask: Tensor | None, scaling: float, device: Device
+) -> Tensor:
+    """Return every head's output (batch, heads, d_value), as `read_latents` does."""
     (content, rotary), (latent, channel) = query, cache
-    (batch, heads, r), tokens = content.shape, latent.shape[1]
+    (batch, heads, _), (_, tokens, r), d_value = content.shape, latent.shape, values.shape[1]
     p = 0 if channel is None else channel.shape[-1]
     programs = batch * -(-heads // HEADS_AT_ONCE)
     launch, parts = launch_options(r, p, programs, tokens, device)
     tokens_of_part = -(-tokens // (parts * launch.tile)) * launch.tile
     parts = -(-tokens // tokens_of_part)
-    out = torch.empty(batch, heads, r, dtype=content.dtype, device=content.device)
-    sums = tops = out
-    if parts > 1:
-        sums = torch.empty(batch, parts, heads, r, dtype=torch.float32, device=out.device)
-        tops = torch.empty(batch, parts, heads, 2, dtype=torch.float32, device=out.device)
+    # What a part sums up, and each head's highest score and sum of weights; of a whole text, its mixture.
+    exact = content.dtype if parts == 1 else torch.float32
+    sums = torch.empty(batch, parts, heads, r, dtype=exact, device=content.device)
+    tops = torch.empty(batch, parts, heads, 2, dtype=exact, device=content.device) if parts > 1 else sums
     wide, rest, channel_columns = padded_columns(r, p)
     _mix_part[(programs, parts)](
-        *_with_strides(content, out), *_with_strides(rotary, out),
-        *_with_strides(latent, out), *_with_strides(channel, out),
-        *_mask_with_strides(mask, out), sums, tops, tokens, tokens_of_part, scaling * math.log2(math.e),
-        HEADS=heads, R=r, P=p, ROWS=HEADS_AT_ONCE, WIDE=wide, REST=rest, CHANNEL=channel_columns, TILE=launch.tile,
-        TURNED=launch.turned, MASK="none" if mask is None else "boolean" if mask.dtype == torch.bool else "additive",
+        *_with_strides(content, sums), *_with_strides(rotary, sums),
+        *_with_strides(latent, sums), *_with_strides(channel, sums),
+        *_mask_with_strides(mask, sums), sums, tops, tokens, tokens_of_part, scaling * math.log2(math.e),
+        HEADS=heads, R=r, P=p, SLICED=content.shape[2] < r, ROWS=HEADS_AT_ONCE, WIDE=wide, REST=rest,
+        CHANNEL=channel_columns, TILE=launch.tile, TURNED=launch.turned,
+        MASK="none" if mask is None else "boolean" if mask.dtype == torch.bool else "additive",
         WHOLE=parts == 1, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
-    if parts > 1:
-        _join_parts[(batch * heads, -(-r // _JOINED_COLUMNS))](
-            sums, tops, out, parts, HEADS=heads, R=r, PARTS=_JOINED_PARTS, COLUMNS=_JOINED_COLUMNS, num_warps=8
-        )
+    if parts == 1:
+        return torch.bmm(sums[:, 0].transpose(0, 1), values.mT).transpose(0, 1)
+    out = torch.empty(batch, heads, d_value, dtype=content.dtype, device=content.device)
+    columns = wide * (2 if rest else 1)
+    _join_parts[(batch * heads, -(-d_value // _VALUE_ROWS))](
+        sums, tops, values, *values.stride(), out, parts, HEADS=heads, R=r, D_VALUE=d_value,
+        PARTS=_JOINED_NUMBERS // columns, COLUMNS=columns, ROWS=_VALUE_ROWS, num_warps=8,
+    )  # fmt: skip
     return out
 
 
@@ -73,8 +79,9 @@ def _mix_part(
     content, content_by_text, content_by_head, rotary, rotary_by_text, rotary_by_head,
     latent, latent_by_text, latent_by_token, channel, channel_by_text, channel_by_token,
     mask, mask_by_text, mask_by_token, sums, tops, tokens, tokens_of_part, factor,
-    HEADS: tl.constexpr, R: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, REST: tl.constexpr,
-    CHANNEL: tl.constexpr, TILE: tl.constexpr, TURNED: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr,
+    HEADS: tl.constexpr, R: tl.constexpr, P: tl.constexpr, SLICED: tl.constexpr, ROWS: tl.constexpr,
+    WIDE: tl.constexpr, REST: tl.constexpr, CHANNEL: tl.constexpr, TILE: tl.constexpr, TURNED: tl.constexpr,
+    MASK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Store the mixture of one part of one text, by `content` and `rotary`, the two parts of the query.
 
@@ -86,10 +93,10 @@ def _mix_part(
     text, part = (tl.program_id(0) // GROUPS).to(tl.int64), tl.program_id(1)
     head, token = tl.program_id(0) % GROUPS * ROWS + tl.arange(0, ROWS), tl.arange(0, TILE)
     content += text * content_by_text
-    query = _turn(_load_block(content, head, content_by_head, head < HEADS, 0, WIDE, R), TURNED)
+    query = _turn(_load_content(content, head, content_by_head, HEADS, SLICED, 0, WIDE, R), TURNED)
     mixture = tl.zeros(query.shape, tl.float32)
     if REST > 0:
-        query_rest = _turn(_load_block(content, head, content_by_head, head < HEADS, WIDE, REST, R), TURNED)
+        query_rest = _turn(_load_content(content, head, content_by_head, HEADS, SLICED, WIDE, REST, R), TURNED)
         mixture_rest = tl.zeros(query_rest.shape, tl.float32)
     if P > 0:
         rotary += text * rotary_by_text
@@ -98,9 +105,13 @@ def _mix_part(
     # The weights are summed over the tiles here and within the tile at the end, which saves a reduction per tile.
     total = _turn(tl.zeros((ROWS, TILE), tl.float32), TURNED)
     factor = tl.cast(factor, tl.float32)  # a compiled model passes its floats as doubles
-    for start in range(part * tokens_of_part, min((part + 1) * tokens_of_part, tokens), TILE):
+    mask += text * mask_by_text
+    first = part * tokens_of_part
+    # Triton loads tiles ahead, but not single bytes: each tile's part of the mask is loaded while the last is used.
+    bias = _load_bias(mask, first + token, mask_by_token, tokens, MASK)
+    for start in range(first, min(first + tokens_of_part, tokens), TILE):
+        next_bias = _load_bias(mask, start + TILE + token, mask_by_token, tokens, MASK)
         exists = start + token < tokens
-        bias = _load_bias(mask + text * mask_by_text, start + token, mask_by_token, exists, MASK)
         row = latent + text * latent_by_text + tl.cast(start, tl.int64) * latent_by_token
         tile = _load_block(row, token, latent_by_token, exists, 0, WIDE, R)
         scores = _product(query, tl.trans(tile), tl.zeros_like(total), TURNED)
@@ -123,7 +134,7 @@ def _mix_part(
         mixture = _product(weights, tile, mixture * shrink, TURNED)
         if REST > 0:
             mixture_rest = _product(weights, tile_rest, mixture_rest * shrink, TURNED)
-        top = higher
+        top, bias = higher, next_bias
     sum_of_weights = tl.sum(total, 1 - HEAD_AXIS)
     if WHOLE:
         mixture = mixture / tl.expand_dims(sum_of_weights, 1 - HEAD_AXIS)
@@ -157,6 +168,26 @@ def _turn(block, TURNED: tl.constexpr):
 
 
 @triton.jit
+def _load_content(
+    content, head, by_head, HEADS: tl.constexpr, SLICED: tl.constexpr,
+    FIRST: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Load columns of the queries' content. Where it is SLICED, a head has only those of its own slice."""
+    if SLICED:
+        SLICE: tl.constexpr = WIDTH // HEADS
+        column = FIRST + tl.arange(0, COLUMNS)
+        own = (column // SLICE)[None, :] == head[:, None]
+        block = tl.load(
+            content + (column // SLICE * by_head + column % SLICE)[None, :],
+            mask=own & (head < HEADS)[:, None] & (column < WIDTH)[None, :],
+            other=0.0,
+        )
+    else:
+        block = _load_block(content, head, by_head, head < HEADS, FIRST, COLUMNS, WIDTH)
+    return block
+
+
+@triton.jit
 def _load_block(pointer, row, by_row, exists, FIRST: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
     """Load columns FIRST to FIRST + COLUMNS of some rows, zeros where there is no such row or column."""
     column = FIRST + tl.arange(0, COLUMNS)
@@ -175,8 +206,9 @@ def _store_block(pointer, row, exists, block, FIRST: tl.constexpr, COLUMNS: tl.c
 
 
 @triton.jit
-def _load_bias(mask, position, by_token, exists, MASK: tl.constexpr):
+def _load_bias(mask, position, by_token, tokens, MASK: tl.constexpr):
     """Return what the mask adds to the scores of base 2 at these positions."""
+    exists = position < tokens
     if MASK == "boolean":
         visible = tl.load(mask + position * by_token, mask=exists, other=0)
         bias = tl.where(visible != 0, 0.0, -1e30)
@@ -189,12 +221,18 @@ def _load_bias(mask, position, by_token, exists, MASK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["parts"])
 def _join_parts(
-    sums, tops, out, parts,
-    HEADS: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+    sums, tops, values, values_by_head, values_by_row, values_by_column, out, parts,
+    HEADS: tl.constexpr, R: tl.constexpr, D_VALUE: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Join some columns of the parts of one head of one text, each scaled by its top score below the highest."""
+    """Store some rows of a head's values times its mixture, which joins its parts by their top scores and weights."""
     text, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row, column = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    block = tl.load(
+        values + head * values_by_head + row[:, None] * values_by_row + column[None, :] * values_by_column,
+        mask=(row < D_VALUE)[:, None] & (column < R)[None, :],
+        other=0.0,
+    )
     top = tl.full((), -1e30, tl.float32)
     total = tl.zeros((), tl.float32)
     mixture = tl.zeros((COLUMNS,), tl.float32)
@@ -210,5 +248,6 @@ def _join_parts(
         total = total * shrink + tl.sum(total_of_part * weight, 0)
         mixture = mixture * shrink + tl.sum(sum_of_part * weight[:, None], 0)
         top = higher
-    index = tl.program_id(0).to(tl.int64) * R + column
-    tl.store(out + index, (mixture / total).to(out.dtype.element_ty), mask=column < R)
+    result = tl.sum(block.to(tl.float32) * mixture[None, :], 1) / total
+    index = tl.program_id(0).to(tl.int64) * D_VALUE + row
+    tl.store(out + index, result.to(out.dtype.element_ty), mask=row < D_VALUE)
