@@ -36,7 +36,11 @@ def tensors(shape, dtype=torch.float64, device="cpu"):
     visible[..., 0] = True
     lowest = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill(~visible, torch.finfo(dtype).min)
     infinite = torch.zeros(visible.shape, device=device).masked_fill(~visible, float("-inf"))
-    return query, cache, (None, visible, visible[:1], lowest, infinite, 3 * random(*visible.shape))
+    # Padding before and after every text, as in a preallocated cache.
+    position = torch.arange(tokens + 3, device=device)
+    first = torch.arange(batch, device=device)[:, None, None, None].add(tokens // 3).clamp(max=tokens - 1)
+    in_a_row = (position >= first) & (position < (first + 1).clamp(min=tokens - 2 * tokens // 5))
+    return query, cache, (None, visible, visible[:1], lowest, infinite, 3 * random(*visible.shape), in_a_row)
 
 
 def mix(query, cache, mask, scaling, **options):
@@ -94,7 +98,7 @@ def test_a_head_may_read_its_slice_of_the_latent(shape):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_text_with_every_token_hidden_gets_equal_weights(dtype):
-    query, cache, (_, visible, _, _, infinite, _) = tensors(SHAPES[0], dtype)
+    query, cache, (_, visible, _, _, infinite, *_) = tensors(SHAPES[0], dtype)
     visible[0], infinite[0] = False, float("-inf")
     for mask in (visible, infinite):
         mixed, weights = mix(query, cache, mask, 0.2)
@@ -160,13 +164,15 @@ def largest_error(read, dtype, device, shapes=SHAPES) -> float:
     largest = 0.0
     for shape in shapes:
         whole, cache, masks = tensors(shape, dtype, device)
+        one_text_hidden = masks[1].clone()
+        one_text_hidden[0] = False
         # As GPT-2 stores its values: a head's columns lie apart.
         values = torch.randn(shape[0], shape[2], 40, generator=torch.Generator().manual_seed(1)).to(device, dtype)
         values = values.permute(1, 2, 0) / shape[0] ** 0.5
         exact_cache = LatentCache(in_float32(cache.latent), in_float32(cache.channel))
         for query in (whole, sliced(whole)[0]) if shape[0] % shape[2] == 0 else (whole,):
             exact_query = LatentQuery(in_float32(query.content), in_float32(query.channel))
-            for mask in masks:
+            for mask in (*masks, one_text_hidden):
                 exact_mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
                 expected, _ = read_latents(exact_query, exact_cache, values.float(), exact_mask, 0.2, fused=False)
                 largest = max(largest, (read(query, cache, values, mask, 0.2).float() - expected).abs().max().item())
@@ -298,7 +304,7 @@ def test_the_kernel_on_a_gpu(dtype):
 
 @pytest.mark.gpu
 def test_every_token_hidden_gives_finite_numbers_on_a_gpu():
-    query, cache, (_, visible, _, _, infinite, _) = tensors(GPU_SHAPES[0], torch.bfloat16, "cuda")
+    query, cache, (_, visible, _, _, infinite, *_) = tensors(GPU_SHAPES[0], torch.bfloat16, "cuda")
     visible[0], infinite[0] = False, float("-inf")
     for mask in (visible, infinite):
         expected = cache.latent[0].float().mean(0)

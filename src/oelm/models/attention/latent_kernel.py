@@ -106,12 +106,13 @@ def _mix_part(
     total = _turn(tl.zeros((ROWS, TILE), tl.float32), TURNED)
     factor = tl.cast(factor, tl.float32)  # a compiled model passes its floats as doubles
     mask += text * mask_by_text
-    first = part * tokens_of_part
-    # Triton loads tiles ahead, but not single bytes: each tile's part of the mask is loaded while the last is used.
-    bias = _load_bias(mask, first + token, mask_by_token, tokens, MASK)
-    for start in range(first, min(first + tokens_of_part, tokens), TILE):
-        next_bias = _load_bias(mask, start + TILE + token, mask_by_token, tokens, MASK)
-        exists = start + token < tokens
+    first, end = part * tokens_of_part, min((part + 1) * tokens_of_part, tokens)
+    mask_end = end
+    if MASK == "boolean":
+        first, end, mask_end = _visible_range(mask, mask_by_token, first, end, tokens)
+    for start in range(first, end, TILE):
+        exists = start + token < end
+        bias = _load_bias(mask, start + token, mask_by_token, start + token < mask_end, MASK)
         row = latent + text * latent_by_text + tl.cast(start, tl.int64) * latent_by_token
         tile = _load_block(row, token, latent_by_token, exists, 0, WIDE, R)
         scores = _product(query, tl.trans(tile), tl.zeros_like(total), TURNED)
@@ -134,7 +135,7 @@ def _mix_part(
         mixture = _product(weights, tile, mixture * shrink, TURNED)
         if REST > 0:
             mixture_rest = _product(weights, tile_rest, mixture_rest * shrink, TURNED)
-        top, bias = higher, next_bias
+        top = higher
     sum_of_weights = tl.sum(total, 1 - HEAD_AXIS)
     if WHOLE:
         mixture = mixture / tl.expand_dims(sum_of_weights, 1 - HEAD_AXIS)
@@ -206,17 +207,46 @@ def _store_block(pointer, row, exists, block, FIRST: tl.constexpr, COLUMNS: tl.c
 
 
 @triton.jit
-def _load_bias(mask, position, by_token, tokens, MASK: tl.constexpr):
-    """Return what the mask adds to the scores of base 2 at these positions."""
-    exists = position < tokens
+def _load_bias(mask, position, by_token, wanted, MASK: tl.constexpr):
+    """Return what the mask adds to the scores of base 2 at these positions, 0 where it is not wanted."""
     if MASK == "boolean":
-        visible = tl.load(mask + position * by_token, mask=exists, other=0)
-        bias = tl.where(visible != 0, 0.0, -1e30)
+        bias = tl.where(tl.load(mask + position * by_token, mask=wanted, other=1) != 0, 0.0, -1e30)
     elif MASK == "additive":
-        bias = tl.load(mask + position * by_token, mask=exists, other=0.0).to(tl.float32) * 1.4426950408889634
+        bias = tl.load(mask + position * by_token, mask=wanted, other=0.0).to(tl.float32) * 1.4426950408889634
     else:
         bias = tl.zeros(position.shape, tl.float32)
     return bias
+
+
+@triton.jit
+def _visible_range(mask, by_token, first, end, tokens):
+    """Return where the visible tokens of a part begin and end, and up to where the mask must be read in between.
+
+    Without hidden tokens in between that is 0: the loop over tiles would wait for the mask in every tile. A part
+    without visible tokens is empty; but if its whole text has none, it is read, and all tokens weigh the same.
+    """
+    visible_first, visible_end, count = _scan_mask(mask, by_token, first, end)
+    if count == 0:
+        _, _, count_of_text = _scan_mask(mask, by_token, 0, tokens)
+        visible_first = first
+        visible_end = tl.where(count_of_text == 0, end, first)
+    mask_end = tl.where(count < visible_end - visible_first, visible_end, 0)
+    return visible_first, visible_end, mask_end
+
+
+@triton.jit
+def _scan_mask(mask, by_token, first, end):
+    """Return the first visible token, the end of the visible tokens, and their number."""
+    CHUNK: tl.constexpr = 2048
+    lowest, highest = tl.full((CHUNK,), 2**31 - 1, tl.int32), tl.zeros((CHUNK,), tl.int32)
+    count = tl.zeros((CHUNK,), tl.int32)
+    for start in range(first, end, CHUNK):
+        position = start + tl.arange(0, CHUNK)
+        visible = tl.load(mask + position * by_token, mask=position < end, other=0) != 0
+        lowest = tl.minimum(lowest, tl.where(visible, position, 2**31 - 1))
+        highest = tl.maximum(highest, tl.where(visible, position + 1, 0))
+        count += visible.to(tl.int32)
+    return tl.min(lowest, 0), tl.max(highest, 0), tl.sum(count, 0)
 
 
 @triton.jit(do_not_specialize=["parts"])
