@@ -15,7 +15,7 @@ demo: $(STAMP)  ## train a tiny GPT with seven methods and report what that show
 test: lint types pytest  ## the quick gate: lint, types, and tests that sample every part
 
 test-full: $(STAMP)  ## every test that needs no GPU, no network and no minutes of its own
-	$(BIN)/pytest -q -n 2 --dist loadfile -m 'not slow and not gpu and not net'
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not slow and not gpu and not net'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -25,13 +25,13 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 pytest: $(STAMP)
-	$(BIN)/pytest -q -n 2 --dist loadfile
+	$(BIN)/pytest -q -n 2 --dist worksteal
 
 results: $(STAMP)  ## write docs/results.md and the README's headlines from the records in results/
 	$(BIN)/python -m oelm.report.evidence results/questions.yaml docs/results.md README.md
 
 slow: $(STAMP)  ## the tests that take minutes
-	$(BIN)/pytest -q -n 2 --dist loadfile -m slow
+	$(BIN)/pytest -q -n 2 --dist worksteal -m slow
 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .

@@ -44,12 +44,15 @@ def test_a_modern_size_has_the_width_and_layers_of_the_size(size):
     assert 0 <= inner - 8 / 3 * modern.hidden_size < 64
 
 
-def test_a_modern_gpt_with_a_latent_or_channel_does_not_rotate_its_content():
+def test_a_modern_gpt_with_a_channel_does_not_rotate_its_content():
     assert gpt_config("modern-tiny", channel=8).positions == "none"
     assert gpt_config("modern-tiny", latent=64, channel=8).positions == "none"
     assert gpt_config("modern-tiny", channel=8, positions="learned").positions == "learned"
     with pytest.raises(OelmError, match="positions 'rotary' rotates the content"):
         gpt_config("modern-tiny", channel=8, positions="rotary")
+    with pytest.raises(OelmError, match="give it a channel"):
+        gpt_config("modern-tiny", latent=64)  # without a channel it would not know where a token stands
+    assert gpt_config("modern-tiny", latent=64, positions="none").positions == "none"
 
 
 # What a form changes in the parameters of one block of the small GPT: 48 dimensions in 4 heads of 12.
@@ -137,7 +140,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"offset_across_documents": True}, "offset_across_documents needs key_offset or convolution"),
     # a latent
     ({"latent": 49}, "latent 49 is wider than the model's hidden_size 48"),
-    ({"latent": 24, "positions": "rotary"}, "latent with positions 'rotary': .* channel to an even width"),
+    ({"latent": 24, "positions": "rotary"}, "latent with positions 'rotary': .* give it a channel"),
     ({**LATENT, "qk_norm": "both"}, "latent with qk_norm 'both': .* use 'query'"),
     ({**LATENT, "num_key_value_heads": 2}, "latent with num_key_value_heads 2: all heads share the latent"),
     ({**LATENT, "shared_kv": True}, "latent with shared_kv True"),

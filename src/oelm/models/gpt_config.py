@@ -216,8 +216,8 @@ def _check_latent(config: OelmGPTConfig) -> None:
         raise OelmError(f"latent {config.latent} is wider than the model's hidden_size {config.hidden_size}")
     if config.positions == "rotary":
         raise OelmError(
-            "latent with positions 'rotary': a rotated key does not follow from the latent; set positions to 'none' "
-            "and channel to an even width such as 32"
+            "latent with positions 'rotary': a rotated key does not follow from the latent; give it a channel, "
+            "such as 32, which carries the positions, or set positions to 'learned' or 'none'"
         )
     if config.qk_norm == "both":
         raise OelmError("latent with qk_norm 'both': keys with a norm do not follow linearly from it; use 'query'")
@@ -240,7 +240,7 @@ def gpt_config(size: str, **changes: Any) -> OelmGPTConfig:
     width, layers = SIZES[plain_size]
     sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // D_HEAD}
     fields = {**sizes, **(MODERN if modern else {}), **changes}
-    if modern and "positions" not in changes and (fields.get("channel") or fields.get("latent")):
+    if modern and "positions" not in changes and fields.get("channel"):
         fields["positions"] = "none"  # the channel carries the positions
     # transformers accepts any keyword, so a mistyped field would silently change nothing.
     known_fields = set(OelmGPTConfig().to_dict())
