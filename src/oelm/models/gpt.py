@@ -64,7 +64,7 @@ class OelmGPTPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     | Linear                        | N(0, σ²), biases 0; σ = 0.02, or 1/√columns with `fan-in`   |
     | o_proj, fc_out                | N(0, (σ / √(2 · layers))²)                                  |
     | norms                         | weight 1, bias 0                                            |
-    | taps of a convolution         | 1 for the token itself, 0 for those before                  |
+    | taps of a convolution         | 0: what they add to the identity                            |
     | rotary frequencies, moved     | buffers computed from the config, also on loading           |
     |   dimensions of a key offset  |                                                             |
     | an orthogonal key             | as torch's parametrisation starts it: orthogonal            |
@@ -92,7 +92,7 @@ class OelmGPTPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             hf_init.copy_(module.moved, module.compute())
         elif isinstance(module, CausalConvolution):
             for taps in (module.query_taps, module.key_taps):
-                hf_init.copy_(taps, module.identity().expand_as(taps))
+                hf_init.zeros_(taps)
 
     def _init_linear(self, module: nn.Linear) -> None:
         """Draw a matrix again where `fan-in` or its place at the end of a residual branch asks for another size."""

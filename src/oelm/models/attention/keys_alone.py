@@ -22,9 +22,7 @@ _TOLERANCE = 1e-2
 
 def attend_to_keys(
     module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    own: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
     rotary: OelmGPTRotary | None,
     cache: Cache,
@@ -32,8 +30,9 @@ def attend_to_keys(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output (batch, tokens, heads, d_value) of a call's queries over all keys, which are cached.
 
-    Queries, keys and values are the call's own (batch, heads, tokens, dim), not rotated yet.
+    `own` has the call's own query, key and value (batch, heads, tokens, dim), not rotated yet.
     """
+    query, key, value = own
     batch, kv_heads, tokens, d_key = key.shape
     start = cache.get_seq_length(module.layer_idx)
     was_empty = (tokens > 1 or not _is_recorded(key)) and int(start) == 0

@@ -7,7 +7,7 @@ comes before the rotation: what is taken from the token before is rotated with t
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,20 +51,17 @@ class CausalConvolution(nn.Module):
         assert config.num_key_value_heads is not None
         self.taps = config.convolution - 1
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        # Tap t multiplies the token t places before.
+        # Tap t multiplies the token t places before. They are what is added to the identity, so that they start at 0,
+        # and weight decay draws them back there.
         self.query_taps = nn.Parameter(torch.empty(config.convolution, heads, 1, config.key_dim))
         self.key_taps = nn.Parameter(torch.empty(config.convolution, kv_heads, 1, config.key_dim))
 
-    def identity(self) -> Tensor:
-        """Return the first value of the taps, to be broadcast: 1 for the token itself, 0 for those before."""
-        return F.one_hot(torch.tensor(0), self.taps + 1).float()[:, None, None, None]
-
     def forward(self, query: Tensor, key: Tensor, past: _Past) -> tuple[Tensor, Tensor]:
         heads = query.shape[1]
-        shifted = past.shifted(torch.cat([query, key], dim=1))
+        own = torch.cat([query, key], dim=1)
         taps = torch.cat([self.query_taps, self.key_taps], dim=1)
-        mixed = sum(tap * states for tap, states in zip(taps, shifted, strict=True))
-        return cast(Tensor, mixed)[:, :heads], cast(Tensor, mixed)[:, heads:]
+        mixed = own + sum(tap * states for tap, states in zip(taps, past.shifted(own), strict=True))
+        return mixed[:, :heads], mixed[:, heads:]
 
 
 class _Past:

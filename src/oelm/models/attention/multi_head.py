@@ -85,9 +85,8 @@ class OelmGPTAttention(nn.Module):
         value = key if self.v_proj is None else split_heads(self.v_proj(latent), self.head_dim)
         query, key = self._look_back_and_normalise(query, key, places, past_key_values)
         if past_key_values is not None and self.caches_keys():
-            out, weights = attend_to_keys(
-                self, query, key, value, mask, rotary=places.rotary, cache=past_key_values, **kwargs
-            )
+            own = query, key, value
+            out, weights = attend_to_keys(self, own, mask, places.rotary, past_key_values, **kwargs)
             return self.o_proj(out.flatten(2)), weights
         if channel_query is not None and channel_key is not None:
             query = torch.cat([query, channel_query], dim=-1)
