@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..models.attention.keys_kernel import join_parts
+
 # Places in a tile -> Triton's launch options: how many tiles are on their way from memory follows from the stages.
 TILES: dict[int, dict[str, int]] = {64: {"num_warps": 4, "num_stages": 4}, 128: {"num_warps": 4, "num_stages": 3}}
 # Parts in total, over the whole batch and all heads, and the smallest number of tiles in a part.
@@ -54,7 +56,7 @@ def attend_in_parts(query: Tensor, cache: CachedPairs, scaling: float, tile: int
         *cache.key.stride(), *cache.value.stride(), **fixed, **TILES[tile],
     )  # fmt: skip
     out = torch.empty(batch, heads, d_value, dtype=query.dtype, device=query.device)
-    _join_parts[(batch * heads,)](sums, tops, out, parts, D_VALUE=d_value, WIDE_VALUE=_padded(d_value), num_warps=1)
+    join_parts[(batch * heads,)](sums, tops, out, parts, D_VALUE=d_value, WIDE_VALUE=_padded(d_value), num_warps=1)
     return out
 
 
@@ -116,23 +118,3 @@ def _attend_part(
     tl.store(sums + index[:, None] * D_VALUE + value_dim[None, :], mixture * value_scale, mask=in_sums)
     tl.store(tops + index * 2, top, mask=is_head)
     tl.store(tops + index * 2 + 1, total, mask=is_head)
-
-
-@triton.jit
-def _join_parts(sums, tops, out, parts, D_VALUE: tl.constexpr, WIDE_VALUE: tl.constexpr):
-    """Combine the parts of one head of one text, each scaled by its top score relative to the highest one."""
-    head = tl.program_id(0).to(tl.int64)
-    dim = tl.arange(0, WIDE_VALUE)
-    real = dim < D_VALUE
-    top = tl.full((), -1e30, tl.float32)
-    total = tl.zeros((), tl.float32)
-    mixture = tl.zeros((WIDE_VALUE,), tl.float32)
-    for part in range(parts):
-        index = head * parts + part
-        top_of_part = tl.load(tops + index * 2)
-        higher = tl.maximum(top, top_of_part)
-        shrink, weight = tl.exp2(top - higher), tl.exp2(top_of_part - higher)
-        total = total * shrink + tl.load(tops + index * 2 + 1) * weight
-        mixture = mixture * shrink + tl.load(sums + index * D_VALUE + dim, mask=real, other=0.0) * weight
-        top = higher
-    tl.store(out + head * D_VALUE + dim, (mixture / total).to(out.dtype.element_ty), mask=real)

@@ -60,7 +60,8 @@ def kernels_for(model: Any, device: torch.device, float8_cache: bool) -> list[De
         return in_parts
     half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
     plain = model.config.model_type == OelmGPTConfig.model_type and not any(
-        block.attn.caches_latents() for block in model.transformer.h
+        block.attn.caches_latents() or (block.attn.caches_keys() and model.config.shared_kv)
+        for block in model.transformer.h
     )
     if not half or not plain:
         return []

@@ -1,11 +1,13 @@
 """Attention whose cache holds keys alone, before their rotation: for K = V, and for an orthogonal key.
 
 A value follows from its key: it is the key itself, or W_v W_kᵀ k where W_k is orthogonal. Keys are rotated when they
-are read, each by its place in the cache; only distances between tokens count, so padding on the left does no harm.
+are read, each by its place in the cache; only distances between tokens count, so padding on the left does no harm. For
+one new token a GPU kernel does that with K = V; an orthogonal key's values are computed by torch for the whole cache.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -42,6 +44,15 @@ def attend_to_keys(
         require_orthogonal(module)
     flat = key.transpose(1, 2).reshape(batch, 1, tokens, kv_heads * d_key)
     cached, _ = update_cache(cache, flat, flat[..., :0], module.layer_idx)
+    if tokens == 1 and module.config.shared_kv and _is_for_kernel(module, query, cached, mask):
+        from .keys_kernel import attend_on_gpu
+
+        rotation = None
+        if rotary is not None:
+            query = rotate(query, rotary(own_places, query.dtype))
+            rotation = rotary(torch.arange(cached.shape[2], device=key.device)[None], key.dtype)
+        scaling = kwargs.get("scaling", module.scaling)
+        return attend_on_gpu(query[:, :, 0], cached[:, 0], rotation, mask, scaling)[:, None], None
     if was_empty and (mask is None or isinstance(mask, Tensor)):
         mask = None if mask is None else mask[..., :tokens]
     else:
@@ -72,6 +83,28 @@ def require_orthogonal(module: Any) -> None:
             f"{module.layer_idx} |W Wᵀ - I| is {error:.1e}: set orthogonal_key, or freeze an orthogonal key over all "
             "heads (k: {init: orthogonal, scope: global, frozen: true}), or set cache to 'auto'"
         )
+
+
+def _is_for_kernel(module: Any, query: Tensor, cached: Tensor, mask: Tensor | None) -> bool:
+    """Return True where the GPU kernel takes these tensors: half precision, no gradient, one mask for all heads."""
+    d_key = query.shape[-1]
+    return (
+        query.is_cuda
+        and query.device.index == torch.cuda.current_device()
+        and query.dtype == cached.dtype
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and module.config._attn_implementation == "sdpa"
+        and not (torch.is_grad_enabled() and (query.requires_grad or cached.requires_grad))
+        and (mask is None or (mask.ndim == 4 and mask.shape[1] == 1))
+        and d_key >= 32
+        and d_key & (d_key - 1) == 0
+        and _runs_triton(query.device.index)
+    )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _runs_triton(index: int) -> bool:
+    return find_spec("triton") is not None and torch.cuda.get_device_properties(index).major >= 8
 
 
 def _is_recorded(tensor: Tensor) -> bool:

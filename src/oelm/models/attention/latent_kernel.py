@@ -40,7 +40,7 @@ def read_on_gpu(
     _mix_part[(programs, parts)](
         *_with_strides(content, sums), *_with_strides(rotary, sums),
         *_with_strides(latent, sums), *_with_strides(channel, sums),
-        *_mask_with_strides(mask, sums), sums, tops, tokens, tokens_of_part, scaling * math.log2(math.e),
+        *mask_with_strides(mask, sums), sums, tops, tokens, tokens_of_part, scaling * math.log2(math.e),
         HEADS=heads, R=r, P=p, SLICED=content.shape[2] < r, ROWS=HEADS_AT_ONCE, WIDE=wide, REST=rest,
         CHANNEL=channel_columns, TILE=launch.tile, TURNED=launch.turned,
         MASK="none" if mask is None else "boolean" if mask.dtype == torch.bool else "additive",
@@ -66,7 +66,7 @@ def _with_strides(tensor: Tensor | None, stand_in: Tensor) -> tuple[Tensor, int,
     return tensor, tensor.stride(0), tensor.stride(1)
 
 
-def _mask_with_strides(mask: Tensor | None, stand_in: Tensor) -> tuple[Tensor, int, int]:
+def mask_with_strides(mask: Tensor | None, stand_in: Tensor) -> tuple[Tensor, int, int]:
     """Return the mask and its strides from text to text (0 where all share one) and from token to token."""
     if mask is None:
         return stand_in, 0, 0
@@ -109,10 +109,10 @@ def _mix_part(
     first, end = part * tokens_of_part, min((part + 1) * tokens_of_part, tokens)
     mask_end = end
     if MASK == "boolean":
-        first, end, mask_end = _visible_range(mask, mask_by_token, first, end, tokens)
+        first, end, mask_end = visible_range(mask, mask_by_token, first, end, tokens)
     for start in range(first, end, TILE):
         exists = start + token < end
-        bias = _load_bias(mask, start + token, mask_by_token, start + token < mask_end, MASK)
+        bias = load_bias(mask, start + token, mask_by_token, start + token < mask_end, MASK)
         row = latent + text * latent_by_text + tl.cast(start, tl.int64) * latent_by_token
         tile = _load_block(row, token, latent_by_token, exists, 0, WIDE, R)
         scores = _product(query, tl.trans(tile), tl.zeros_like(total), TURNED)
@@ -207,7 +207,7 @@ def _store_block(pointer, row, exists, block, FIRST: tl.constexpr, COLUMNS: tl.c
 
 
 @triton.jit
-def _load_bias(mask, position, by_token, wanted, MASK: tl.constexpr):
+def load_bias(mask, position, by_token, wanted, MASK: tl.constexpr):
     """Return what the mask adds to the scores of base 2 at these positions, 0 where it is not wanted."""
     if MASK == "boolean":
         bias = tl.where(tl.load(mask + position * by_token, mask=wanted, other=1) != 0, 0.0, -1e30)
@@ -219,7 +219,7 @@ def _load_bias(mask, position, by_token, wanted, MASK: tl.constexpr):
 
 
 @triton.jit
-def _visible_range(mask, by_token, first, end, tokens):
+def visible_range(mask, by_token, first, end, tokens):
     """Return where the visible tokens of a part begin and end, and up to where the mask must be read in between.
 
     Without hidden tokens in between that is 0: the loop over tiles would wait for the mask in every tile. A part
