@@ -160,6 +160,8 @@ def test_generation_uses_the_kernel(monkeypatch, fields, cache):
     found = model.generate(ids, attention_mask=mask, **options)
     assert len(calls) == 2 * 5, "two layers, five tokens after the prompt's"
     model.set_attn_implementation("eager")
-    eager = model(found.sequences[:, :-1], attention_mask=F.pad(mask, (0, 5), value=1)).logits[:, -6:].float()
+    whole = F.pad(mask, (0, 5), value=1)
+    positions = (whole.cumsum(-1) - 1).clamp(min=0)
+    eager = model(found.sequences[:, :-1], attention_mask=whole, position_ids=positions).logits[:, -6:].float()
     assert (torch.stack(found.logits, 1).float() - eager).abs().max() < 5e-2
     assert len(calls) == 2 * 5, "eager attention has no kernel"
