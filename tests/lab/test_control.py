@@ -18,7 +18,7 @@ from oelm.runs.folder import SILENCE, STOP, RunFolder, read_metrics
 from oelm.training.engine import train
 from tests.support.lab import lab, refusal, wait_for
 from tests.support.records import language_run, write_status
-from tests.support.training import Slow, assert_same_run, die, run_to_end, start, tiny, write_yaml
+from tests.support.training import Held, Slow, assert_same_run, die, run_to_end, start, tiny, write_yaml
 
 HERE = socket.gethostname()
 
@@ -37,12 +37,12 @@ def all_states(tmp_path_factory):
     file, _ = run_config(folder, experiment="broken", optimizer={"learning_rate": 1e30, "warmup_steps": 0})
     assert start("train", file).wait() == 2
     file, config = run_config(folder, experiment="dead")
-    process = start("train", file, sabotage=Slow())
+    process = start("train", file, sabotage=Held(3))
     process.wait_for(lambda: read_state(config.folder).step is not None)
     process.signal(9)
     process.wait()
     file, config = run_config(folder, experiment="halted")
-    process = start("train", file, sabotage=Slow())
+    process = start("train", file, sabotage=Held(3))
     process.wait_for(lambda: read_state(config.folder).step is not None)
     process.signal(15)
     assert process.wait() == 75
@@ -86,7 +86,7 @@ def test_the_status_table_and_its_json_show_the_metrics(all_states):
 
 def test_a_run_in_progress_is_shown_with_its_speed_and_remaining_time(tmp_path):
     file, config = run_config(tmp_path)
-    process = start("train", file, sabotage=Slow(0.05))
+    process = start("train", file, sabotage=Held(8))
     process.wait_for(lambda: read_state(config.folder).tokens_per_second is not None)
     run = read_state(config.folder)
     assert (run.state, run.host, run.pid, run.max_steps) == ("running", HERE, process.pid, 12)
@@ -179,7 +179,7 @@ def test_logs_follow_a_run_to_its_end(tmp_path):
 
 def test_a_stopped_run_saves_and_resumes_exactly(tmp_path):
     file, config = run_config(tmp_path)
-    process = start("train", file, sabotage=Slow())
+    process = start("train", file, sabotage=Held(4))
     process.wait_for(lambda: (read_state(config.folder).step or 0) >= 3)
     assert "asked to stop" in lab("stop", "run/baseline", "--out", tmp_path / "runs").stdout
     again = lab("stop", config.folder)
@@ -194,7 +194,7 @@ def test_a_stopped_run_saves_and_resumes_exactly(tmp_path):
 
 def test_a_run_on_another_machine_is_stopped_by_a_file(tmp_path, monkeypatch):
     file, config = run_config(tmp_path)
-    process = start("train", file, sabotage=Slow())
+    process = start("train", file, sabotage=Held(3, config.folder / STOP))
     process.wait_for(lambda: read_state(config.folder).step is not None)
     monkeypatch.setattr(control.socket, "gethostname", lambda: "another-machine")
     assert control.stop(read_state(config.folder)).how == "file"
@@ -207,7 +207,7 @@ def test_a_run_on_another_machine_is_stopped_by_a_file(tmp_path, monkeypatch):
 
 def test_all_runs_are_stopped_at_once(tmp_path):
     files = [run_config(tmp_path, experiment=name) for name in ("one", "two")]
-    processes = [start("train", file, sabotage=Slow(0.05)) for file, _ in files]
+    processes = [start("train", file, sabotage=Held(3)) for file, _ in files]
     wait_for(lambda: all(read_state(config.folder).step is not None for _, config in files))
     assert lab("stop", "--all", "--out", tmp_path / "runs").stdout.count("asked to stop") == 2
     assert [process.wait() for process in processes] == [75, 75]
@@ -274,7 +274,7 @@ def test_clean_removes_only_checkpoints_of_finished_runs(tmp_path):
     _, finished = run_config(tmp_path, experiment="done")
     train(finished, quiet=True)
     file, halted = run_config(tmp_path, experiment="halted")
-    process = start("train", file, sabotage=Slow())
+    process = start("train", file, sabotage=Held(3))
     process.wait_for(lambda: read_state(halted.folder).step is not None)
     process.signal(15)
     process.wait()

@@ -31,7 +31,7 @@ from tests.support.lab import (
     train_uninterrupted,
     wait_for,
 )
-from tests.support.training import Slow, die, metrics_without_times, read, result_without_times
+from tests.support.training import Held, Slow, die, metrics_without_times, read, result_without_times
 
 
 @pytest.mark.full
@@ -307,7 +307,7 @@ def test_two_matrices_share_the_work(tmp_path):
 
 def test_a_stopped_matrix_saves_its_runs_and_resumes_later(tmp_path):
     planned = plan(tmp_path, axes={"seed": [0, 1, 2]})
-    launcher = ForkLauncher(2, {number: Slow(0.1) for number in range(3)})
+    launcher = ForkLauncher(2, {number: Held(3) for number in range(3)})
     lines: list[str] = []
     matrix = Matrix(planned, launcher, notify=line_appender(lines))
 
@@ -336,7 +336,7 @@ def test_stop_all_stops_the_matrix_before_its_runs(tmp_path, monkeypatch, host):
                 monkeypatch.setattr("socket.gethostname", lambda: host)
             outputs.append(lab("stop", "--all", "--out", tmp_path).stdout)
 
-    launcher = ForkLauncher(1, {number: Slow(0.2) for number in range(3)})
+    launcher = ForkLauncher(1, {number: Held(3) for number in range(3)})
     assert Matrix(planned, launcher).run(stop_all) == {"stopped": 1, "left": 2}
     first = outputs[0]
     assert f"the matrix of process {os.getpid()} on " in first
@@ -355,7 +355,7 @@ def test_a_matrix_continues_when_one_of_its_runs_is_stopped(tmp_path):
         if read_state(planned[0].folder).step and not outputs:
             outputs.append(lab("stop", planned[0].folder).stdout)
 
-    work = Matrix(planned, ForkLauncher(1, {0: Slow(0.2)}))
+    work = Matrix(planned, ForkLauncher(1, {0: Held(3)}))
     assert work.run(stop_one) == {"stopped": 1, "finished": 1}
     assert "asked to stop" in outputs[0]
 
