@@ -1,8 +1,5 @@
 """The kernels that the forms of attention are measured against compute what SDPA computes."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +11,7 @@ from oelm.bench import peers
 from oelm.bench.caches import FLOAT8
 from oelm.models.gpt import OelmGPTForCausalLM
 from oelm.models.gpt_config import gpt_config
+from tests.support.interpreter import error_in_the_interpreter
 
 # batch, heads, key-value heads, places, filled places, dimensions of a key and of a value
 SHAPES = [
@@ -68,16 +66,7 @@ def compare_kernel(dtype, device) -> float:
 
 
 def test_the_kernel_in_tritons_interpreter():
-    """numpy runs the kernel line by line, which checks its arithmetic without a GPU."""
-    pytest.importorskip("triton")
-    code = (
-        "import torch; from tests.bench.test_peers import compare_kernel;"
-        "largest = compare_kernel(torch.float16, 'cpu'); print(largest); raise SystemExit(not largest < 5e-3)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert error_in_the_interpreter(__name__, "compare_kernel(torch.float16, 'cpu')") < 5e-3
 
 
 def test_the_compiler_traces_the_kernel_without_a_graph_break(monkeypatch):

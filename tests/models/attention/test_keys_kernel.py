@@ -1,9 +1,5 @@
 """One new token's attention over cached keys that are values too: the GPU kernel gives what torch gives."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +7,7 @@ import torch.nn.functional as F
 from oelm.models.attention.rotary import OelmGPTRotary, rotate
 from oelm.models.gpt import OelmGPTForCausalLM
 from oelm.models.gpt_config import gpt_config
+from tests.support.interpreter import error_in_the_interpreter
 
 # Query heads, key heads, dimensions of a head, texts, tokens.
 SHAPES = [(4, 4, 32, 2, 100), (4, 2, 64, 3, 33), (1, 1, 32, 1, 300), (20, 1, 32, 2, 1), (8, 8, 64, 1, 700)]
@@ -66,15 +63,7 @@ def largest_error_in_the_interpreter() -> float:
 
 @pytest.mark.full
 def test_the_kernel_in_tritons_interpreter():
-    """numpy runs the kernel line by line, which checks its arithmetic without a GPU."""
-    pytest.importorskip("triton")
-    code = (
-        "from tests.models.attention.test_keys_kernel import largest_error_in_the_interpreter;"
-        "largest = largest_error_in_the_interpreter(); print(largest); raise SystemExit(not largest < 5e-3)"
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert error_in_the_interpreter(__name__, "largest_error_in_the_interpreter()") < 5e-3
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

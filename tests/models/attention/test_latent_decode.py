@@ -1,8 +1,5 @@
 """One new token's attention over cached latents equals attention over keys and values computed from each latent."""
 
-import os
-import subprocess
-import sys
 import warnings
 from dataclasses import astuple
 from types import SimpleNamespace
@@ -14,6 +11,7 @@ import torch.nn.functional as F
 from oelm.models.attention import latent_decode
 from oelm.models.attention.latent_decode import LatentCache, LatentQuery, read_latents
 from oelm.models.attention.latent_launch import Device, Launch, choose_launch, launch_options, shared_bytes
+from tests.support.interpreter import error_in_the_interpreter
 
 H200 = Device(major=9, multiprocessors=132, shared_bytes=232_448)
 A5000 = Device(major=8, multiprocessors=64, shared_bytes=101_376)
@@ -199,15 +197,7 @@ def largest_error_in_the_interpreter() -> float:
 
 @pytest.mark.full
 def test_the_kernel_in_tritons_interpreter():
-    """numpy runs the kernel line by line, which checks its arithmetic without a GPU."""
-    pytest.importorskip("triton")
-    code = (
-        "from tests.models.attention.test_latent_decode import largest_error_in_the_interpreter;"
-        "largest = largest_error_in_the_interpreter(); print(largest); raise SystemExit(not largest < 5e-3)"
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert error_in_the_interpreter(__name__, "largest_error_in_the_interpreter()") < 5e-3
 
 
 @pytest.mark.parametrize(("lengths", "kernels"), [((100, 150), 1), ((1024, 1500), 2)])

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 
 from .interface import attend, split_heads, update_cache
+from .latent_decode import suit_a_kernel
 from .rotary import OelmGPTRotary, rotate
 
 # How far from orthogonal a key's matrix may be: rounding of 16-bit weights, and training steps of a parametrised one.
@@ -86,16 +87,11 @@ def require_orthogonal(module: Any) -> None:
 
 
 def _is_for_kernel(module: Any, query: Tensor, cached: Tensor, mask: Tensor | None) -> bool:
-    """Return True where the GPU kernel takes these tensors: half precision, no gradient, one mask for all heads."""
     d_key = query.shape[-1]
     return (
-        query.is_cuda
-        and query.device.index == torch.cuda.current_device()
-        and query.dtype == cached.dtype
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and module.config._attn_implementation == "sdpa"
-        and not (torch.is_grad_enabled() and (query.requires_grad or cached.requires_grad))
-        and (mask is None or (mask.ndim == 4 and mask.shape[1] == 1))
+        module.config._attn_implementation == "sdpa"
+        and (mask is None or mask.ndim == 4)
+        and suit_a_kernel([query, cached], mask)
         and d_key >= 32
         and d_key & (d_key - 1) == 0
         and _runs_triton(query.device.index)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .latent_kernel import load_bias, mask_with_strides, visible_range
+from .latent_kernel import load_bias, mask_kind, mask_with_strides, visible_range
 from .rotary import Rotation
 
 # Keys in a tile, and Triton's options of a launch.
@@ -42,8 +42,7 @@ def attend_on_gpu(
         query.contiguous(), keys, keys.stride(0), keys.stride(1), cosines, sines, cosines.stride(0),
         *mask_with_strides(mask, sums), sums, tops, tokens, tokens_of_part, scaling * math.log2(math.e),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, ROWS=max(16, 1 << (heads // kv_heads - 1).bit_length()),
-        HALF=d // 2, TILE=_TILE, ROTATED=rotation is not None,
-        MASK="none" if mask is None else "boolean" if mask.dtype == torch.bool else "additive",
+        HALF=d // 2, TILE=_TILE, ROTATED=rotation is not None, MASK=mask_kind(mask),
         num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
     out = torch.empty(batch, heads, d, dtype=query.dtype, device=query.device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -113,12 +114,15 @@ def _gpu_with_kernel(query: LatentQuery, cache: LatentCache, values: Tensor, mas
 
 
 def _is_for_kernel(query: LatentQuery, cache: LatentCache, values: Tensor, mask: Tensor | None) -> bool:
-    """Return True for tensors of half precision on the current GPU, no gradient, and one mask for all heads."""
     parts = (query.content, query.channel, cache.latent, cache.channel, values)
-    tensors = [tensor for tensor in parts if tensor is not None]
-    dtype, device = query.content.dtype, query.content.device
+    return suit_a_kernel([tensor for tensor in parts if tensor is not None], mask)
+
+
+def suit_a_kernel(tensors: Sequence[Tensor], mask: Tensor | None) -> bool:
+    """Return True for tensors of half precision on the current GPU, no gradient, and one mask for all heads."""
+    dtype, device = tensors[0].dtype, tensors[0].device
     return (
-        query.content.is_cuda
+        tensors[0].is_cuda
         and device.index == torch.cuda.current_device()
         and dtype in (torch.bfloat16, torch.float16)
         and all(tensor.dtype == dtype for tensor in tensors)

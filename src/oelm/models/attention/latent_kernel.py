@@ -43,7 +43,7 @@ def read_on_gpu(
         *mask_with_strides(mask, sums), sums, tops, tokens, tokens_of_part, scaling * math.log2(math.e),
         HEADS=heads, R=r, P=p, SLICED=content.shape[2] < r, ROWS=HEADS_AT_ONCE, WIDE=wide, REST=rest,
         CHANNEL=channel_columns, TILE=launch.tile, TURNED=launch.turned,
-        MASK="none" if mask is None else "boolean" if mask.dtype == torch.bool else "additive",
+        MASK=mask_kind(mask),
         WHOLE=parts == 1, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     if parts == 1:
@@ -71,6 +71,11 @@ def mask_with_strides(mask: Tensor | None, stand_in: Tensor) -> tuple[Tensor, in
     if mask is None:
         return stand_in, 0, 0
     return mask, mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(3)
+
+
+def mask_kind(mask: Tensor | None) -> str:
+    """Return what a kernel is told of the mask: none, boolean or additive."""
+    return "none" if mask is None else "boolean" if mask.dtype == torch.bool else "additive"
 
 
 # Lengths change with every token: without this, Triton would compile again for those that 16 divides.
