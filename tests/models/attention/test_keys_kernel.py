@@ -37,11 +37,13 @@ def by_torch(query, keys, rotation, mask, scaling):
     query, keys = query.float()[:, :, None], keys.float().view(*keys.shape[:2], -1, query.shape[-1]).transpose(1, 2)
     keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
     rotated = keys if rotation is None else rotate(keys, tuple(part.float() for part in rotation))
+    scores = query @ rotated.mT * scaling
     if mask is not None:
         mask = mask[..., : keys.shape[2]]
+        # Not by torch's own attention: on a GPU it gives zeros for a text with every token hidden.
         lowest = torch.finfo(torch.float32).min
-        mask = torch.where(mask, 0.0, lowest) if mask.dtype == torch.bool else mask.float()
-    return F.scaled_dot_product_attention(query, rotated, keys, attn_mask=mask, scale=scaling)[:, :, 0]
+        scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask.float()
+    return (F.softmax(scores, dim=-1) @ keys)[:, :, 0]
 
 
 def largest_error(attend, dtype, device="cpu") -> float:
