@@ -29,6 +29,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention.lookback import CausalConvolution, KeyOffset
 from .attention.multi_head import OelmGPTAttention
 from .attention.rotary import OelmGPTRotary, TokenPlaces
+from .attention.visible import ranges_for_kernels
 from .feed_forward import make_feed_forward, make_norm
 from .gpt_config import OelmGPTConfig
 
@@ -153,11 +154,6 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
             if isinstance(cached, int) and cached + length > limit:
                 raise ValueError(f"{cached + length} tokens are more than the model's {limit} positions")
             hidden = hidden + self.wpe(position_ids)
-        places = TokenPlaces(
-            rotation=None if self.rotary is None else self.rotary(position_ids, hidden.dtype),
-            rotary=self.rotary,
-            predecessors=self._predecessors(position_ids, attention_mask, cached, maybe_packed),
-        )
         # Without padding, cache or packing, attention is plainly causal: with no mask the fast kernels are used.
         mask, eager = None, self.config._attn_implementation == "eager"
         if attention_mask is not None or past_key_values is not None or maybe_packed or eager:
@@ -168,10 +164,20 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
                 past_key_values=past_key_values,
                 position_ids=position_ids,
             )
+        places = TokenPlaces(
+            rotation=None if self.rotary is None else self.rotary(position_ids, hidden.dtype),
+            rotary=self.rotary,
+            predecessors=self._predecessors(position_ids, attention_mask, cached, maybe_packed),
+            ranges=ranges_for_kernels(mask) if length == 1 and self._caches_one_tensor() else None,
+        )
         hidden = self.dropout(hidden)
         for block in self.h:
             hidden = block(hidden, mask=mask, places=places, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPast(last_hidden_state=self.ln_f(hidden), past_key_values=past_key_values)
+
+    def _caches_one_tensor(self) -> bool:
+        """Return True when some attention caches one tensor for keys and values, which a kernel may read."""
+        return any(block.attn.caches_latents() or block.attn.caches_keys() for block in self.h)
 
     def _predecessors(
         self, positions: Tensor, attention_mask: Tensor | None, cached: int | Tensor, given: bool

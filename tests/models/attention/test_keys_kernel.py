@@ -53,7 +53,7 @@ def largest_error(attend, dtype, device="cpu") -> float:
         for rotation in rotations:
             for mask in masks:
                 expected = by_torch(query, keys, rotation, mask, 0.2)
-                errors.append((attend(query, keys, rotation, mask, 0.2).float() - expected).abs().max().item())
+                errors.append((attend(query, keys, rotation, (mask, None), 0.2).float() - expected).abs().max().item())
     return max(errors)
 
 
@@ -85,7 +85,7 @@ def test_the_compiler_traces_the_kernel_without_a_graph_break(monkeypatch, dynam
     compiled = torch.compile(attend_on_gpu, backend=record_graph, fullgraph=True, dynamic=dynamic)
     for tokens in (100, 1500):
         query, keys, (rotation, _), (_, mask, *_) = inputs((8, 8, 64, 2, tokens), torch.bfloat16)
-        compiled(query, keys, rotation, mask, 0.125)
+        compiled(query, keys, rotation, (mask, None), 0.125)
     assert [graph.count("triton_kernel_wrapper_mutation(") for graph in graphs] == [2] * (1 if dynamic else 2)
 
 
@@ -101,9 +101,10 @@ def test_the_kernel_compiles_and_loads_keys_ahead(architecture, mask):
     names = _attend_part.arg_names
     fixed = {"KV_HEADS": 8, "GROUP": 1, "ROWS": 16, "HALF": 32, "TILE": _TILE, "ROTATED": True, "MASK": mask}
     types = dict.fromkeys(("query", "keys", "cosines", "sines"), "*bf16") | {"factor": "fp64"}
-    types |= {"mask": "*i1" if mask == "boolean" else "*bf16", "sums": "*fp32", "tops": "*fp32"}
+    types |= {"mask": "*i1" if mask == "boolean" else "*bf16", "sums": "*fp32", "tops": "*fp32", "ranges": "*i32"}
     types |= dict.fromkeys(fixed, "constexpr")
-    aligned = [name for name in names if name not in {"factor", "tokens", "mask_by_text", "mask_by_token", *fixed}]
+    unaligned = {"factor", "tokens", "mask_by_text", "mask_by_token", "ranges_by_text", *fixed}
+    aligned = [name for name in names if name not in unaligned]
     source = ASTSource(
         _attend_part,
         {name: types.get(name, "i32") for name in names},

@@ -189,7 +189,7 @@ def largest_error_in_the_interpreter() -> float:
 
         def read(query, cache, values, mask, scaling, gpu=gpu):
             parts = (query.content, query.channel), (cache.latent, cache.channel)
-            return latent_kernel.read_on_gpu(*parts, values, mask, scaling, gpu)
+            return latent_kernel.read_on_gpu(*parts, values, (mask, None), scaling, gpu)
 
         errors.append(largest_error(read, torch.float16, "cpu", [shape]))
     return max(errors)
@@ -239,9 +239,9 @@ def built_for_hopper(r, p, launch, mask="none", scaling="fp32"):
     fixed |= {"MASK": mask, "WHOLE": False, "SLICED": False}
     types = dict.fromkeys(("content", "rotary", "latent", "channel", "mask"), "*bf16") | {"factor": scaling}
     types |= dict.fromkeys(("sums", "tops"), "*fp32") | dict.fromkeys(fixed, "constexpr")
-    if mask == "boolean":
-        types["mask"] = "*i1"
-    aligned = [name for name in names if name not in {"factor", "tokens", "mask_by_text", "mask_by_token", *fixed}]
+    types |= {"ranges": "*i32"} | ({"mask": "*i1"} if mask == "boolean" else {})
+    unaligned = {"factor", "tokens", "mask_by_text", "mask_by_token", "ranges_by_text", *fixed}
+    aligned = [name for name in names if name not in unaligned]
     source = ASTSource(
         _mix_part,
         {name: types.get(name, "i32") for name in names},

@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 
 from .interface import attend, split_heads, update_cache
 from .latent_decode import suit_a_kernel
-from .rotary import OelmGPTRotary, rotate
+from .rotary import TokenPlaces, rotate
 
 # How far from orthogonal a key's matrix may be: rounding of 16-bit weights, and training steps of a parametrised one.
 _TOLERANCE = 1e-2
@@ -27,7 +27,7 @@ def attend_to_keys(
     module: Any,
     own: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
-    rotary: OelmGPTRotary | None,
+    places: TokenPlaces,
     cache: Cache,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -35,7 +35,7 @@ def attend_to_keys(
 
     `own` has the call's own query, key and value (batch, heads, tokens, dim), not rotated yet.
     """
-    query, key, value = own
+    (query, key, value), rotary = own, places.rotary
     batch, kv_heads, tokens, d_key = key.shape
     start = cache.get_seq_length(module.layer_idx)
     was_empty = (tokens > 1 or not _is_recorded(key)) and int(start) == 0
@@ -53,7 +53,8 @@ def attend_to_keys(
             query = rotate(query, rotary(own_places, query.dtype))
             rotation = rotary(torch.arange(cached.shape[2], device=key.device)[None], key.dtype)
         scaling = kwargs.get("scaling", module.scaling)
-        return attend_on_gpu(query[:, :, 0], cached[:, 0], rotation, mask, scaling)[:, None], None
+        visible = mask, places.ranges
+        return attend_on_gpu(query[:, :, 0], cached[:, 0], rotation, visible, scaling)[:, None], None
     if was_empty and (mask is None or isinstance(mask, Tensor)):
         mask = None if mask is None else mask[..., :tokens]
     else:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .latent_kernel import load_bias, mask_kind, mask_with_strides, visible_range
+from .latent_kernel import Visible, load_bias, mask_kind, parts_in_use, range_of_part, visible_with_strides
 from .rotary import Rotation
 
 # Keys in a tile, and Triton's options of a launch.
@@ -22,27 +22,24 @@ _TILE, _WARPS, _STAGES = 64, 4, 4
 _PARTS, _TILES_PER_PART = 1024, 2
 
 
-def attend_on_gpu(
-    query: Tensor, keys: Tensor, rotation: Rotation | None, mask: Tensor | None, scaling: float
-) -> Tensor:
+def attend_on_gpu(query: Tensor, keys: Tensor, rotation: Rotation | None, visible: Visible, scaling: float) -> Tensor:
     """Return the output (batch, heads, d) of one token's query (batch, heads, d), which is rotated already.
 
-    Keys are (batch, tokens, key heads * d), and are rotated here by cosines and sines (1, 1, tokens, d). The mask is
-    None or (batch or 1, 1, 1, tokens or more), boolean or additive.
+    Keys are (batch, tokens, key heads * d), and are rotated here by cosines and sines (1, 1, tokens, d). The mask
+    in `visible` is None or (batch or 1, 1, 1, tokens or more), boolean or additive.
     """
     (batch, heads, d), tokens = query.shape, keys.shape[1]
     kv_heads = keys.shape[2] // d
     parts = max(1, min(_PARTS // (batch * kv_heads), tokens // (_TILE * _TILES_PER_PART)))
-    tokens_of_part = -(-tokens // (parts * _TILE)) * _TILE
-    parts = -(-tokens // tokens_of_part)
+    parts = parts_in_use(tokens, _TILE, parts)
     sums = torch.empty(batch, heads, parts, d, dtype=torch.float32, device=query.device)
     tops = torch.empty(batch, heads, parts, 2, dtype=torch.float32, device=query.device)
     cosines, sines = (sums, sums) if rotation is None else (part[0, 0] for part in rotation)
     _attend_part[(batch * kv_heads, parts)](
         query.contiguous(), keys, keys.stride(0), keys.stride(1), cosines, sines, cosines.stride(0),
-        *mask_with_strides(mask, sums), sums, tops, tokens, tokens_of_part, scaling * math.log2(math.e),
+        *visible_with_strides(visible, sums), sums, tops, tokens, scaling * math.log2(math.e),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, ROWS=max(16, 1 << (heads // kv_heads - 1).bit_length()),
-        HALF=d // 2, TILE=_TILE, ROTATED=rotation is not None, MASK=mask_kind(mask),
+        HALF=d // 2, TILE=_TILE, ROTATED=rotation is not None, MASK=mask_kind(visible[0]),
         num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
     out = torch.empty(batch, heads, d, dtype=query.dtype, device=query.device)
@@ -50,10 +47,10 @@ def attend_on_gpu(
     return out
 
 
-@triton.jit(do_not_specialize=["tokens", "mask_by_text"])
+@triton.jit(do_not_specialize=["tokens", "mask_by_text", "ranges_by_text"])
 def _attend_part(
     query, keys, keys_by_text, keys_by_token, cosines, sines, rotation_by_token, mask, mask_by_text, mask_by_token,
-    sums, tops, tokens, tokens_of_part, factor,
+    ranges, ranges_by_text, sums, tops, tokens, factor,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr,
     ROTATED: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
@@ -69,10 +66,7 @@ def _attend_part(
     second_query = tl.load(asked + HALF, mask=is_head, other=0.0)
     keys += text * keys_by_text + pair % KV_HEADS * (2 * HALF)
     mask += text * mask_by_text
-    first, end = part * tokens_of_part, min((part + 1) * tokens_of_part, tokens)
-    mask_end = end
-    if MASK == "boolean":
-        first, end, mask_end = visible_range(mask, mask_by_token, first, end, tokens)
+    first, end, mask_end = range_of_part(ranges + text * ranges_by_text, tokens, MASK, TILE)
     factor = tl.cast(factor, tl.float32)  # a compiled model passes its floats as doubles
     top = tl.full((ROWS,), -1e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)

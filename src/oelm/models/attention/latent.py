@@ -17,13 +17,14 @@ from transformers.cache_utils import Cache
 from ...method.projections import IdentityProjection
 from .interface import attend, split_heads, update_cache
 from .latent_decode import LatentCache, LatentQuery, read_latents
+from .rotary import TokenPlaces
 
 # A query and the latent that it reads: content and channel parts of each.
 Parts = tuple[Tensor, Tensor | None]
 
 
 def attend_to_latents(
-    module: Any, query: Parts, latent: Parts, mask: Tensor | None, cache: Cache, **kwargs: Any
+    module: Any, query: Parts, latent: Parts, mask: Tensor | None, places: TokenPlaces, cache: Cache, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output (batch, tokens, heads, d_value) of a call's queries over all latents, which are cached.
 
@@ -41,7 +42,7 @@ def attend_to_latents(
         held = LatentCache(cached[:, 0], None if channel is None else cached_channel[:, 0])
         values = module.v_proj.weight.view(content.shape[1], -1, own.shape[-1])
         fused = module.config._attn_implementation != "eager"
-        out, weights = read_latents(moved, held, values, mask, scaling, fused=fused)
+        out, weights = read_latents(moved, held, values, mask, scaling, ranges=places.ranges, fused=fused)
         return out[:, None], weights
     if was_empty and (mask is None or isinstance(mask, Tensor)):
         # The call's own latents are all there is; a preallocated cache would be expanded in its whole length.

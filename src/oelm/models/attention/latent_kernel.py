@@ -14,24 +14,24 @@ import triton.language as tl
 from torch import Tensor
 
 from .latent_launch import HEADS_AT_ONCE, Device, launch_options, padded_columns
+from .visible import visible_ranges
 
 # Content and channel of the query, or latent and channel of the cache.
 Parts = tuple[Tensor, Tensor | None]
+# A mask, and its visible ranges where they are known already.
+Visible = tuple[Tensor | None, Tensor | None]
 # The numbers of all parts that the second kernel joins at a time, and the rows of the values in one of its programs.
 _JOINED_NUMBERS, _VALUE_ROWS = 16384, 16
 
 
-def read_on_gpu(
-    query: Parts, cache: Parts, values: Tensor, mask: Tensor | None, scaling: float, device: Device
-) -> Tensor:
+def read_on_gpu(query: Parts, cache: Parts, values: Tensor, visible: Visible, scaling: float, device: Device) -> Tensor:
     """Return every head's output (batch, heads, d_value), as `read_latents` does."""
     (content, rotary), (latent, channel) = query, cache
     (batch, heads, _), (_, tokens, r), d_value = content.shape, latent.shape, values.shape[1]
     p = 0 if channel is None else channel.shape[-1]
     programs = batch * -(-heads // HEADS_AT_ONCE)
     launch, parts = launch_options(r, p, programs, tokens, device)
-    tokens_of_part = -(-tokens // (parts * launch.tile)) * launch.tile
-    parts = -(-tokens // tokens_of_part)
+    parts = parts_in_use(tokens, launch.tile, parts)
     # What a part sums up, and each head's highest score and sum of weights; of a whole text, its mixture.
     exact = content.dtype if parts == 1 else torch.float32
     sums = torch.empty(batch, parts, heads, r, dtype=exact, device=content.device)
@@ -40,10 +40,10 @@ def read_on_gpu(
     _mix_part[(programs, parts)](
         *_with_strides(content, sums), *_with_strides(rotary, sums),
         *_with_strides(latent, sums), *_with_strides(channel, sums),
-        *mask_with_strides(mask, sums), sums, tops, tokens, tokens_of_part, scaling * math.log2(math.e),
+        *visible_with_strides(visible, sums), sums, tops, tokens, scaling * math.log2(math.e),
         HEADS=heads, R=r, P=p, SLICED=content.shape[2] < r, ROWS=HEADS_AT_ONCE, WIDE=wide, REST=rest,
         CHANNEL=channel_columns, TILE=launch.tile, TURNED=launch.turned,
-        MASK=mask_kind(mask),
+        MASK=mask_kind(visible[0]),
         WHOLE=parts == 1, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     if parts == 1:
@@ -66,11 +66,26 @@ def _with_strides(tensor: Tensor | None, stand_in: Tensor) -> tuple[Tensor, int,
     return tensor, tensor.stride(0), tensor.stride(1)
 
 
-def mask_with_strides(mask: Tensor | None, stand_in: Tensor) -> tuple[Tensor, int, int]:
-    """Return the mask and its strides from text to text (0 where all share one) and from token to token."""
+def parts_in_use(tokens: int, tile: int, parts: int) -> int:
+    """Return into how many parts of whole tiles a text is cut, given how many are wanted: none is empty."""
+    tiles = -(-tokens // tile)
+    tiles_of_part = -(-tiles // parts)
+    return -(-tiles // tiles_of_part)
+
+
+def visible_with_strides(visible: Visible, stand_in: Tensor) -> tuple[Tensor, int, int, Tensor, int]:
+    """Return the mask with its strides from text to text and token to token, and its ranges with theirs.
+
+    The stride from text to text is 0 where all share one mask. Only a boolean mask has ranges.
+    """
+    mask, ranges = visible
     if mask is None:
-        return stand_in, 0, 0
-    return mask, mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(3)
+        return stand_in, 0, 0, stand_in, 0
+    strides = mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(3)
+    if mask.dtype != torch.bool:
+        return mask, *strides, stand_in, 0
+    ranges = visible_ranges(mask) if ranges is None else ranges
+    return mask, *strides, ranges, ranges.stride(0) if ranges.shape[0] > 1 else 0
 
 
 def mask_kind(mask: Tensor | None) -> str:
@@ -79,11 +94,11 @@ def mask_kind(mask: Tensor | None) -> str:
 
 
 # Lengths change with every token: without this, Triton would compile again for those that 16 divides.
-@triton.jit(do_not_specialize=["tokens", "mask_by_text"])
+@triton.jit(do_not_specialize=["tokens", "mask_by_text", "ranges_by_text"])
 def _mix_part(
     content, content_by_text, content_by_head, rotary, rotary_by_text, rotary_by_head,
     latent, latent_by_text, latent_by_token, channel, channel_by_text, channel_by_token,
-    mask, mask_by_text, mask_by_token, sums, tops, tokens, tokens_of_part, factor,
+    mask, mask_by_text, mask_by_token, ranges, ranges_by_text, sums, tops, tokens, factor,
     HEADS: tl.constexpr, R: tl.constexpr, P: tl.constexpr, SLICED: tl.constexpr, ROWS: tl.constexpr,
     WIDE: tl.constexpr, REST: tl.constexpr, CHANNEL: tl.constexpr, TILE: tl.constexpr, TURNED: tl.constexpr,
     MASK: tl.constexpr, WHOLE: tl.constexpr,
@@ -111,10 +126,7 @@ def _mix_part(
     total = _turn(tl.zeros((ROWS, TILE), tl.float32), TURNED)
     factor = tl.cast(factor, tl.float32)  # a compiled model passes its floats as doubles
     mask += text * mask_by_text
-    first, end = part * tokens_of_part, min((part + 1) * tokens_of_part, tokens)
-    mask_end = end
-    if MASK == "boolean":
-        first, end, mask_end = visible_range(mask, mask_by_token, first, end, tokens)
+    first, end, mask_end = range_of_part(ranges + text * ranges_by_text, tokens, MASK, TILE)
     for start in range(first, end, TILE):
         exists = start + token < end
         bias = load_bias(mask, start + token, mask_by_token, start + token < mask_end, MASK)
@@ -224,34 +236,18 @@ def load_bias(mask, position, by_token, wanted, MASK: tl.constexpr):
 
 
 @triton.jit
-def visible_range(mask, by_token, first, end, tokens):
-    """Return where the visible tokens of a part begin and end, and up to where the mask must be read in between.
+def range_of_part(ranges, tokens, MASK: tl.constexpr, TILE: tl.constexpr):
+    """Return where this program's part of a text begins and ends, and up to where the mask must be read.
 
-    Without hidden tokens in between that is 0: the loop over tiles would wait for the mask in every tile. A part
-    without visible tokens is empty; but if its whole text has none, it is read, and all tokens weigh the same.
+    The visible tokens are shared out in whole tiles, so that no program has only hidden ones. Where the mask need not
+    be read, it is not: the loop over tiles would wait for it in every tile.
     """
-    visible_first, visible_end, count = _scan_mask(mask, by_token, first, end)
-    if count == 0:
-        _, _, count_of_text = _scan_mask(mask, by_token, 0, tokens)
-        visible_first = first
-        visible_end = tl.where(count_of_text == 0, end, first)
-    mask_end = tl.where(count < visible_end - visible_first, visible_end, 0)
-    return visible_first, visible_end, mask_end
-
-
-@triton.jit
-def _scan_mask(mask, by_token, first, end):
-    """Return the first visible token, the end of the visible tokens, and their number."""
-    CHUNK: tl.constexpr = 2048
-    lowest, highest = tl.full((CHUNK,), 2**31 - 1, tl.int32), tl.zeros((CHUNK,), tl.int32)
-    count = tl.zeros((CHUNK,), tl.int32)
-    for start in range(first, end, CHUNK):
-        position = start + tl.arange(0, CHUNK)
-        visible = tl.load(mask + position * by_token, mask=position < end, other=0) != 0
-        lowest = tl.minimum(lowest, tl.where(visible, position, 2**31 - 1))
-        highest = tl.maximum(highest, tl.where(visible, position + 1, 0))
-        count += visible.to(tl.int32)
-    return tl.min(lowest, 0), tl.max(highest, 0), tl.sum(count, 0)
+    first, end, mask_end = 0, tokens, tokens
+    if MASK == "boolean":
+        first, end, mask_end = tl.load(ranges), min(tl.load(ranges + 1), tokens), tl.load(ranges + 2)
+    tokens_of_part = tl.cdiv(tl.cdiv(end - first, TILE), tl.num_programs(1)) * TILE
+    first += tl.program_id(1) * tokens_of_part
+    return first, min(first + tokens_of_part, end), mask_end
 
 
 @triton.jit(do_not_specialize=["parts"])

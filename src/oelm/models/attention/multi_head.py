@@ -79,14 +79,14 @@ class OelmGPTAttention(nn.Module):
         if past_key_values is not None and self.caches_latents():
             query = query if self.q_norm is None else self.q_norm(query)
             parts = (query, channel_query), (latent, channel_key)
-            out, weights = attend_to_latents(self, *parts, mask, past_key_values, **kwargs)
+            out, weights = attend_to_latents(self, *parts, mask, places, past_key_values, **kwargs)
             return self.o_proj(out.flatten(2)), weights
         key = split_heads(self.k_proj(latent), self.key_dim)
         value = key if self.v_proj is None else split_heads(self.v_proj(latent), self.head_dim)
         query, key = self._look_back_and_normalise(query, key, places, past_key_values)
         if past_key_values is not None and self.caches_keys():
             own = query, key, value
-            out, weights = attend_to_keys(self, own, mask, places.rotary, past_key_values, **kwargs)
+            out, weights = attend_to_keys(self, own, mask, places, past_key_values, **kwargs)
             return self.o_proj(out.flatten(2)), weights
         if channel_query is not None and channel_key is not None:
             query = torch.cat([query, channel_query], dim=-1)

@@ -45,11 +45,13 @@ class TokenPlaces:
     rotary          what computes it for other positions
     predecessors    (batch or 1, tokens): how many tokens before each belong to the same document; None where no
                     attention looks back
+    ranges          of one new token, which cached tokens it sees (`visible_ranges`); None where no kernel needs them
     """
 
     rotation: Rotation | None = None
     rotary: OelmGPTRotary | None = None
     predecessors: Tensor | None = None
+    ranges: Tensor | None = None
 
 
 def rotate(states: Tensor, rotation: Rotation) -> Tensor:
