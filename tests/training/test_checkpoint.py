@@ -5,7 +5,6 @@ import hashlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import types
@@ -22,7 +21,6 @@ from oelm.base.files import read_json, write_json
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError, ConfigError, FileError
 from oelm.evaluation.load import load_run
-from oelm.runs import folder as records
 from oelm.runs.folder import RunFolder, differing, line_to_json, read_metrics
 from oelm.runs.schema import AttentionLine, Clock, EventLine, TrainLine
 from oelm.training import build, engine
@@ -635,24 +633,6 @@ def test_a_resume_drops_the_metrics_of_steps_that_are_repeated(tmp_path):
         ("train", 4),
     ]
     assert read_metrics(folder.path)[-1].loss is None
-
-
-def test_the_recorded_commit_is_not_that_of_a_project_around_the_installation(tmp_path, monkeypatch):
-    def git(*arguments):
-        identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
-
-    code = tmp_path / ".venv/oelm/records.py"
-    code.parent.mkdir(parents=True)
-    code.touch()
-    monkeypatch.setattr(records, "__file__", str(code))
-    assert records._git_commit() is None
-    git("init")
-    git("commit", "--allow-empty", "-m", "a project")
-    assert records._git_commit() is None
-    git("add", "-f", str(code))
-    git("commit", "-m", "a checkout")
-    assert len(records._git_commit()) == 40
 
 
 def test_differing_fields_have_dotted_names():

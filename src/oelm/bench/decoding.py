@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from ..config import RunConfig
 from ..errors import ConfigError, OelmError, first_line
-from ..runs.schema import DecodeBench
+from ..runs.schema import DecodeBench, KernelTime
 from .caches import pairs_of, shared_memory
 from .decoder import ArmModel, Decoder, GraphMemory, ReadContext, places_needed, rows_to_read
 from .forms import FORMS
+from .profile import profile_kernels
 from .rounds import ShowProgress, median_seconds, no_progress, ratio_of_rounds
 
 _NO_MEMORY = "not enough memory"
@@ -23,12 +25,16 @@ _NO_MEMORY = "not enough memory"
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """The settings of a benchmark of generation: every batch size with every context. Each has `rounds` of `tokens`."""
+    """The settings of a benchmark of generation: every batch size with every context. Each has `rounds` of `tokens`.
+
+    If `profiled`, the kernels of a token are measured too, after the rounds.
+    """
 
     batch_sizes: Sequence[int]
     contexts: Sequence[int]
     rounds: int = 5
     tokens: int = 10
+    profiled: bool = False
 
     @property
     def positions(self) -> int:
@@ -74,6 +80,7 @@ class _Setting:
         self.contexts: dict[str, ReadContext] = {}
         self.decoders: dict[str, Decoder] = {}
         self.errors: dict[str, str] = {}
+        self.kernels: dict[str, list[KernelTime]] = {}
 
     def measure(self, seed: int, show: ShowProgress) -> list[DecodeBench]:
         """Return the rows of all arms."""
@@ -95,6 +102,12 @@ class _Setting:
                 decoder.start()
                 decoder.generate(1)  # not timed: the processor's caches still hold the previous arm's data
                 decoder.rounds.append(decoder.generate(self.plan.tokens))
+        for decoder in self.decoders.values() if self.plan.profiled else []:
+            show(f"profiling {decoder.arm.name}{self._title}", 0, 1)
+            decoder.start()
+            self.kernels[decoder.arm.name] = profile_kernels(
+                partial(decoder.generate, 1), self.plan.tokens, decoder.arm.device
+            )
         return [self._row(model) for model in self.models]
 
     @property
@@ -157,4 +170,5 @@ class _Setting:
             kernel=decoder.kernel if decoder else None,
             kernel_ms=decoder.kernel_ms if decoder else {},
             error=self.errors.get(arm.name),
+            kernels=self.kernels.get(arm.name, []),
         )

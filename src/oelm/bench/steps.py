@@ -12,12 +12,13 @@ from ..config import RunConfig
 from ..method.apply import apply
 from ..models.flops import find_reach, train_flops_per_token
 from ..models.hf_config import build_hf_config
-from ..runs.schema import StepBench
+from ..runs.schema import KernelTime, StepBench
 from ..training.checkpoint import TrainState
 from ..training.optim import build_optimizer, set_learning_rate
 from ..training.parallel import World, device_for
 from ..training.step import Stepper
 from ..training.timing import StepTimer
+from .profile import profile_kernels
 from .random_data import random_task
 from .rounds import Rounds, ShowProgress, median_seconds, no_progress, ratio_of_rounds
 
@@ -32,10 +33,11 @@ def benchmark(
     warmup: int = 10,
     seed: int = 0,
     show: ShowProgress = no_progress,
+    profiled: bool = False,
 ) -> list[StepBench]:
     """Time whole optimiser steps of every arm on random tokens, `rounds` times `steps` each, interleaved.
 
-    Return one row per arm, each compared with the first arm.
+    Return one row per arm, each compared with the first arm; if `profiled`, with the kernels of its steps.
     """
     device = device_for(next(iter(arms.values())).train.device)
     world = World(0, 1, device)
@@ -64,6 +66,9 @@ def benchmark(
     # None without a GPU, and for one that is not in the table.
     gpu = torch.cuda.get_device_name(0) if on_gpu else ""
     peak_flops = next((flops for part, flops in PEAK_FLOPS.items() if part in gpu), None)
+    for number, trainer in enumerate(trainers if profiled else []):
+        show(f"profiling {trainer.name}", number, len(trainers))
+        trainer.kernels = profile_kernels(trainer.step, steps, device)
     return [_row(trainer, trainers[0], peak_flops) for trainer in trainers]
 
 
@@ -79,6 +84,7 @@ class _ArmTrainer:
         self.name, self.config = name, config
         self.rounds: Rounds = []
         self.peak_memory: int | None = None
+        self.kernels: list[KernelTime] = []
         length = config.data.sequence_length
         task = random_task(config, build_hf_config(config.model, None, length), seed)
         model: Any = task.build_model(config)
@@ -142,6 +148,7 @@ def _row(arm: _ArmTrainer, reference: _ArmTrainer, peak_flops: float | None) -> 
         ratio_per_example=ratio * reference_batch / batch,
         ratio_per_example_95=None if half_interval is None else half_interval * reference_batch / batch,
         warning=warning,
+        kernels=arm.kernels,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -52,6 +53,10 @@ def bench(
         bool,
         typer.Option("--decode", help="Time generation of --steps tokens after --sequence-length; show cache sizes."),
     ] = False,
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Also show where the time of a step or token goes, by torch's profiler."),
+    ] = False,
     forms: Annotated[bool, typer.Option("--forms", help="List the forms of attention, and time nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -73,6 +78,7 @@ def bench(
         from ..bench.decoding import DecodePlan, benchmark_decoding
         from ..bench.steps import benchmark
         from ..config import GPT
+        from ..runs.environment import bench_origin
         from .bench_tables import render_bench
 
         quiet_libraries()
@@ -81,6 +87,7 @@ def bench(
             _counts("--sequence-length", sequence_length, decode),
             rounds,
             steps,
+            profile,
         )
         setting = BenchSetting(
             model=model,
@@ -104,9 +111,11 @@ def bench(
                     if row.error
                 ]
             else:
-                rows = benchmark(planned, rounds, steps, show=show)
+                rows = benchmark(planned, rounds, steps, show=show, profiled=profile)
                 warnings = [row.warning for row in rows if row.warning]
-        typer.echo(to_json([row.model_dump() for row in rows], indent=2) if as_json else render_bench(rows))
+        origin = bench_origin(sys.argv[1:])
+        records = [row.model_copy(update={"origin": origin}).model_dump() for row in rows]
+        typer.echo(to_json(records, indent=2) if as_json else render_bench(rows))
         for warning in warnings:
             typer.echo(f"warning: {warning}", err=True)
 

@@ -7,6 +7,11 @@ from rich.table import Table
 from ..base.text import plain_text
 from ..runs.schema import BenchRows, DecodeBench, StepBench
 
+# Columns of names, which begin at the left.
+_NAMES = ("arm", "kernel", "kernels, ms")
+# Of a profiled arm, how many kernels are listed, and how much of their names.
+_LONGEST_KERNELS, _NAME_WIDTH = 8, 60
+
 
 def bench_table(rows: list[StepBench]) -> Table:
     """Return the table of a benchmark of steps, one line per arm; if batch sizes differ, with a ratio per example."""
@@ -55,10 +60,32 @@ def _decoding_cells(row: DecodeBench, kernels: bool) -> dict[str, str]:
     return {"arm": row.arm, **kernel, **speed, "ratio": ratio, **cache, f"prefill of\n{row.prefill_rows}, ms": prefill}
 
 
+def kernel_tables(rows: BenchRows) -> list[Table]:
+    """Return where the time of profiled arms goes: the kinds of kernels side by side, then each arm's longest ones."""
+    profiled = [row for row in rows if row.kernels]
+    if not profiled:
+        return []
+    kinds = dict.fromkeys(kernel.kind for row in profiled for kernel in row.kernels)
+    lines = []
+    for kind in kinds:
+        of_kind = [[kernel for kernel in row.kernels if kernel.kind == kind] for row in profiled]
+        times = {row.arm: sum(kernel.ms for kernel in own) for row, own in zip(profiled, of_kind, strict=True)}
+        lines.append({"kernels, ms": kind} | {arm: f"{ms:.3f}" for arm, ms in times.items()})
+    sums = {row.arm: f"{sum(kernel.ms for kernel in row.kernels):.3f}" for row in profiled}
+    tables = [_table("where the time goes", [*lines, {"kernels, ms": "all kernels"} | sums])]
+    for row in profiled:
+        longest = [
+            {"kernel": kernel.name[:_NAME_WIDTH], "ms": f"{kernel.ms:.3f}", "launches": f"{kernel.launches:g}"}
+            for kernel in row.kernels[:_LONGEST_KERNELS]
+        ]
+        tables.append(_table(f"the longest kernels of {row.arm}", longest))
+    return tables
+
+
 def _table(title: str, lines: list[dict[str, str]]) -> Table:
     table = Table(title=title, title_justify="left")
     for name in lines[0]:
-        table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in _NAMES else "right", no_wrap=True)
     for cells in lines:
         table.add_row(*cells.values())
     return table
@@ -68,8 +95,12 @@ def render_bench(rows: BenchRows) -> str:
     """Return a benchmark's tables as text, one for each setting, with a line that says how its ratios are computed."""
     decoding = [row for row in rows if isinstance(row, DecodeBench)]
     settings = dict.fromkeys((row.batch_size, row.context) for row in decoding)
-    tables = [decoding_table([row for row in decoding if (row.batch_size, row.context) == one]) for one in settings]
-    tables = tables or [bench_table([row for row in rows if isinstance(row, StepBench)])]
+    tables = []
+    for setting in settings:
+        own = [row for row in decoding if (row.batch_size, row.context) == setting]
+        tables += [decoding_table(own), *kernel_tables(own)]
+    steps = [row for row in rows if isinstance(row, StepBench)]
+    tables = tables or [bench_table(steps), *kernel_tables(steps)]
     notes = [
         f"ratio: an arm's median time over that of {rows[0].arm} in the same round, averaged over the rounds. The "
         "times are medians over all rounds; their ratio may differ, since the machine's speed changes between rounds"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -177,7 +177,8 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
 
     def _caches_one_tensor(self) -> bool:
         """Return True when some attention caches one tensor for keys and values, which a kernel may read."""
-        return any(block.attn.caches_latents() or block.attn.caches_keys() for block in self.h)
+        attentions = [cast(OelmGPTBlock, block).attn for block in self.h]
+        return any(attention.caches_latents() or attention.caches_keys() for attention in attentions)
 
     def _predecessors(
         self, positions: Tensor, attention_mask: Tensor | None, cached: int | Tensor, given: bool

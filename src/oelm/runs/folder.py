@@ -13,31 +13,23 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from .. import __version__
 from ..base.files import recover_folder, remove_leftovers, to_json, write_text
 from ..base.locks import hold, holder
 from ..config import WITHOUT_EFFECT, RunConfig
 from ..errors import ConfigError, FileError
 from .schema import (
-    Cpu,
-    DataRecord,
-    Environment,
-    Gpu,
     MetricLine,
     RecordedConfig,
     State,
     Status,
-    Versions,
     parse_line,
     read,
 )
@@ -204,36 +196,6 @@ def line_to_json(line: MetricLine) -> str:
     return to_json({"kind": line.kind, **line.model_dump(exclude_unset=True)})
 
 
-def environment(data: DataRecord, device: str, world_size: int) -> Environment:
-    """Return the versions, hardware, code and data of this process: all that results depend on beside the config."""
-    import numpy
-    import tokenizers
-    import torch
-    import transformers
-
-    gpu = None
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        gpu = Gpu(name=properties.name, memory=properties.total_memory, cuda=torch.version.cuda)
-    return Environment(
-        versions=Versions(
-            oelm=__version__,
-            python=platform.python_version(),
-            torch=str(torch.__version__),
-            transformers=transformers.__version__,
-            tokenizers=tokenizers.__version__,
-            numpy=numpy.__version__,
-        ),
-        git_commit=_git_commit(),
-        system=platform.platform(),
-        cpu=Cpu(count=os.cpu_count(), machine=platform.machine(), threads=torch.get_num_threads()),
-        gpu=gpu,
-        device=device,
-        world_size=world_size,
-        data=data,
-    )
-
-
 def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
     """Return the dotted names of the fields in which two configs differ, apart from those that change no number."""
     names = []
@@ -278,23 +240,3 @@ def _complete_lines(path: Path) -> list[tuple[str, MetricLine]]:
                 break
             raise FileError(f"{path}: line {number} is damaged") from None
     return lines
-
-
-def _git_commit() -> str | None:
-    """Return the commit of the running code, marked if it was changed since; None outside a checkout.
-
-    Where this package is installed below another project's checkout, git does not track this file, and that project's
-    commit is not recorded.
-    """
-    this_file = Path(__file__)
-    tracked = _git("ls-files", "--error-unmatch", this_file.name, cwd=this_file.parent)
-    return tracked and _git("describe", "--always", "--dirty", "--abbrev=40", cwd=this_file.parent)
-
-
-def _git(*arguments: str, cwd: Path) -> str | None:
-    """Return the output of a git command, or None if it fails or prints nothing."""
-    try:
-        command = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return command.stdout.strip() or None if command.returncode == 0 else None

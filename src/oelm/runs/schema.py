@@ -400,7 +400,32 @@ class AttentionLine(RecordPart):
     layers: list[LayerAttention]
 
 
-class StepBench(RecordPart):
+class KernelTime(RecordPart):
+    """A kernel in one step of an arm: its kind, its milliseconds and its launches, as torch's profiler saw them."""
+
+    name: str
+    kind: str
+    ms: float
+    launches: float
+
+
+class BenchOrigin(RecordPart):
+    """Where a benchmark was made: the command, the commit of the code, the device and the versions."""
+
+    command: str
+    git_commit: str | None
+    device: str
+    versions: Versions
+
+
+class BenchRow(RecordPart):
+    """What the rows of all benchmarks may hold: their origin, and the kernels of a step (`oelm bench --profile`)."""
+
+    origin: BenchOrigin | None = None
+    kernels: list[KernelTime] = []
+
+
+class StepBench(BenchRow):
     """A row of `oelm bench --json`: the training steps of one arm, with the ratio of its times to the first arm's.
 
     `ratio_95` is half of the ratio's 95 % interval, None with one round. `warning` says that the arms' batches differ,
@@ -423,7 +448,7 @@ class StepBench(RecordPart):
     warning: str | None
 
 
-class DecodeBench(RecordPart):
+class DecodeBench(BenchRow):
     """A row of `oelm bench --decode --json`: the tokens that one arm generates in one setting, and its cache's size.
 
     token_ms .. ratio_95    None where the arm, or the first one, could not be timed; `error` says why

@@ -16,7 +16,8 @@ from ..method.audit import audit
 from ..method.schedule import Event, events
 from ..method.sites import find_sites
 from ..models.flops import find_reach, train_flops_per_token
-from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder, environment
+from ..runs.environment import environment
+from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder
 from ..runs.schema import Audit, DataRecord
 from .checkpoint import TrainState, checkpoint_bytes, remove_old_checkpoints
 from .length import RunLength

@@ -1,0 +1,78 @@
+"""What a result depends on beside its settings: versions, hardware, and the commit of the code."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import __version__
+from .schema import BenchOrigin, Cpu, DataRecord, Environment, Gpu, Versions
+
+
+def environment(data: DataRecord, device: str, world_size: int) -> Environment:
+    """Return the versions, hardware, code and data of this process: all that results depend on beside the config."""
+    import torch
+
+    gpu = None
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        gpu = Gpu(name=properties.name, memory=properties.total_memory, cuda=torch.version.cuda)
+    return Environment(
+        versions=_versions(),
+        git_commit=_git_commit(),
+        system=platform.platform(),
+        cpu=Cpu(count=os.cpu_count(), machine=platform.machine(), threads=torch.get_num_threads()),
+        gpu=gpu,
+        device=device,
+        world_size=world_size,
+        data=data,
+    )
+
+
+def bench_origin(arguments: Sequence[str]) -> BenchOrigin:
+    """Return where a benchmark with these arguments of `oelm` is made: on the GPU where there is one."""
+    import torch
+
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.processor() or platform.machine()
+    command = shlex.join(["oelm", *arguments])
+    return BenchOrigin(command=command, git_commit=_git_commit(), device=device, versions=_versions())
+
+
+def _versions() -> Versions:
+    import numpy
+    import tokenizers
+    import torch
+    import transformers
+
+    return Versions(
+        oelm=__version__,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        transformers=transformers.__version__,
+        tokenizers=tokenizers.__version__,
+        numpy=numpy.__version__,
+    )
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the running code, marked if it was changed since; None outside a checkout.
+
+    Where this package is installed below another project's checkout, git does not track this file, and that project's
+    commit is not recorded.
+    """
+    this_file = Path(__file__)
+    tracked = _git("ls-files", "--error-unmatch", this_file.name, cwd=this_file.parent)
+    return tracked and _git("describe", "--always", "--dirty", "--abbrev=40", cwd=this_file.parent)
+
+
+def _git(*arguments: str, cwd: Path) -> str | None:
+    """Return the output of a git command, or None if it fails or prints nothing."""
+    try:
+        command = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return command.stdout.strip() or None if command.returncode == 0 else None
