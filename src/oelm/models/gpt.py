@@ -29,7 +29,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention.lookback import CausalConvolution, KeyOffset
 from .attention.multi_head import OelmGPTAttention
 from .attention.rotary import OelmGPTRotary, TokenPlaces
-from .attention.visible import ranges_for_kernels
+from .attention.visible import visible_to_token
 from .feed_forward import make_feed_forward, make_norm
 from .gpt_config import OelmGPTConfig
 
@@ -164,11 +164,12 @@ class OelmGPTModel(OelmGPTPreTrainedModel):
                 past_key_values=past_key_values,
                 position_ids=position_ids,
             )
+        is_padded = attention_mask is not None or maybe_packed
         places = TokenPlaces(
             rotation=None if self.rotary is None else self.rotary(position_ids, hidden.dtype),
             rotary=self.rotary,
             predecessors=self._predecessors(position_ids, attention_mask, cached, maybe_packed),
-            ranges=ranges_for_kernels(mask) if length == 1 and self._caches_one_tensor() else None,
+            visible=visible_to_token(mask, cached, is_padded) if length == 1 and self._caches_one_tensor() else None,
         )
         hidden = self.dropout(hidden)
         for block in self.h:

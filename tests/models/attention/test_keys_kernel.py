@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from oelm.models.attention.rotary import OelmGPTRotary, rotate
+from oelm.models.attention.visible import Visible
 from oelm.models.gpt import OelmGPTForCausalLM
 from oelm.models.gpt_config import gpt_config
 from tests.support.interpreter import error_in_the_interpreter
+from tests.support.visible import readings
 
 # Query heads, key heads, dimensions of a head, texts, tokens.
 SHAPES = [(4, 4, 32, 2, 100), (4, 2, 64, 3, 33), (1, 1, 32, 1, 300), (20, 1, 32, 2, 1), (8, 8, 64, 1, 700)]
@@ -53,7 +55,9 @@ def largest_error(attend, dtype, device="cpu") -> float:
         for rotation in rotations:
             for mask in masks:
                 expected = by_torch(query, keys, rotation, mask, 0.2)
-                errors.append((attend(query, keys, rotation, (mask, None), 0.2).float() - expected).abs().max().item())
+                for visible in readings(mask):
+                    out = attend(query, keys, rotation, visible, 0.2)
+                    errors.append((out.float() - expected).abs().max().item())
     return max(errors)
 
 
@@ -85,12 +89,12 @@ def test_the_compiler_traces_the_kernel_without_a_graph_break(monkeypatch, dynam
     compiled = torch.compile(attend_on_gpu, backend=record_graph, fullgraph=True, dynamic=dynamic)
     for tokens in (100, 1500):
         query, keys, (rotation, _), (_, mask, *_) = inputs((8, 8, 64, 2, tokens), torch.bfloat16)
-        compiled(query, keys, rotation, (mask, None), 0.125)
+        compiled(query, keys, rotation, Visible.of(mask), 0.125)
     assert [graph.count("triton_kernel_wrapper_mutation(") for graph in graphs] == [2] * (1 if dynamic else 2)
 
 
 @pytest.mark.parametrize("architecture", [80, 90])
-@pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
+@pytest.mark.parametrize("mask", ["none", "range", "boolean", "additive"])
 def test_the_kernel_compiles_and_loads_keys_ahead(architecture, mask):
     pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget

@@ -12,6 +12,7 @@ from oelm.models.attention import latent_decode
 from oelm.models.attention.latent_decode import LatentCache, LatentQuery, read_latents
 from oelm.models.attention.latent_launch import Device, Launch, choose_launch, launch_options, shared_bytes
 from tests.support.interpreter import error_in_the_interpreter
+from tests.support.visible import readings
 
 H200 = Device(major=9, multiprocessors=132, shared_bytes=232_448)
 A5000 = Device(major=8, multiprocessors=64, shared_bytes=101_376)
@@ -189,7 +190,9 @@ def largest_error_in_the_interpreter() -> float:
 
         def read(query, cache, values, mask, scaling, gpu=gpu):
             parts = (query.content, query.channel), (cache.latent, cache.channel)
-            return latent_kernel.read_on_gpu(*parts, values, (mask, None), scaling, gpu)
+            outs = [latent_kernel.read_on_gpu(*parts, values, visible, scaling, gpu) for visible in readings(mask)]
+            assert all(torch.equal(out, outs[0]) for out in outs), "a range says what its mask says"
+            return outs[0]
 
         errors.append(largest_error(read, torch.float16, "cpu", [shape]))
     return max(errors)
@@ -263,7 +266,7 @@ def test_the_compiled_kernel_needs_the_shared_memory_that_was_computed(widths):
 
 
 @pytest.mark.parametrize("scaling", ["fp32", "fp64"])
-@pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
+@pytest.mark.parametrize("mask", ["none", "range", "boolean", "additive"])
 def test_the_kernel_compiles_for_every_mask(scaling, mask):
     """Launched from Python, the scaling is a float; launched from a compiled model, it is a double."""
     pytest.importorskip("triton")

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache
 from .interface import attend, split_heads, update_cache
 from .latent_decode import suit_a_kernel
 from .rotary import TokenPlaces, rotate
+from .visible import Visible
 
 # How far from orthogonal a key's matrix may be: rounding of 16-bit weights, and training steps of a parametrised one.
 _TOLERANCE = 1e-2
@@ -53,7 +54,7 @@ def attend_to_keys(
             query = rotate(query, rotary(own_places, query.dtype))
             rotation = rotary(torch.arange(cached.shape[2], device=key.device)[None], key.dtype)
         scaling = kwargs.get("scaling", module.scaling)
-        visible = mask, places.ranges
+        visible = places.visible or Visible.of(mask)
         return attend_on_gpu(query[:, :, 0], cached[:, 0], rotation, visible, scaling)[:, None], None
     if was_empty and (mask is None or isinstance(mask, Tensor)):
         mask = None if mask is None else mask[..., :tokens]

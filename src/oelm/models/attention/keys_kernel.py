@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .latent_kernel import Visible, load_bias, mask_kind, parts_in_use, range_of_part, visible_with_strides
+from .latent_kernel import load_bias, parts_in_use, range_of_part, visible_with_strides
 from .rotary import Rotation
+from .visible import Visible
 
 # Keys in a tile, and Triton's options of a launch.
 _TILE, _WARPS, _STAGES = 64, 4, 4
@@ -25,8 +26,8 @@ _PARTS, _TILES_PER_PART = 1024, 2
 def attend_on_gpu(query: Tensor, keys: Tensor, rotation: Rotation | None, visible: Visible, scaling: float) -> Tensor:
     """Return the output (batch, heads, d) of one token's query (batch, heads, d), which is rotated already.
 
-    Keys are (batch, tokens, key heads * d), and are rotated here by cosines and sines (1, 1, tokens, d). The mask
-    in `visible` is None or (batch or 1, 1, 1, tokens or more), boolean or additive.
+    Keys are (batch, tokens, key heads * d), and are rotated here by cosines and sines (1, 1, tokens, d). `visible`
+    says which keys the token sees.
     """
     (batch, heads, d), tokens = query.shape, keys.shape[1]
     kv_heads = keys.shape[2] // d
@@ -39,7 +40,7 @@ def attend_on_gpu(query: Tensor, keys: Tensor, rotation: Rotation | None, visibl
         query.contiguous(), keys, keys.stride(0), keys.stride(1), cosines, sines, cosines.stride(0),
         *visible_with_strides(visible, sums), sums, tops, tokens, scaling * math.log2(math.e),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, ROWS=max(16, 1 << (heads // kv_heads - 1).bit_length()),
-        HALF=d // 2, TILE=_TILE, ROTATED=rotation is not None, MASK=mask_kind(visible[0]),
+        HALF=d // 2, TILE=_TILE, ROTATED=rotation is not None, MASK=visible.kind,
         num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
     out = torch.empty(batch, heads, d, dtype=query.dtype, device=query.device)
@@ -66,7 +67,7 @@ def _attend_part(
     second_query = tl.load(asked + HALF, mask=is_head, other=0.0)
     keys += text * keys_by_text + pair % KV_HEADS * (2 * HALF)
     mask += text * mask_by_text
-    first, end, mask_end = range_of_part(ranges + text * ranges_by_text, tokens, MASK, TILE)
+    first, end, mask_end = range_of_part(ranges + text * ranges_by_text, tokens, MASK)
     factor = tl.cast(factor, tl.float32)  # a compiled model passes its floats as doubles
     top = tl.full((ROWS,), -1e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)

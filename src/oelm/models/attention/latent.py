@@ -42,7 +42,7 @@ def attend_to_latents(
         held = LatentCache(cached[:, 0], None if channel is None else cached_channel[:, 0])
         values = module.v_proj.weight.view(content.shape[1], -1, own.shape[-1])
         fused = module.config._attn_implementation != "eager"
-        out, weights = read_latents(moved, held, values, mask, scaling, ranges=places.ranges, fused=fused)
+        out, weights = read_latents(moved, held, values, mask, scaling, visible=places.visible, fused=fused)
         return out[:, None], weights
     if was_empty and (mask is None or isinstance(mask, Tensor)):
         # The call's own latents are all there is; a preallocated cache would be expanded in its whole length.

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .latent_launch import Device, choose_launch, shared_bytes
+from .visible import Visible
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,15 @@ def read_latents(
     mask: Tensor | None,
     scaling: float,
     *,
-    ranges: Tensor | None = None,
+    visible: Visible | None = None,
     fused: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """Return every head's output (batch, heads, d_value), and the weights (batch, heads, 1, tokens).
 
     The output is W_h times the mixture of latents; `values` (heads, d_value, r) has each head's W_h. The mask is None
     or (batch or 1, 1 or heads, 1, tokens or more), boolean (True where to attend) or additive. Where `fused` allows it,
-    a GPU kernel computes the output from half-precision tensors, and the weights are None. It needs the `ranges` of a
-    boolean mask (`visible_ranges`), and computes them where they are not given.
+    a GPU kernel computes the output from half-precision tensors, and the weights are None. It reads `visible`, which
+    is computed from the mask where it is not given.
     """
     if (query.channel is None) != (cache.channel is None):
         with_channel = "cache" if query.channel is None else "query"
@@ -72,7 +73,7 @@ def read_latents(
     from .latent_kernel import read_on_gpu
 
     parts = (query.content, query.channel), (cache.latent, cache.channel)
-    return read_on_gpu(*parts, values, (mask, ranges), scaling, device), None
+    return read_on_gpu(*parts, values, visible or Visible.of(mask), scaling, device), None
 
 
 def _read_in_torch(

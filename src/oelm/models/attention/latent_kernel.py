@@ -14,14 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from .latent_launch import HEADS_AT_ONCE, Device, launch_options, padded_columns
-from .visible import visible_ranges
+from .visible import Visible
 
 # Content and channel of the query, or latent and channel of the cache.
 Parts = tuple[Tensor, Tensor | None]
-# A mask, and its visible ranges where they are known already.
-Visible = tuple[Tensor | None, Tensor | None]
 # The numbers of all parts that the second kernel joins at a time, and the rows of the values in one of its programs.
-_JOINED_NUMBERS, _VALUE_ROWS = 16384, 16
+_JOINED_NUMBERS, _VALUE_ROWS = 16384, 32
 
 
 def read_on_gpu(query: Parts, cache: Parts, values: Tensor, visible: Visible, scaling: float, device: Device) -> Tensor:
@@ -43,7 +41,7 @@ def read_on_gpu(query: Parts, cache: Parts, values: Tensor, visible: Visible, sc
         *visible_with_strides(visible, sums), sums, tops, tokens, scaling * math.log2(math.e),
         HEADS=heads, R=r, P=p, SLICED=content.shape[2] < r, ROWS=HEADS_AT_ONCE, WIDE=wide, REST=rest,
         CHANNEL=channel_columns, TILE=launch.tile, TURNED=launch.turned,
-        MASK=mask_kind(visible[0]),
+        MASK=visible.kind,
         WHOLE=parts == 1, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     if parts == 1:
@@ -76,21 +74,15 @@ def parts_in_use(tokens: int, tile: int, parts: int) -> int:
 def visible_with_strides(visible: Visible, stand_in: Tensor) -> tuple[Tensor, int, int, Tensor, int]:
     """Return the mask with its strides from text to text and token to token, and its ranges with theirs.
 
-    The stride from text to text is 0 where all share one mask. Only a boolean mask has ranges.
+    The strides from text to text are 0 where all texts share one mask or range.
     """
     mask, ranges = visible
-    if mask is None:
-        return stand_in, 0, 0, stand_in, 0
-    strides = mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(3)
-    if mask.dtype != torch.bool:
-        return mask, *strides, stand_in, 0
-    ranges = visible_ranges(mask) if ranges is None else ranges
-    return mask, *strides, ranges, ranges.stride(0) if ranges.shape[0] > 1 else 0
-
-
-def mask_kind(mask: Tensor | None) -> str:
-    """Return what a kernel is told of the mask: none, boolean or additive."""
-    return "none" if mask is None else "boolean" if mask.dtype == torch.bool else "additive"
+    of_mask, of_ranges = (stand_in, 0, 0), (stand_in, 0)
+    if mask is not None:
+        of_mask = mask, mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(3)
+    if ranges is not None:
+        of_ranges = ranges, ranges.stride(0) if ranges.shape[0] > 1 else 0
+    return *of_mask, *of_ranges
 
 
 # Lengths change with every token: without this, Triton would compile again for those that 16 divides.
@@ -126,7 +118,7 @@ def _mix_part(
     total = _turn(tl.zeros((ROWS, TILE), tl.float32), TURNED)
     factor = tl.cast(factor, tl.float32)  # a compiled model passes its floats as doubles
     mask += text * mask_by_text
-    first, end, mask_end = range_of_part(ranges + text * ranges_by_text, tokens, MASK, TILE)
+    first, end, mask_end = range_of_part(ranges + text * ranges_by_text, tokens, MASK)
     for start in range(first, end, TILE):
         exists = start + token < end
         bias = load_bias(mask, start + token, mask_by_token, start + token < mask_end, MASK)
@@ -236,16 +228,16 @@ def load_bias(mask, position, by_token, wanted, MASK: tl.constexpr):
 
 
 @triton.jit
-def range_of_part(ranges, tokens, MASK: tl.constexpr, TILE: tl.constexpr):
+def range_of_part(ranges, tokens, MASK: tl.constexpr):
     """Return where this program's part of a text begins and ends, and up to where the mask must be read.
 
-    The visible tokens are shared out in whole tiles, so that no program has only hidden ones. Where the mask need not
-    be read, it is not: the loop over tiles would wait for it in every tile.
+    The visible tokens are shared out evenly, so that no program has only hidden ones, or a whole tile more than
+    others. Where the mask need not be read, it is not: the loop over tiles would wait for it in every tile.
     """
     first, end, mask_end = 0, tokens, tokens
-    if MASK == "boolean":
+    if (MASK == "boolean") | (MASK == "range"):
         first, end, mask_end = tl.load(ranges), min(tl.load(ranges + 1), tokens), tl.load(ranges + 2)
-    tokens_of_part = tl.cdiv(tl.cdiv(end - first, TILE), tl.num_programs(1)) * TILE
+    tokens_of_part = tl.cdiv(tl.cdiv(end - first, 16), tl.num_programs(1)) * 16
     first += tl.program_id(1) * tokens_of_part
     return first, min(first + tokens_of_part, end), mask_end
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .visible import Visible
+
 # Cosines and sines of every position's angles, each (batch or 1, 1, tokens, dimensions).
 Rotation = tuple[Tensor, Tensor]
 
@@ -45,13 +47,13 @@ class TokenPlaces:
     rotary          what computes it for other positions
     predecessors    (batch or 1, tokens): how many tokens before each belong to the same document; None where no
                     attention looks back
-    ranges          of one new token, which cached tokens it sees (`visible_ranges`); None where no kernel needs them
+    visible         of one new token, what kernels read to know which cached tokens it sees; None where none needs it
     """
 
     rotation: Rotation | None = None
     rotary: OelmGPTRotary | None = None
     predecessors: Tensor | None = None
-    ranges: Tensor | None = None
+    visible: Visible | None = None
 
 
 def rotate(states: Tensor, rotation: Rotation) -> Tensor:

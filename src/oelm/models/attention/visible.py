@@ -1,11 +1,34 @@
-"""Which cached tokens one new token sees, as a range for each text: a kernel reads three numbers, not a whole mask."""
+"""Which cached tokens one new token sees, for kernels: a range for each text, and the mask only where it is needed."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Visible(NamedTuple):
+    """What a kernel reads of a mask.
+
+    mask    None, or (batch or 1, 1, 1, tokens or more): boolean (True where to attend) or additive
+    ranges  None, or (batch or 1, 3): see `visible_ranges`. Without a mask, all tokens of a range are visible
+    """
+
+    mask: Tensor | None = None
+    ranges: Tensor | None = None
+
+    @classmethod
+    def of(cls, mask: Tensor | None) -> Visible:
+        """Return what a kernel needs of any mask."""
+        return cls(mask, visible_ranges(mask) if mask is not None and mask.dtype == torch.bool else None)
+
+    @property
+    def kind(self) -> str:
+        """Return which of the two a kernel reads: none, a range, a range with its boolean mask, an additive mask."""
+        if self.mask is None:
+            return "none" if self.ranges is None else "range"
+        return "boolean" if self.mask.dtype == torch.bool else "additive"
 
 
 def visible_ranges(mask: Tensor) -> Tensor:
@@ -25,7 +48,14 @@ def visible_ranges(mask: Tensor) -> Tensor:
     return torch.stack([first, end, torch.where(count < end - first, end, 0)], -1).to(torch.int32)
 
 
-def ranges_for_kernels(mask: Any) -> Tensor | None:
-    """Return a token's ranges where a kernel may need them: they are then computed once for all layers."""
+def visible_to_token(mask: Any, cached: int | Tensor, is_padded: bool) -> Visible | None:
+    """Return what all layers' kernels read for one new token, computed once; None where each is to see for itself.
+
+    `cached` counts the tokens before, as a tensor where the cache is preallocated. If no text is padded (or packed with
+    others), its new token sees all of these and itself, and no kernel needs the mask.
+    """
+    if isinstance(cached, Tensor) and cached.is_cuda and not is_padded:
+        end = cached.view(1) + 1
+        return Visible(None, torch.stack([torch.zeros_like(end), end, torch.zeros_like(end)], -1).to(torch.int32))
     is_mask = isinstance(mask, Tensor) and mask.is_cuda and mask.dtype == torch.bool
-    return visible_ranges(mask) if is_mask and mask.ndim == 4 and mask.shape[1:3] == (1, 1) else None
+    return Visible.of(mask) if is_mask and mask.ndim == 4 and mask.shape[1:3] == (1, 1) else None
