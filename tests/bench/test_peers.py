@@ -65,6 +65,7 @@ def compare_kernel(dtype, device) -> float:
     return largest
 
 
+@pytest.mark.full
 def test_the_kernel_in_tritons_interpreter():
     assert error_in_the_interpreter(__name__, "compare_kernel(torch.float16, 'cpu')") < 5e-3
 

@@ -93,6 +93,7 @@ def test_the_compiler_traces_the_kernel_without_a_graph_break(monkeypatch, dynam
     assert [graph.count("triton_kernel_wrapper_mutation(") for graph in graphs] == [2] * (1 if dynamic else 2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("architecture", [80, 90])
 @pytest.mark.parametrize("mask", ["none", "range", "boolean", "additive"])
 def test_the_kernel_compiles_and_loads_keys_ahead(architecture, mask):

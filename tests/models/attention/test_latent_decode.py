@@ -255,6 +255,7 @@ def built_for_hopper(r, p, launch, mask="none", scaling="fp32"):
     return compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("widths", [(512, 32), (512, 0), (256, 32), (128, 32), (768, 32), (1024, 64), (2048, 64)])
 def test_the_compiled_kernel_needs_the_shared_memory_that_was_computed(widths):
     pytest.importorskip("triton")
@@ -265,6 +266,7 @@ def test_the_compiled_kernel_needs_the_shared_memory_that_was_computed(widths):
     assert ("wgmma" in built.asm["ptx"]) == launch.turned
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scaling", ["fp32", "fp64"])
 @pytest.mark.parametrize("mask", ["none", "range", "boolean", "additive"])
 def test_the_kernel_compiles_for_every_mask(scaling, mask):
