@@ -1,4 +1,4 @@
-"""Comparisons of arms: pairs, learning rates, confounds, FLOPs, published figures, and simulated runs."""
+"""Comparisons of arms: pairs, learning rates, confounds, FLOPs and simulated runs."""
 
 import math
 from dataclasses import replace
@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oelm.analysis import AnalysisError, analyse, load_run, load_runs
+from oelm.analysis import analyse, load_run, load_runs
 from oelm.analysis.arms import MEASURES, Arm, Setup, group_runs
 from oelm.analysis.compare import compare_runs, headline, of_pairs
 from oelm.analysis.run import flop_ratio
 from oelm.report.compose import arms_table
 from oelm.report.words import words
-from oelm.runs import published
 from oelm.runs.schema import TaskRecord
 from tests.support.records import change, classification_run, language_run, study, write_status
 
@@ -447,99 +446,6 @@ def test_the_flop_bound_is_the_ratio_of_the_recorded_flops(tmp_path):
     assert flop_ratio(*runs) == pytest.approx(1 - frozen / total / 3), "a frozen weight costs two thirds"
     change(runs[1].path, "result.json", flops_per_token=None)
     assert flop_ratio(runs[0], load_run(runs[1].path)) is None
-
-
-def test_the_published_figures_are_those_of_the_study():
-    known = published.load()
-    expected = {
-        "GPT-01": ("perplexity", 4.27),
-        "GPT-02": ("perplexity", 4.69),
-        "GPT-03": ("perplexity", 4.97),
-        "GPT-04": ("perplexity", 47.24),
-        "GPT-05": ("perplexity", 54.29),
-        "GPT-06": ("perplexity", 25.13),
-        "GPT-07": ("perplexity", 29.03),
-        "XNLI-01": ("accuracy", 0.7671),
-        "XNLI-02": ("accuracy", 0.7779),
-        "SST-2-01": ("accuracy", 0.9312),
-        "SST-2-02": ("accuracy", 0.9128),
-        "SST-2-03": ("accuracy", 0.8211),
-        "MNLI-01": ("accuracy", 0.8344),
-        "MNLI-02": ("accuracy", 0.8223),
-    }
-    for name, (metric, value) in expected.items():
-        assert known[name].figures[metric] == value
-    from oelm.method.spec import PRESETS
-
-    assert {experiment.method for experiment in known.experiments.values()} <= set(PRESETS)
-    assert all(
-        known[experiment.against].dataset == experiment.dataset
-        for experiment in known.experiments.values()
-        if experiment.against
-    )
-    assert known["XNLI-02"].figures["step_seconds"] == 0.069
-    assert known["GPT-07"].figures["val_loss"] == 3.368
-    with pytest.raises(AnalysisError.__mro__[1], match="GPT-01"):
-        known["GPT-1"]
-
-
-def replications_of(folder):
-    """Return the comparisons of the runs in a folder with published figures, by experiment and metric."""
-    return {
-        (replication.experiment.id, replication.metric): replication for replication in analyse([folder]).replications
-    }
-
-
-def test_published_figures_are_matched_by_id_or_by_data_and_stand_in_data_is_flagged(tmp_path):
-    books = "old novels, a stand-in for OpenWebText"
-    for seed, noise in enumerate((0.0, 0.004, -0.003)):
-        language_run(tmp_path, "baseline", seed, 3.8 + noise, description=books)
-        language_run(tmp_path, "oelm-freeze", seed, 3.8 + math.log(54.29 / 47.24) + 2 * noise, description=books)
-        named = {"experiment": "GPT-06-lr-1e-3"}
-        language_run(tmp_path, "baseline", seed, 3.2 + noise, description="my wiki", changes=named)
-    replications = replications_of(tmp_path)
-    assert {experiment for experiment, _ in replications} == {"GPT-04", "GPT-05", "GPT-06"}
-    effect = replications["GPT-05", "perplexity"]
-    assert (effect.verdict, effect.stand_in) == ("agrees", True)
-    assert effect.published_change == pytest.approx(0.149, abs=0.001)
-    assert {"train.max_steps", "hardware", "vocabulary"} <= {item.field for item in effect.differs}
-    assert replications["GPT-04", "perplexity"].verdict == "not-judged"
-    assert not replications["GPT-06", "perplexity"].stand_in
-
-
-def test_runs_on_synthetic_data_do_not_judge_a_published_figure(tmp_path):
-    """A result on synthetic text neither agrees with the study nor differs from it."""
-    smoke, synthetic = {"experiment": "GPT-02-smoke"}, {"data": {"synthetic": True}}
-    for seed, noise in enumerate((0.0, 0.004, -0.003)):
-        for method, gap in (("baseline", 0.0), ("oelm-freeze", math.log(4.69 / 4.27) + noise)):
-            language_run(tmp_path, method, seed, 3.0 + noise + gap, changes=smoke, environment=synthetic)
-    replications = replications_of(tmp_path)
-    effect = replications["GPT-02", "perplexity"]
-    assert effect.measured_change.low < effect.published_change < effect.measured_change.high
-    assert {replication.verdict for replication in replications.values()} == {"not-judged"}
-    assert not effect.stand_in, "synthetic text stands in for nothing"
-
-
-def test_a_published_effect_outside_the_interval_differs_and_one_seed_decides_nothing(tmp_path):
-    for seed, noise in enumerate((0.0, 0.002, -0.001)):
-        classification_run(tmp_path / "three", "baseline", seed, 0.93 + noise)
-        classification_run(tmp_path / "three", "oelm-freeze", seed, 0.95 + 2 * noise)
-    classification_run(tmp_path / "one", "baseline", 0, 0.93)
-    classification_run(tmp_path / "one", "oelm-freeze", 0, 0.95)
-    three_seeds = replications_of(tmp_path / "three")["SST-2-02", "accuracy"]
-    one_seed = replications_of(tmp_path / "one")["SST-2-02", "accuracy"]
-    assert (three_seeds.verdict, one_seed.verdict) == ("differs", "undecided")
-
-
-def test_a_published_effect_inside_a_very_wide_interval_is_undecided(tmp_path):
-    """Two seeds that differ widely give an interval from -100 % to millions of percent, which contains any value."""
-    for seed, gap in enumerate((-0.9, 1.6)):
-        language_run(tmp_path, "baseline", seed, 3.8, changes={"experiment": "GPT-04"})
-        language_run(tmp_path, "oelm-freeze", seed, 3.8 + gap, changes={"experiment": "GPT-05"})
-    replications = replications_of(tmp_path)
-    effect = replications["GPT-05", "perplexity"]
-    assert effect.measured_change.low < effect.published_change < effect.measured_change.high
-    assert effect.verdict == "undecided"
 
 
 def test_forty_runs_are_grouped_into_their_arms(tmp_path):

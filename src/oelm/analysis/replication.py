@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..runs import published
-from .arms import MEASURES, Arm, Difference, Group, Setup
+from .arms import COUNTS, MEASURES, Arm, Difference, Group, Setup
 from .compare import Compare, Comparison, best_rate, of_pairs
 from .run import Run
 from .stats import Estimate, estimate, too_noisy
@@ -17,15 +18,21 @@ AGREES, DIFFERS, UNDECIDED, NOT_JUDGED = "agrees", "differs", "undecided", "not-
 
 # The study kept its best checkpoint, so its figures are compared with those of a run's best model.
 _OURS = {"perplexity": "best_perplexity", "accuracy": "best_accuracy", "val_loss": "best_val_loss"}
+# The settings that a number of parameters follows from, and how far apart two numbers may be, as a share: the bias of a
+# classification head is no difference.
+_SIZES, _SAME_COUNT = {"model.name", "vocabulary"}, 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replication:
-    """One published figure and what the runs of one setup measured. A change is relative to the published baseline."""
+    """One published figure and what the runs of one setup measured. A change is relative to the published baseline.
+
+    `value` is None where only the change was published.
+    """
 
     experiment: published.PublishedExperiment
     metric: str
-    value: float
+    value: float | None
     setup: Setup
     runs: tuple[Run, ...]
     measured: Estimate
@@ -48,20 +55,31 @@ def replicate(groups: Sequence[Group], compare: Compare) -> tuple[Replication, .
         for group in groups:
             for setup in group.setups:
                 arm = setup.arm(experiment.method)
-                if arm is not None and matches(experiment, known, arm.runs[0]):
+                if arm is not None and any(matches(experiment, known, run) for run in arm.runs):
                     replications += _replications_of_arm(experiment, setup, arm, compare)
     return tuple(replications)
 
 
 def matches(experiment: published.PublishedExperiment, known: published.Published, run: Run) -> bool:
-    """Return True if a run replicates a published experiment, by its name, or by its data and kind of model."""
-    if re.fullmatch(rf"{re.escape(experiment.id)}([._-].*)?", run.experiment):
-        return True
-    if any(re.fullmatch(rf"{re.escape(other)}([._-].*)?", run.experiment) for other in known.experiments):
-        return False
-    text = " ".join([run.dataset, run.config.data.path or "", run.task.name]).lower()
-    same_data = any(word in text for word in known.datasets[experiment.dataset])
+    """Return True if a run replicates a published experiment, by its name, or by its data and kind of model.
+
+    The name is that of the experiment or of the named one that repeats it. A run that has the name of one published
+    experiment is not matched with others by its data.
+    """
+    if _has_name_of(experiment, run) or any(_has_name_of(other, run) for other in known.experiments.values()):
+        return _has_name_of(experiment, run)
+    if run.task.name in known.datasets:  # XNLI's description names MNLI too, which it is trained on
+        same_data = run.task.name == experiment.dataset
+    else:
+        text = " ".join([run.dataset, run.config.data.path or "", run.task.name]).lower()
+        same_data = any(word in text for word in known.datasets[experiment.dataset])
     return same_data and _is_gpt(run) == str(experiment.setup["model.name"]).startswith("gpt")
+
+
+def _has_name_of(experiment: published.PublishedExperiment, run: Run) -> bool:
+    """Return True for GPT-02, and what the lab adds to a name: GPT-02-lr-1e-3."""
+    names = "|".join(re.escape(name) for name in (experiment.id, experiment.experiment))
+    return re.fullmatch(rf"({names})([._-].*)?", run.experiment) is not None
 
 
 def _is_gpt(run: Run) -> bool:
@@ -79,26 +97,25 @@ def _replications_of_arm(
         by_measure = compare(setup, arm, reference, setup.measure)
     runs = arm.at(best_rate(arm, setup.measure) if by_measure is None else by_measure.rate)
     replications = []
-    for metric, published_value in experiment.figures.items():
+    for metric in {**experiment.figures, **experiment.ratios}:
         pairs = [(run, value) for run in runs if (value := _measured(run, metric)) is not None]
         if not pairs:
             continue
-        baseline_value = baseline.figures.get(metric) if baseline else None
-        change = published_value / baseline_value - 1 if baseline_value else None
+        change = _published_change(experiment, baseline, metric)
         comparison = _change(by_measure, metric) if change is not None else None
         measured_runs = tuple(run for run, _ in pairs)
-        differs = setup_differences(experiment, measured_runs[0])
+        differs = dict.fromkeys(item for run in measured_runs for item in setup_differences(experiment, run))
         replication = Replication(
             experiment=experiment,
             metric=metric,
-            value=published_value,
+            value=experiment.figures.get(metric),
             setup=setup,
             runs=measured_runs,
             measured=estimate([value for _, value in pairs]),
             published_change=change,
             measured_change=comparison.change if comparison else None,
             comparison=comparison,
-            differs=differs,
+            differs=tuple(differs),
             stand_in=setup.stand_in,
             verdict=NOT_JUDGED,
         )
@@ -108,17 +125,31 @@ def _replications_of_arm(
     return replications
 
 
+def _published_change(
+    experiment: published.PublishedExperiment, baseline: published.PublishedExperiment | None, metric: str
+) -> float | None:
+    """Return the change against the published baseline; None where nothing was published to compare with."""
+    if metric in experiment.ratios:
+        return experiment.ratios[metric] - 1
+    baseline_value = baseline.figures.get(metric) if baseline else None
+    return experiment.figures[metric] / baseline_value - 1 if baseline_value else None
+
+
 def _verdict(replication: Replication) -> str:
     """Judge a change where the comparison is sound, and a bare value only where it was measured in the same setup."""
+    if replication.metric in COUNTS:  # no seed changes them, and no setting but the model and its vocabulary
+        if replication.value is None or _SIZES & {item.field for item in replication.differs}:
+            return NOT_JUDGED
+        return AGREES if math.isclose(replication.measured.mean, replication.value, rel_tol=_SAME_COUNT) else DIFFERS
     if replication.published_change is not None:
         comparison, measured = replication.comparison, replication.measured_change
         if comparison is None or not comparison.sound or comparison.no_spread:
             return UNDECIDED
         return _agreement(replication.published_change, measured, measured)
-    if replication.differs:
+    value = replication.value
+    if replication.differs or not value:
         return NOT_JUDGED
-    relative = replication.measured.mapped(lambda bound: bound / replication.value) if replication.value else None
-    return _agreement(replication.value, replication.measured, relative)
+    return _agreement(value, replication.measured, replication.measured.mapped(lambda bound: bound / value))
 
 
 def _agreement(value: float, measured: Estimate | None, relative: Estimate | None) -> str:
@@ -157,11 +188,12 @@ def setup_differences(experiment: published.PublishedExperiment, run: Run) -> tu
     environment = run.environment
     settings = {**run.flat_config, "hardware": environment.hardware, "vocabulary": environment.data.vocab_size}
     differing = []
-    for name, expected in experiment.setup.items():
-        value = settings.get(name)
-        same = str(expected) in str(value) if name == "hardware" else value == expected
+    for name, setting in experiment.setup.items():
+        value, expected = settings.get(name), published.by_source(setting)
+        same = str(setting) in str(value) if name == "hardware" else value in expected.values()
         if value is not None and not same:
-            differing.append(Difference(name, _plain(expected), _plain(value)))
+            by_source = " / ".join(f"{_plain(item)} ({source})" for source, item in expected.items())
+            differing.append(Difference(name, by_source if len(expected) > 1 else _plain(setting), _plain(value)))
     return tuple(differing)
 
 

@@ -244,7 +244,8 @@ def _experiment_lines(experiments: Sequence[Experiment]) -> list[str]:
 
 def _details(experiment: Experiment) -> dict[str, Any]:
     """Return all fields of an experiment, and the published figures, for `oelm experiments NAME` and --json."""
-    return {**experiment.model_dump(mode="json", exclude={"abstract"}), "figures": _published_figures(experiment)}
+    about = experiment.model_dump(mode="json", exclude={"abstract"})
+    return {**about, "published": list(experiment.published), "figures": _published_figures(experiment)}
 
 
 def _published_figures(experiment: Experiment) -> str:
@@ -253,7 +254,7 @@ def _published_figures(experiment: Experiment) -> str:
 
     parts = []
     known = load().experiments
-    for entry in (known[id] for id in experiment.published if id in known):
+    for entry in (known[id] for id in experiment.published):
         prefix = f"{entry.method} " if len(experiment.published) > 1 else ""
         for metric, form in (("perplexity", ".2f"), ("accuracy", ".2%")):
             if metric in entry.figures:

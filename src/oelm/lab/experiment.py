@@ -12,10 +12,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from ..base.strict import Strict, explain, merge
 from ..config import read_mapping
 from ..errors import LabError, nearest
+from ..runs import published
 
 Scale = Literal["full", "smoke"]
 # Fields that an experiment does not inherit from the one that it extends.
-_NOT_INHERITED = ("id", "title", "asks", "abstract", "published")
+_NOT_INHERITED = ("id", "title", "asks", "abstract")
 
 
 class SmokeScale(Strict, refusal=LabError):
@@ -43,7 +44,6 @@ class Experiment(Strict, refusal=LabError):
     data        the name of its dataset in `data.yaml`; none for the built-in data
     after       an experiment whose best models, of the same seed, this one starts from
     stand_in    the model type that a dry run builds where `model.name` is a pretrained model
-    published   the published figures to show beside it: their ids in `runs/published.yaml`
     smoke       changes that make it run in seconds on built-in data
     notes       known doubts about the set-up, and what its runs can be compared with
     """
@@ -53,7 +53,6 @@ class Experiment(Strict, refusal=LabError):
     asks: str = ""
     group: str = "your own"
     abstract: bool = False
-    published: tuple[str, ...] = ()
     data: str | None = None
     after: Predecessor | None = None
     stand_in: str | None = None
@@ -61,6 +60,11 @@ class Experiment(Strict, refusal=LabError):
     axes: dict[str, tuple[Any, ...]] = {}
     smoke: SmokeScale = SmokeScale()
     notes: tuple[str, ...] = ()
+
+    @property
+    def published(self) -> tuple[str, ...]:
+        """Return the published figures that it repeats: their ids in `runs/published.yaml`."""
+        return published.load().repeated_by(self.id)
 
     @model_validator(mode="after")
     def _check_predecessor_methods(self) -> Experiment:

@@ -85,14 +85,15 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
 
 def _published_change(replication: Replication, say: Words) -> str:
     """Return the change that the study published, in the unit in which the measured change is given."""
-    if replication.published_change is None:
+    change, value = replication.published_change, replication.value
+    if change is None:
         return "–"
-    difference = replication.value - replication.value / (1 + replication.published_change)
+    if value is None or replication.metric not in ("accuracy", "val_loss"):
+        return numbers.percent(change)
+    difference = value - value / (1 + change)
     if replication.metric == "accuracy":
         return say("points", value=numbers.signed(100 * difference, 2))
-    if replication.metric == "val_loss":
-        return numbers.signed(difference, 4)
-    return numbers.percent(replication.published_change)
+    return numbers.signed(difference, 4)
 
 
 def times_section(analysis: Analysis, out: Path, say: Words) -> list[Block]:

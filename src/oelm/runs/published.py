@@ -20,17 +20,23 @@ BASELINE_RATE, FROZEN_RATE = 2e-5, 1e-4
 class PublishedExperiment(Strict):
     """One published experiment: method, data, setup by the names of config fields, figures by metric, and doubts.
 
-    `against` is the id of the experiment that it is compared with.
+    experiment   the named experiment that repeats it: its own id, or one with several arms
+    against      the id of the experiment that it is compared with
+    setup        settings by dotted name; where the sources of one disagree, a mapping from source to value
+    ratios       figures that were only published as a ratio to those of `against`
+    sources      where each figure and ratio is from, by metric
     """
 
     id: str
     title: str
     dataset: str
     method: str
+    experiment: str
     against: str | None = None
-    source: str
     setup: dict[str, Any]
     figures: dict[str, float]
+    ratios: dict[str, float] = {}
+    sources: dict[str, str]
     doubts: tuple[str, ...] = ()
 
 
@@ -47,17 +53,26 @@ class Published:
             raise OelmError(f"no published experiment {id!r}.{nearest(id, self.experiments)} Known: {known}")
         return self.experiments[id]
 
+    def repeated_by(self, experiment: str) -> tuple[str, ...]:
+        """Return the ids of what a named experiment repeats."""
+        return tuple(id for id, entry in self.experiments.items() if entry.experiment == experiment)
+
 
 @cache
 def load() -> Published:
     """Return the published figures of published.yaml; raise where an entry is malformed."""
     text = resources.files(__package__).joinpath("published.yaml").read_text(encoding="utf-8")
     content = parse_yaml(text)
-    experiments = {id: _experiment(content, id=id, **entry) for id, entry in content["experiments"].items()}
+    experiments = {id: _experiment(content, id, **entry) for id, entry in content["experiments"].items()}
     for id, experiment in experiments.items():
         if experiment.against not in (None, *experiments):
             raise OelmError(f"published.yaml: {id}.against names {experiment.against!r}, which is no entry of the file")
     return Published(experiments, {name: tuple(words) for name, words in content["datasets"].items()})
+
+
+def by_source(setting: Any) -> dict[str, Any]:
+    """Return the values of a setting of a published setup by source, under "" where all sources agree."""
+    return setting if isinstance(setting, dict) else {"": setting}
 
 
 def reference_rate(method: Method) -> float:
@@ -66,7 +81,15 @@ def reference_rate(method: Method) -> float:
     return FROZEN_RATE if frozen else BASELINE_RATE
 
 
-def _experiment(content: dict[str, Any], source: str, setup: str, **entry: Any) -> PublishedExperiment:
-    """Return an entry of published.yaml, with its source and setup, which several entries share, looked up."""
+def _experiment(content: dict[str, Any], id: str, setup: str, **entry: Any) -> PublishedExperiment:
+    """Return an entry of published.yaml with the setup, which several entries share, and its sources looked up."""
     settings = {**content["setups"][setup], **entry.pop("changes", {})}
-    return PublishedExperiment(source=content["sources"][source], setup=settings, **entry)
+    fields = {"experiment": id, **entry, "setup": settings}
+    sources: dict[str, str] = {}
+    for name in ("figures", "ratios"):
+        by_metric: dict[str, float] = {}
+        for source, values in entry.get(name, {}).items():
+            by_metric |= values
+            sources |= dict.fromkeys(values, content["sources"][source])
+        fields[name] = by_metric
+    return PublishedExperiment(id=id, sources=sources, **fields)
