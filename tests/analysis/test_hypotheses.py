@@ -85,17 +85,20 @@ def test_counts_of_two_arms_are_compared_without_a_significance_test(tmp_path, b
     assert (verdict.verdict, verdict.p, verdict.notes) == (expected, None, ())
 
 
-def test_a_hypothesis_about_large_models_is_not_judged_on_a_small_one(tmp_path):
-    """More than 3 million frozen parameters are a claim about the study's model, not about a tiny one."""
-    arms(tmp_path, oelm_freeze=0.1)
+def test_a_hypothesis_about_one_model_is_not_judged_on_another(tmp_path):
+    """More than 3 million frozen parameters are a claim about medium-512, not about an encoder of the same size."""
+    counts = {"total": 22_713_216, "trainable": 20_939_136, "frozen": 1_774_080, "buffers": 0}
+    for method in ("baseline", "oelm-freeze"):
+        folder = classification_run(tmp_path / "minilm", method, changes={"model": {"name": "minilm"}})
+        change(folder, "result.json", parameters={**counts, "frozen_share": 0.078})
     analysis = analyse([tmp_path])
     verdict = next(verdict for verdict in analysis.verdicts if verdict.hypothesis.id == "H1")
-    assert (verdict.verdict, verdict.notes[0].code, verdict.estimate) == ("undecided", "too_small", None)
+    assert (verdict.verdict, verdict.notes[0].code, verdict.estimate) == ("undecided", "other_model", None)
     assert not any("H1" in line for line in summary(analysis))
-    for folder in tmp_path.rglob("seed-*"):
-        counts = {"total": 30_000_000, "trainable": 28_000_000, "frozen": 2_000_000, "buffers": 0}
-        change(folder, "result.json", parameters={**counts, "frozen_share": 1 / 15})
-    assert verdicts(tmp_path)["H1"].verdict == "refuted"
+    for method in ("baseline", "oelm-freeze"):
+        language_run(tmp_path / "gpt", method, 0, 3.0, changes={"model": {"name": "gpt:medium-512"}})
+    (judged,) = [verdict for verdict in analyse([tmp_path]).verdicts if verdict.hypothesis.id == "H1"]
+    assert (judged.verdict, {run.config.model.name for run in judged.runs}) == ("refuted", {"gpt:medium-512"})
 
 
 def test_steps_per_hour_are_compared_where_times_are_comparable(tmp_path):

@@ -88,7 +88,7 @@ class Hypothesis(Strict, refusal=AnalysisError):
     rule: Rule
     scenarios: bool = False
     beside: Beside | None = None
-    smallest: int | None = None
+    model: str | None = None
     scratch: bool = False
 
     @model_validator(mode="after")
@@ -205,8 +205,8 @@ def _reference(hypothesis: Hypothesis, setup: Setup, group: Group) -> Arm | None
 def _unfit(hypothesis: Hypothesis, setup: Setup) -> Note | None:
     """Return why a setup's models are not those that a hypothesis is about, or None if they are."""
     run = setup.runs[0]
-    if (run.figure("total") or math.inf) < (hypothesis.smallest or 0):
-        return note("too_small", parameters=f"{hypothesis.smallest:,}")
+    if hypothesis.model not in (None, run.config.model.name):
+        return note("other_model", model=hypothesis.model)
     return note("pretrained") if hypothesis.scratch and not run.from_scratch else None
 
 

@@ -26,7 +26,7 @@ def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
     columns = ["id", *say.all("col_verdict", "col_hypothesis", "col_rule", "col_found", "col_p")]
     table, ids_by_reason = Table("hypotheses", columns, numeric=(5,)), dict[str, list[str]]()
     for verdict in analysis.verdicts:
-        codes = ("no_runs", "too_small", "pretrained")
+        codes = ("no_runs", "other_model", "pretrained")
         reason = next((note_text(note, say) for note in verdict.notes if note.code in codes), None)
         if reason is not None:
             ids_by_reason.setdefault(reason, []).append(verdict.hypothesis.id)
