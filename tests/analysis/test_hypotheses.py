@@ -66,6 +66,33 @@ def test_an_undecided_verdict_selects_no_scenario(tmp_path):
     assert (verdict.verdict, verdict.towards, verdict.scenario) == ("undecided", "refuted", None)
 
 
+def test_runs_of_other_setups_do_not_change_a_verdict(tmp_path):
+    """The tests of a setup are corrected over what was declared for it, not over what else is in the folder."""
+    alone = verdicts(arms(tmp_path / "a", oelm_nofreeze=0.01, oelm_freeze=math.log(1.15)))
+    for fraction in (0.1, 0.2):
+        for seed, noise in enumerate(NOISE):
+            for method in ("baseline", "oelm-nofreeze", "oelm-freeze", "oelm-random-matched"):
+                options = {"changes": {"data": {"fraction": fraction}}}
+                language_run(tmp_path / f"b-{fraction}", method, seed, 3.0 + len(method) * noise, **options)
+    both = [verdict for verdict in analyse([tmp_path]).verdicts if verdict.setup is not None and verdict.p is not None]
+    assert len(both) > 10
+    for id in ("H2", "H4", "TARGET-LOSS"):
+        (same,) = [verdict for verdict in both if verdict.hypothesis.id == id and "/a/" in str(verdict.runs[0].path)]
+        assert (same.verdict, same.adjusted) == (alone[id].verdict, alone[id].adjusted) != ("undecided", None)
+
+
+def test_another_arm_of_a_setup_takes_no_verdict_away(tmp_path):
+    arms(tmp_path, oelm_nofreeze=0.01, oelm_freeze=math.log(1.17))
+    before = verdicts(tmp_path)
+    for seed, noise in enumerate(NOISE):
+        language_run(tmp_path, "oelm-random-matched", seed, 3.2 + 5 * noise)
+    after = verdicts(tmp_path)
+    assert after["ORTHOGONAL"].p is not None
+    for id in ("H2", "H4", "TARGET-LOSS"):
+        assert before[id].verdict == after[id].verdict == "refuted"
+        assert after[id].adjusted <= before[id].adjusted
+
+
 def test_counts_are_judged_without_a_significance_test_and_shown_beside_another_measure(tmp_path):
     claim = {"id": "MINE", "title": "40,000 are frozen", "arm": "oelm-freeze", "measure": "frozen", "compare": "value"}
     beside = {"measure": "frozen_share", "expected": 0.15}

@@ -151,7 +151,7 @@ def load_hypotheses(path: str | PathLike[str] | None = None) -> tuple[Hypothesis
 
 
 def judge(hypotheses: Sequence[Hypothesis], groups: Sequence[Group], compare: Compare) -> tuple[Verdict, ...]:
-    """Judge every hypothesis on every setup that has its arms, corrected together; once where no setup has them.
+    """Judge every hypothesis on every setup that has its arms, corrected by setup; once where no setup has them.
 
     `compare` is `headline`, or a cached version of it.
     """
@@ -163,12 +163,43 @@ def judge(hypotheses: Sequence[Hypothesis], groups: Sequence[Group], compare: Co
         judged = [verdict for group in groups for verdict in _in_group(hypothesis, group, compare)]
         undecided = Verdict(hypothesis=hypothesis, verdict=UNDECIDED, notes=(_why_none(hypothesis, groups),))
         verdicts += judged or [undecided]
-    tested = [index for index, verdict in enumerate(verdicts) if verdict.p is not None]
-    for index, adjusted in zip(tested, holm([verdicts[index].p or 0.0 for index in tested]), strict=True):
-        outcome = verdicts[index].towards if adjusted < ALPHA else UNDECIDED
-        verdicts[index] = replace(verdicts[index], adjusted=adjusted, verdict=outcome)
-        verdicts[index] = replace(verdicts[index], scenario=_scenario(verdicts[index]))
-    return tuple(verdicts)
+    adjusted = _adjusted(hypotheses, verdicts)
+    return tuple(_decided(verdict, p) for verdict, p in zip(verdicts, adjusted, strict=True))
+
+
+def _adjusted(hypotheses: Sequence[Hypothesis], verdicts: Sequence[Verdict]) -> list[float | None]:
+    """Return the corrected p of each verdict, or None where nothing was tested.
+
+    A family of tests is what was declared for a setup, also where its arms were not run: such a test counts with a p
+    of 1. So neither runs of other setups nor further arms of this one can take a verdict away. Trends, which are over
+    several setups, are a family of their own.
+    """
+    adjusted: list[float | None] = [None] * len(verdicts)
+    tested = [(index, verdict.setup, verdict.p) for index, verdict in enumerate(verdicts) if verdict.p is not None]
+    for setup in dict.fromkeys(setup for _, setup, _ in tested):
+        family = [(index, p) for index, its_setup, p in tested if its_setup is setup]
+        declared = sum(_is_tested_on(hypothesis, setup) for hypothesis in hypotheses)
+        values = [p for _, p in family] + [1.0] * (declared - len(family))
+        for (index, _), p in zip(family, holm(values), strict=False):
+            adjusted[index] = p
+    return adjusted
+
+
+def _is_tested_on(hypothesis: Hypothesis, setup: Setup | None) -> bool:
+    """Return True for a hypothesis that could be tested on a setup if it had the arms; without a setup, for a trend."""
+    if setup is None or hypothesis.compare == "trend":
+        return setup is None and hypothesis.compare == "trend"
+    if hypothesis.compare == "value" or hypothesis.measure in COUNTS or _unfit(hypothesis, setup) is not None:
+        return False
+    return any(run.figure(hypothesis.measure) is not None for run in setup.runs)
+
+
+def _decided(verdict: Verdict, adjusted: float | None) -> Verdict:
+    """Return a verdict after the correction; one that was not tested stays as it is."""
+    if adjusted is None:
+        return verdict
+    decided = replace(verdict, adjusted=adjusted, verdict=verdict.towards if adjusted < ALPHA else UNDECIDED)
+    return replace(decided, scenario=_scenario(decided))
 
 
 def _in_group(hypothesis: Hypothesis, group: Group, compare: Compare) -> list[Verdict]:
