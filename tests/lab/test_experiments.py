@@ -78,6 +78,14 @@ def test_the_smoke_scale_needs_nothing_and_is_small(name):
         assert run.config.experiment.startswith(("pretrain-smoke", f"{name}-smoke"))
 
 
+@pytest.mark.parametrize("name", ["sizes", "trend-size"])
+@pytest.mark.parametrize("scale", ["full", "smoke"])
+def test_an_experiment_on_sizes_has_models_of_different_sizes(name, scale):
+    for method in ("baseline", "oelm-freeze"):
+        of_method = [run for run in runs(name, scale=scale) if run.config.method.name == method]
+        assert len({dry_run(run).parameters for run in of_method}) == len(of_method) > 1
+
+
 @pytest.mark.parametrize("name", [name for name in published.load().experiments if name in NAMES])
 def test_an_experiment_has_the_published_settings(name):
     """Method and settings agree with those of the published figure, field by field."""
