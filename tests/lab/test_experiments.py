@@ -166,6 +166,8 @@ def test_methods_alternate_and_seeds_are_the_outermost_loop():
         ({"method.layers": "except-first:2"}, "X-layers-except-first-2"),
         ({"seed": 1, "method": "baseline", "data.path": "d", "log.every": 5, "output": "o"}, "X"),
         ({"method.schedule.steps": [10, 20]}, "X-steps-10-20"),
+        ({"optimizer.multipliers": {"v": 3.0, "o": 0.5}}, "X-multipliers-v-3-o-0.5"),
+        ({"optimizer.multipliers": {}}, "X-multipliers-none"),
     ],
 )
 def test_a_run_is_named_by_the_fields_that_were_changed(values, name):

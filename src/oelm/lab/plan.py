@@ -209,7 +209,7 @@ def _as_word(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}".replace("+", "")  # 1e+20 becomes 1e20: a plus sign is not allowed in a name
     if isinstance(value, dict):
-        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:6]
+        return "-".join(_as_word(part) for item in value.items() for part in item) or "none"
     if isinstance(value, list | tuple):
         return "-".join(_as_word(item) for item in value)
     return re.sub(r"[^A-Za-z0-9.]+", "-", str(value)).strip("-.") or "empty"
