@@ -101,6 +101,24 @@ def test_an_experiment_has_the_published_settings(name):
             assert setting in published.by_source(value).values(), field
 
 
+def test_runs_record_when_they_reach_the_published_perplexities():
+    """Without targets no time to a perplexity can be drawn, and those of another data set are of no use."""
+    by_data: dict[str, set[float]] = {}
+    for row in published.load().experiments.values():
+        if "perplexity" in row.figures:
+            by_data.setdefault(row.dataset, set()).add(row.figures["perplexity"])
+    assert set(by_data) == {"tinystories", "openwebtext", "wikitext-103"}
+    on_published_data = [experiment.id for experiment in runnable_experiments() if experiment.data in by_data]
+    assert {"GPT-01", "GPT-07", "ABC-openwebtext", "rates-wikitext-103"} <= set(on_published_data)
+    for name in on_published_data:
+        perplexities = by_data[shipped_experiments()[name].data or ""]
+        for run in runs(name):
+            targets = run.config.eval.targets
+            assert perplexities <= set(targets)
+            assert list(targets) == sorted(targets, reverse=True)
+            assert max(targets) <= max(perplexities) or run.experiment.data == "tinystories"
+
+
 def test_every_published_figure_is_named_by_an_experiment():
     named = {name for experiment in runnable_experiments() for name in experiment.published}
     timings = {"BERT-TIME-01", "BERT-TIME-02"}  # step times, which `oelm bench` measures
