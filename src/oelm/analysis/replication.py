@@ -55,31 +55,37 @@ def replicate(groups: Sequence[Group], compare: Compare) -> tuple[Replication, .
         for group in groups:
             for setup in group.setups:
                 arm = setup.arm(experiment.method)
-                if arm is not None and any(matches(experiment, known, run) for run in arm.runs):
+                if arm is not None and matches(experiment, known, setup, arm):
                     replications += _replications_of_arm(experiment, setup, arm, compare)
     return tuple(replications)
 
 
-def matches(experiment: published.PublishedExperiment, known: published.Published, run: Run) -> bool:
-    """Return True if a run replicates a published experiment, by its name, or by its data and kind of model.
+def matches(experiment: published.PublishedExperiment, known: published.Published, setup: Setup, arm: Arm) -> bool:
+    """Return True if an arm replicates a published experiment, by the names in its setup, or by its data and model.
 
-    The name is that of the experiment or of the named one that repeats it. A run that has the name of one published
-    experiment is not matched with others by its data.
+    Any run of the setup will do for the name, since equal runs of two named experiments are counted once. A run that
+    has the name of one published experiment is not matched with others by its data.
     """
-    if _has_name_of(experiment, run) or any(_has_name_of(other, run) for other in known.experiments.values()):
-        return _has_name_of(experiment, run)
-    if run.task.name in known.datasets:  # XNLI's description names MNLI too, which it is trained on
-        same_data = run.task.name == experiment.dataset
-    else:
-        text = " ".join([run.dataset, run.config.data.path or "", run.task.name]).lower()
-        same_data = any(word in text for word in known.datasets[experiment.dataset])
-    return same_data and _is_gpt(run) == str(experiment.setup["model.name"]).startswith("gpt")
+    if any(_has_name_of(experiment, run) for run in setup.runs):
+        return True
+    named = {id(run) for run in arm.runs if any(_has_name_of(other, run) for other in known.experiments.values())}
+    return any(_is_on_data_of(experiment, known, run) for run in arm.runs if id(run) not in named)
 
 
 def _has_name_of(experiment: published.PublishedExperiment, run: Run) -> bool:
     """Return True for GPT-02, and what the lab adds to a name: GPT-02-lr-1e-3."""
     names = "|".join(re.escape(name) for name in (experiment.id, experiment.experiment))
     return re.fullmatch(rf"({names})([._-].*)?", run.experiment) is not None
+
+
+def _is_on_data_of(experiment: published.PublishedExperiment, known: published.Published, run: Run) -> bool:
+    """Return True if a run's data set and kind of model are those of a published experiment."""
+    if run.task.name in known.datasets:  # XNLI's description names MNLI too, which it is trained on
+        same_data = run.task.name == experiment.dataset
+    else:
+        text = " ".join([run.dataset, run.config.data.path or "", run.task.name]).lower()
+        same_data = any(word in text for word in known.datasets[experiment.dataset])
+    return same_data and _is_gpt(run) == str(experiment.setup["model.name"]).startswith("gpt")
 
 
 def _is_gpt(run: Run) -> bool:
@@ -101,10 +107,12 @@ def _replications_of_arm(
         pairs = [(run, value) for run in runs if (value := _measured(run, metric)) is not None]
         if not pairs:
             continue
-        change = _published_change(experiment, baseline, metric)
-        comparison = _change(by_measure, metric) if change is not None else None
         measured_runs = tuple(run for run, _ in pairs)
         differs = dict.fromkeys(item for run in measured_runs for item in setup_differences(experiment, run))
+        if metric in COUNTS and _SIZES & {item.field for item in differs}:
+            continue  # of another model
+        change = _published_change(experiment, baseline, metric)
+        comparison = _change(by_measure, metric) if change is not None else None
         replication = Replication(
             experiment=experiment,
             metric=metric,
@@ -137,16 +145,14 @@ def _published_change(
 
 def _verdict(replication: Replication) -> str:
     """Judge a change where the comparison is sound, and a bare value only where it was measured in the same setup."""
-    if replication.metric in COUNTS:  # no seed changes them, and no setting but the model and its vocabulary
-        if replication.value is None or _SIZES & {item.field for item in replication.differs}:
-            return NOT_JUDGED
-        return AGREES if math.isclose(replication.measured.mean, replication.value, rel_tol=_SAME_COUNT) else DIFFERS
+    value = replication.value
+    if replication.metric in COUNTS and value is not None:  # no seed changes them
+        return AGREES if math.isclose(replication.measured.mean, value, rel_tol=_SAME_COUNT) else DIFFERS
     if replication.published_change is not None:
         comparison, measured = replication.comparison, replication.measured_change
         if comparison is None or not comparison.sound or comparison.no_spread:
             return UNDECIDED
         return _agreement(replication.published_change, measured, measured)
-    value = replication.value
     if replication.differs or not value:
         return NOT_JUDGED
     return _agreement(value, replication.measured, replication.measured.mapped(lambda bound: bound / value))
