@@ -17,8 +17,6 @@ from transformers import (
     AutoModelForCausalLM,
     BertForSequenceClassification,
     GPT2LMHeadModel,
-    Trainer,
-    TrainingArguments,
 )
 
 import oelm
@@ -26,7 +24,6 @@ from oelm.method.diagnose import sample_batch, train_steps
 from tests.support.models import (
     assert_same_model,
     distance,
-    hashes,
     lively_model,
     logits,
     model_with_method,
@@ -105,7 +102,7 @@ def test_missing_key_is_an_error_and_never_a_random_weight(saved, key):
         oelm.load(saved[1])
 
 
-@pytest.mark.parametrize("key", ["surplus", "transformer.h.1.attn.c_attn.weight", "transformer.h.1.attn.c_attn.k.core"])
+@pytest.mark.parametrize("key", ["surplus", "transformer.h.1.attn.c_attn.core", "transformer.h.1.attn.c_attn.k.core"])
 def test_unexpected_key_is_an_error(saved, key):
     _change_tensors(saved[1], lambda tensors: tensors.update({key: torch.zeros(4, 12)}))
     with pytest.raises(oelm.CheckpointError, match=f"unexpected keys.*{key}"):
@@ -186,19 +183,49 @@ def test_folder_without_a_method_is_refused(tmp_path):
 # Without oelm
 
 
-def test_plain_from_pretrained_reinitialises_query_and_key_without_an_error(tmp_path):
-    """Why oelm.load exists: transformers misses the fused weight, initialises it at random, and raises nothing."""
-    model = model_with_method("gpt2")
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [("gpt2", "oelm-freeze"), ("bert", "identity-key"), ("llama", "identity-core"), ("bert", "lora")],
+    ids=["split", "identity", "core without a basis", "adapter"],
+)
+def test_plain_from_pretrained_refuses_a_folder_without_a_plain_matrix(name, preset, tmp_path):
+    """Otherwise transformers would draw the matrix at random, and raise nothing."""
+    model = model_with_method(name, preset)
     model.save_pretrained(tmp_path)
-    plain = GPT2LMHeadModel.from_pretrained(tmp_path)
-    assert distance(logits(plain), logits(model)) > 0.1
-    fused = plain.transformer.h[0].attn.c_attn.weight.T
-    trained = model.transformer.h[0].attn.c_attn
-    for part, role in zip(fused.chunk(3), "qkv", strict=True):
-        assert distance(part, trained.get_submodule(role).weight) > 0.1
-        assert 0.01 < float(part.detach().std()) < 0.04, "a fresh normal initialisation, std 0.02"
-    with pytest.raises(oelm.ModelError, match=r"Use oelm\.load"):
-        oelm.apply(plain, "oelm-freeze")
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        type(model).from_pretrained(tmp_path)
+    assert_same_model(oelm.load(tmp_path), model)
+
+
+@pytest.mark.parametrize("preset", ["oelm-freeze", "oelm-exact"])
+def test_plain_from_pretrained_of_any_folder_lists_a_key_that_names_oelm_load(preset, tmp_path):
+    model_with_method("bert", preset).save_pretrained(tmp_path)
+    plain, info = BertForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert "load_with_oelm._extra_state" in info["unexpected_keys"]
+    message = r"not loaded by oelm: load its folder with oelm\.load"
+    with pytest.raises(oelm.FreezeError, match=message):
+        oelm.verify(plain)
+    with pytest.raises(oelm.ModelError, match=message):
+        oelm.apply(plain, preset)
+
+
+def test_plain_from_pretrained_of_the_gpt_is_complete_and_verify_asks_for_oelm_load(tmp_path):
+    model = model_with_method("oelm-gpt", {"preset": "oelm-freeze", "k": {"init": "identity", "scale": 2.0}})
+    model.save_pretrained(tmp_path)
+    plain, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    assert torch.equal(logits(plain), logits(model))
+    with pytest.raises(oelm.FreezeError, match=r"load its folder with oelm\.load"):
+        oelm.verify(plain)
+
+
+def test_a_folder_that_an_older_version_saved_is_loaded(saved):
+    """Its files have neither the record nor a stand-in for a matrix that is not there."""
+    model, folder = saved
+    written = [key for key in load_file(folder / "model.safetensors") if key not in dict(model.named_parameters())]
+    assert len(written) == 1 + 3
+    _change_tensors(folder, lambda tensors: [tensors.pop(key) for key in written])
+    assert_same_model(oelm.load(folder), model)
 
 
 _WITHOUT_OELM = """
@@ -279,36 +306,3 @@ def test_adapters_added_after_apply_must_be_merged_before_an_export(tmp_path):
     oelm.export(adapted.merge_and_unload(), tmp_path)
     plain = BertForSequenceClassification.from_pretrained(tmp_path)
     torch.testing.assert_close(logits(plain), before, atol=1e-5, rtol=1e-4)
-
-
-# Hugging Face's Trainer
-
-
-@pytest.mark.parametrize(
-    ("name", "preset"), [("bert", "oelm-freeze"), ("bert", "oelm-exact"), ("oelm-gpt", "identity-core")]
-)
-def test_hugging_faces_trainer_needs_only_apply(name, preset, tmp_path):
-    model = model_with_method(name, preset)
-    batch = sample_batch(model)
-    rows = [{key: value[i] for key, value in batch.items()} for i in range(len(batch["labels"]))]
-    frozen, trained = hashes(model, frozen=True), hashes(model, frozen=False)
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=3,
-        per_device_train_batch_size=2,
-        weight_decay=0.1,
-        learning_rate=1e-3,
-        save_steps=3,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_strategy="no",
-    )
-    trainer = Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)
-    trainer.train()
-    assert trainer.evaluate()["eval_loss"] > 0
-    assert hashes(model, frozen=True) == frozen
-    after = hashes(model, frozen=False)
-    assert [n for n in trained if after[n] == trained[n]] == []
-    oelm.verify(model)
-    assert_same_model(oelm.load(tmp_path / "checkpoint-3"), model)

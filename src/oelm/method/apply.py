@@ -15,6 +15,7 @@ from .plan import plan
 from .seal import Measurements, check_sealed, record_of, seal
 from .sites import find_sites
 from .spec import Method
+from .state_dict import carry_record
 from .trainable import frozen_by_rest, frozen_names
 
 
@@ -40,6 +41,7 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     # Nothing changes the model from here on, so what is measured for the seal also serves the check and the report.
     measurements = Measurements()
     seal(model, operation, seed, measurements)
+    carry_record(model)
     check_sealed(model, measurements)
     return report_on(model, operation.sites, measurements)
 
@@ -105,8 +107,7 @@ def _verify_applied(model: nn.Module, record: dict[str, Any], method: Method, se
         check_sealed(model, measurements)
     except FreezeError as error:
         raise ModelError(
-            "the model's config says that a method was applied, but the model does not agree. Was its folder loaded "
-            f"with plain from_pretrained? Use oelm.load for that. ({error})"
+            f"the model's config says that a method was applied, but the model does not agree: {error}"
         ) from None
     return report_on(model, find_sites(model)[1], measurements)
 

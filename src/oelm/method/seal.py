@@ -27,6 +27,9 @@ from .spec import ORTHONORMAL
 from .trainable import frozen_names
 
 FORMAT = 2
+# The module that `apply` and `load` add to a model: its state dicts then hold the record (see state_dict.py). The name
+# stands in the files and in transformers' list of unexpected keys, where it says how to load them.
+CARRIER = "load_with_oelm"
 # 128 bits of each hash are kept: it guards against mistakes, and hundreds of tensors go into one config.json.
 _DIGITS = 32
 # How far from orthonormal a matrix may be after rounding to a dtype; the widest rows here are a few thousand long.
@@ -98,8 +101,11 @@ def record_of(model: nn.Module) -> dict[str, Any] | None:
 def read_record(config: Any) -> dict[str, Any] | None:
     """Return the record in a config, or None where there is none. Raise if this version of oelm cannot read it."""
     record = getattr(config, "oelm", None)
-    if record is None:
-        return None
+    return None if record is None else checked_record(record)
+
+
+def checked_record(record: Any) -> dict[str, Any]:
+    """Return a record as it is. Raise if this version of oelm cannot read it."""
     record_format = record.get("format") if isinstance(record, dict) else record
     if record_format != FORMAT or not isinstance(record, dict):
         raise OelmError(
@@ -161,6 +167,17 @@ def refreeze(model: nn.Module) -> None:
             parameter.requires_grad_(False)
 
 
+def adopt(model: nn.Module, record: dict[str, Any]) -> None:
+    """Give the model another record of its method, and freeze what that one says: a schedule may have moved on."""
+    config: Any = model.config
+    parameters = dict(model.named_parameters())
+    released = config.oelm["frozen"].keys() - record["frozen"].keys()
+    for name in released & parameters.keys():
+        parameters[name].requires_grad_(True)
+    config.oelm = record
+    refreeze(model)
+
+
 def verify(model: nn.Module) -> Verification:
     """Raise FreezeError unless every frozen tensor is as sealed: in place, without gradient, to the bit, orthonormal.
 
@@ -179,14 +196,14 @@ def check_sealed(model: nn.Module, measurements: Measurements) -> Verification:
     casts: Counter[str] = Counter()
     parameters = dict(model.named_parameters())
     for name, sealed in record["frozen"].items():
-        parameter = parameters.get(name, parameters.get(_name_under_adapter(model, name)))
+        parameter = parameters.get(name, parameters.get(name_under_adapter(model, name)))
         if parameter is None:
             problems.append(f"{name} is gone: was its module replaced?")
             continue
         if parameter.requires_grad:
             problems.append(f"{name} was frozen and is now trainable (requires_grad is True)")
         try:
-            cast_to = _match(parameter, sealed, measurements)
+            cast_to = match(parameter, sealed, measurements)
         except FreezeError as error:
             problems.append(f"{name}: {error}")
             continue
@@ -196,10 +213,15 @@ def check_sealed(model: nn.Module, measurements: Measurements) -> Verification:
         if matrix["frozen"]:
             problems += _matrix_problems(model, path, matrix, measurements)
     if problems:
-        shown = "\n  ".join(problems[:_SHOWN_PROBLEMS])
-        more = f"\n  and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
-        raise FreezeError(f"{type(model).__name__} is not frozen as sealed:\n  {shown}{more}")
+        why = "" if hasattr(model, CARRIER) else " It was not loaded by oelm: load its folder with oelm.load."
+        raise FreezeError(f"{type(model).__name__} is not frozen as sealed.{why}{listed(problems)}")
     return Verification(len(record["frozen"]), len(record["frozen"]) - casts.total(), dict(casts))
+
+
+def listed(problems: list[str]) -> str:
+    """Return problems as the lines of a message, the first of them where there are many."""
+    more = [f"and {len(problems) - _SHOWN_PROBLEMS} more"] if len(problems) > _SHOWN_PROBLEMS else []
+    return "".join(f"\n  {line}" for line in problems[:_SHOWN_PROBLEMS] + more)
 
 
 def content_hash(tensor: Tensor) -> str:
@@ -228,7 +250,7 @@ def fingerprint(tensor: Tensor, measurements: Measurements | None = None) -> str
     return " ".join(f"{name}:{digest[:_DIGITS]}" for name, digest in hashes.items())
 
 
-def _name_under_adapter(model: nn.Module, name: str) -> str:
+def name_under_adapter(model: nn.Module, name: str) -> str:
     """Return a tensor's name once peft has wrapped an adapter around its module, which is then the base layer."""
     path, _, leaf = name.rpartition(".")
     try:
@@ -268,7 +290,7 @@ def _freeze(model: nn.Module, names: Collection[str], measurements: Measurements
     record["frozen"].update(zip(names, measurements.fingerprints(parameters), strict=True))
 
 
-def _match(parameter: Tensor, sealed: str, measurements: Measurements) -> str | None:
+def match(parameter: Tensor, sealed: str, measurements: Measurements) -> str | None:
     """Return None if the tensor is as sealed, or the dtype's name if it is exactly a cast of it; else raise."""
     hashes = dict(part.split(":", 1) for part in sealed.split())
     sealed_as, own = next(iter(hashes)), str(parameter.dtype).removeprefix("torch.")

@@ -16,7 +16,7 @@ from ..method.adapters import merge_adapters
 from ..method.apply import check_operable
 from ..method.fused import fuse
 from ..method.projections import CoreProjection, IdentityProjection, SplitProjection
-from ..method.seal import record_of, verify
+from ..method.seal import CARRIER, record_of, verify
 from ..method.sites import find_sites, unwrapped
 from .convert import to_transformers
 from .gpt import OelmGPTPreTrainedModel
@@ -72,3 +72,5 @@ def make_plain(model: nn.Module) -> None:
         parameter.requires_grad_(True)
     if hasattr(model.config, "oelm"):
         del model.config.oelm
+    if hasattr(model, CARRIER):
+        delattr(model, CARRIER)

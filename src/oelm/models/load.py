@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from transformers import AutoConfig, PreTrainedModel
 from ..config import RANDOM
 from ..errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
 from ..method.apply import install
-from ..method.seal import read_record, refreeze, verify
+from ..method.seal import CARRIER, read_record, refreeze, verify
 from ..method.spec import Method
+from ..method.state_dict import carry_record, stand_ins
 from . import gpt
 from .gpt_config import OelmGPTConfig
 from .hf_config import read_hf_config
@@ -59,6 +61,7 @@ def load(
     model.__class__ = target_class
     _require_complete(path, info)
     refreeze(model)
+    carry_record(model)
     try:
         verify(model)
     except FreezeError as error:
@@ -126,7 +129,14 @@ def install_recorded_method(model: nn.Module) -> None:
     """
     record = read_record(model.config)
     if record is not None:
-        install(model, Method.load(record["method"]))
+        _install(model, Method.load(record["method"]))
+
+
+def _install(model: Any, method: Method) -> None:
+    """Give a new model the method's structure, and tell transformers which keys of its folder are no parameters."""
+    install(model, method)
+    no_parameters = {rf"^{CARRIER}\."} | {rf"(^|\.){re.escape(name)}$" for name in stand_ins(model)}
+    model._keys_to_ignore_on_load_unexpected = no_parameters | set(model._keys_to_ignore_on_load_unexpected or ())
 
 
 def _class_with_method(cls: type[PreTrainedModel], method: Method) -> type[PreTrainedModel]:
@@ -134,7 +144,7 @@ def _class_with_method(cls: type[PreTrainedModel], method: Method) -> type[PreTr
 
     def build(self: PreTrainedModel, config: Any, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, config, *args, **kwargs)
-        install(self, method)
+        _install(self, method)
 
     body = {"__init__": build, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
     return type(cls.__name__, (cls,), body)

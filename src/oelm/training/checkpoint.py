@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..base.files import put_in_place, read_record, require_space, write_json
 from ..errors import CheckpointError, FileError, first_line
-from ..method.seal import record_of, refreeze, verify
+from ..method.seal import adopt, record_of, verify
 from .parallel import World, is_sharded
 from .timing import Times
 
@@ -89,11 +89,7 @@ class Checkpoint:
         """Freeze what was frozen when the checkpoint was written: a schedule may have changed it since step 0."""
         if self.freeze_record is None:
             return
-        config: Any = model.config
-        config.oelm = self.freeze_record
-        for parameter in model.parameters():
-            parameter.requires_grad_(True)
-        refreeze(model)
+        adopt(model, self.freeze_record)
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Load the weights and, with an optimiser, its state, and verify the model. Every process calls this."""

@@ -1,0 +1,138 @@
+"""Keeps the record beside the weights in every state dict of a model, and checks the weights that are loaded into it.
+
+A state dict is all that many trainers save of a model and load again. Hugging Face's Trainer, for one, resumes by
+loading a checkpoint's into a model that the script has built anew. Its first weights may be others, and with them the
+frozen matrices that the method made of them. The record in the state dict says what was frozen there, and the model
+takes it over; without it, nobody could tell those matrices from damaged ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import FreezeError
+from .projections import CoreProjection, IdentityProjection, SplitProjection
+from .seal import CARRIER, Measurements, adopt, checked_record, listed, match, name_under_adapter, record_of, whole
+from .sites import is_adapter
+from .spec import Method
+
+_KEY = f"{CARRIER}._extra_state"
+
+
+class RecordCarrier(nn.Module):
+    """Puts the record of a model's config into its state dict, as a tensor of bytes: safetensors holds nothing else.
+
+    Where the method left no matrix under a plain model's name, the state dict gets a stand-in of another shape. So
+    transformers' from_pretrained, which draws a missing matrix at random, refuses the folder.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.config: Any = model.config
+        self.stand_ins = tuple(stand_ins(model))
+
+    def get_extra_state(self) -> Tensor:
+        """Return the record as bytes of JSON."""
+        return torch.frombuffer(bytearray(json.dumps(self.config.oelm).encode()), dtype=torch.uint8)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in self.stand_ins:
+            destination[prefix.removesuffix(f"{CARRIER}.") + name] = torch.zeros(1, dtype=torch.uint8)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the record was read before the first tensor was loaded, and a state dict may have none."""
+
+    def extra_repr(self) -> str:
+        return Method.load(self.config.oelm["method"]).name
+
+
+def carry_record(model: Any) -> None:
+    """Have the model's state dicts hold its record from now on, and check each that is loaded into it."""
+    model.add_module(CARRIER, RecordCarrier(model))
+    model.register_load_state_dict_pre_hook(_check_loaded)
+
+
+def stand_ins(model: nn.Module) -> Iterator[str]:
+    """Yield the name of every weight that a plain model has, and that a method has put elsewhere or left out."""
+    found: list[str] = []
+    for path, module in model.named_modules():
+        without_basis = isinstance(module, CoreProjection) and module.identity is not None
+        replaces = without_basis or isinstance(module, IdentityProjection | SplitProjection) or is_adapter(module)
+        if replaces and not any(path.startswith(f"{outer}.") for outer in found):
+            found.append(path)
+            yield f"{path}.weight"
+
+
+def _check_loaded(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+    """Refuse weights that are not as sealed, before the first is loaded, and take over the record that is with them."""
+    own = record_of(model)
+    if own is None:  # the model was made plain
+        return
+    carrier: Any = getattr(model, CARRIER)
+    for name in carrier.stand_ins:
+        state_dict.pop(prefix + name, None)
+    saved = _record_in(state_dict.get(prefix + _KEY))
+    if saved is not None:
+        _require_same_method(own, saved)
+    problems = _problems(model, saved or own, state_dict, prefix)
+    # A sharded checkpoint is loaded file by file, and the record is in one of the files.
+    if problems and (saved is not None or _is_whole(model, state_dict, prefix)):
+        raise FreezeError(
+            f"the weights that were to be loaded into {type(model).__name__} are not those that were frozen; none was "
+            "loaded. Load weights first and apply the method afterwards, or load the folder that save_pretrained wrote "
+            f"with oelm.load.{listed(problems)}"
+        )
+    if saved is not None and saved != own:
+        adopt(model, saved)
+
+
+def _record_in(state: object) -> dict[str, Any] | None:
+    """Return the record in a state dict's bytes, or None where there are none, or none that mean anything.
+
+    The average of several state dicts, for example, has an average of their bytes.
+    """
+    if not isinstance(state, Tensor) or state.dtype != torch.uint8:
+        return None
+    try:
+        return checked_record(json.loads(whole(state).cpu().numpy().tobytes()))
+    except ValueError:
+        return None
+
+
+def _require_same_method(own: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Raise where weights were saved with another method or seed than the model has."""
+    (method, seed), (saved_method, saved_seed) = ((Method.load(r["method"]), r["seed"]) for r in (own, saved))
+    if (method, seed) != (saved_method, saved_seed):
+        raise FreezeError(
+            f"the weights that were to be loaded were saved with {saved_method.name!r} (seed {saved_seed}), and the "
+            f"model has {method.name!r} (seed {seed}): apply the same method with the same seed, or save elsewhere"
+        )
+
+
+def _problems(model: nn.Module, record: dict[str, Any], state_dict: dict[str, Any], prefix: str) -> list[str]:
+    """Return in words which of the frozen tensors in a state dict are not as a record says."""
+    names = {name: prefix + name for name in record["frozen"]}
+    names |= {name: prefix + name_under_adapter(model, name) for name, key in names.items() if key not in state_dict}
+    loaded = {name: state_dict[key] for name, key in names.items() if key in state_dict}
+    measurements = Measurements()
+    measurements.hash_ahead(loaded.values())
+    problems = []
+    for name, tensor in loaded.items():
+        try:
+            match(tensor, record["frozen"][name], measurements)
+        except FreezeError as error:
+            problems.append(f"{name}: {error}")
+    return problems
+
+
+def _is_whole(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> bool:
+    """Return True when a state dict has every parameter of the model, under one of its names where it is tied."""
+    named = model.named_parameters(remove_duplicate=False)
+    loaded = {id(parameter) for name, parameter in named if prefix + name in state_dict}
+    return all(id(parameter) in loaded for parameter in model.parameters())
