@@ -364,6 +364,23 @@ def test_a_multiplier_without_effect_is_noted(tmp_path):
     assert note in (run / "train.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("method", "kept"),
+    [
+        ("bitfit", "'bitfit' keeps the body as loaded"),
+        ("freeze-pretrained", "'freeze-pretrained' keeps q, k as loaded"),
+        ("oelm-freeze", None),
+    ],
+)
+def test_a_method_that_keeps_what_was_loaded_is_noted_where_nothing_was(method, kept, tmp_path):
+    notes = run_here(tmp_path, method=method, train={"max_steps": 1})["notes"]
+    assert len(notes) == (kept is not None)
+    if kept is not None:
+        assert kept in notes[0]
+        assert "starts with random weights" in notes[0]
+        assert notes[0] in (config(tmp_path, method=method).folder / "train.log").read_text()
+
+
 def test_an_unknown_role_is_refused():
     with pytest.raises(ConfigError, match=r"'embeding'.*'embedding'"):
         OptimizerConfig(multipliers={"embeding": 2.0})

@@ -16,6 +16,7 @@ from ..method.audit import audit
 from ..method.schedule import Event, events
 from ..method.sites import find_sites
 from ..models.flops import find_reach, train_flops_per_token
+from ..models.hf_config import is_fresh
 from ..runs.environment import environment
 from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder
 from ..runs.schema import Audit, DataRecord
@@ -127,10 +128,24 @@ def _check_schedule(config: RunConfig, planned: list[Event], length: RunLength) 
 
 def _add_notes(config: RunConfig, task: Task, model: nn.Module, state: TrainState) -> None:
     """Add notes on what a reader of the result would not expect; a resumed run does not repeat them."""
-    notes = unused_multipliers(model, config.optimizer)
+    notes = unused_multipliers(model, config.optimizer) + _nothing_was_loaded(config)
     if task.writes_answers and is_sharded(model):
         notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
     state.notes += [note for note in notes if note not in state.notes]
+
+
+def _nothing_was_loaded(config: RunConfig) -> list[str]:
+    """Return a note when a method keeps what was loaded, and the model starts with random weights."""
+    method = config.method
+    as_loaded = [name for name, matrix in method.matrices.items() if matrix.init == "pretrained"]
+    if not is_fresh(config.model) or (method.rest == "trained" and not as_loaded):
+        return []
+    kept = ", ".join(as_loaded) if method.rest == "trained" else "the body"
+    what = f"method {method.name!r} keeps {kept} as loaded, but model.name {config.model.name}"
+    return [
+        f"{what} starts with random weights: this is a control on random features; if that is not what you want, name "
+        "a pretrained model"
+    ]
 
 
 def _write_first_records(run: ActiveRun, audited: Audit) -> None:
