@@ -24,6 +24,7 @@ from oelm.method.diagnose import sample_batch, train_steps
 from tests.support.models import (
     assert_same_model,
     distance,
+    flip_bit,
     lively_model,
     logits,
     model_with_method,
@@ -295,14 +296,35 @@ def test_a_wrapped_model_is_exported_without_its_wrapper(wrap, tmp_path):
     torch.testing.assert_close(logits(GPT2LMHeadModel.from_pretrained(tmp_path)), logits(model), atol=1e-5, rtol=1e-4)
 
 
-def test_adapters_added_after_apply_must_be_merged_before_an_export(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "preset", "targets"),
+    [
+        ("bert", "oelm-freeze", ["query", "value"]),
+        ("llama", "oelm-exact", ["v_proj", "o_proj"]),
+        ("gpt2", "oelm-freeze", ["q", "c_fc"]),
+    ],
+)
+def test_adapters_that_peft_added_to_frozen_matrices_are_merged_by_an_export(name, preset, targets, tmp_path):
     peft = pytest.importorskip("peft")
-    options = peft.LoraConfig(target_modules=["value"], r=4, init_lora_weights=False)
-    model = model_with_method("bert")
-    adapted = peft.get_peft_model(model, options)
-    with pytest.raises(oelm.ModelError, match=r"peft added after oelm\.apply.*unload"):
+    model = model_with_method(name, preset)
+    batch = sample_batch(model)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, r=4, init_lora_weights=False)).eval()
+    with torch.no_grad():
+        before = adapted(**batch).logits
         oelm.export(adapted, tmp_path)
-    before = logits(model)
-    oelm.export(adapted.merge_and_unload(), tmp_path)
-    plain = BertForSequenceClassification.from_pretrained(tmp_path)
-    torch.testing.assert_close(logits(plain), before, atol=1e-5, rtol=1e-4)
+        after = type(model).from_pretrained(tmp_path)(**batch).logits
+        torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-4)
+        assert torch.equal(adapted(**batch).logits, before), "exporting must not change the model"
+    oelm.verify(adapted)
+
+
+def test_adapters_that_peft_cannot_merge_are_refused_with_the_way_out(tmp_path):
+    peft = pytest.importorskip("peft")
+    model = model_with_method("bert")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], r=4))
+    with pytest.raises(oelm.ModelError, match="pass the model that get_peft_model returned"):
+        oelm.export(model, tmp_path)
+    flip_bit(model.bert.encoder.layer[1].attention.self.query.base_layer.weight)
+    with pytest.raises(oelm.FreezeError, match=r"query\.weight: its content changed"):
+        oelm.export(adapted, tmp_path)
+    assert not list(tmp_path.iterdir())

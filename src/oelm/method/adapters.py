@@ -6,6 +6,7 @@ it marks nothing in it, names come from oelm's table of families, and an error l
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
@@ -13,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ..errors import MethodError
+from ..errors import MethodError, ModelError
 from .fused import linear
 from .matrices import generator
 from .projections import Replaced
-from .sites import Site, is_adapter, weight_matrix, without_adapter
+from .sites import Site, is_adapter, is_pefts, weight_matrix, without_adapter
 from .spec import LORA_ALPHA, OFT_TERMS, Adapter
 
 
@@ -115,6 +116,20 @@ def merge_adapters(model: nn.Module) -> None:
             weight = cast(Tensor, module.weight)
             module = replaced.build(weight, cast("Tensor | None", module.bias), like=weight)
         model.set_submodule(path, module)
+
+
+def merged_by_peft(model: nn.Module) -> nn.Module:
+    """Return a copy of the model inside a peft model, with what peft added merged into its matrices.
+
+    A frozen matrix is no longer the sealed one then, so the model is to be verified before.
+    """
+    for module in model.modules():
+        if is_pefts(module) and hasattr(module, "merge_and_unload"):
+            return cast(nn.Module, cast(Any, copy.deepcopy(module)).merge_and_unload())
+    raise ModelError(
+        "the model carries adapters that peft added after oelm.apply, and none that it can merge: pass the model that "
+        "get_peft_model returned, or take them off with its unload()"
+    )
 
 
 class Rotation(NamedTuple):

@@ -30,6 +30,11 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise MethodError(f"seed must be a whole number from 0, not {seed!r}")
     check_operable(model)
+    if hasattr(model, "peft_config"):
+        raise ModelError(
+            "the model carries peft adapters: apply the method first, then add adapters; or let oelm add them, "
+            "with the preset 'lora' or 'oft'"
+        )
     record = record_of(model)
     if record is not None:
         return _verify_applied(model, record, method, seed)
@@ -80,11 +85,6 @@ def check_operable(model: nn.Module) -> None:
             )
     if type(model).__name__ == "OptimizedModule":
         raise ModelError("the model is compiled: apply the method first, then torch.compile it")
-    if hasattr(model, "peft_config"):
-        raise ModelError(
-            "the model carries peft adapters: apply the method first, then add adapters; or let oelm add them, "
-            "with the preset 'lora' or 'oft'"
-        )
     if getattr(model, "hf_quantizer", None) is not None:
         raise ModelError(
             "the model is quantised: load it without a quantization_config, apply the method, then quantise"

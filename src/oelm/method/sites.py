@@ -83,18 +83,20 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         elif type(model).__name__ == "OptimizedModule":  # by name: importing its class takes a second
             model = model.get_submodule("_orig_mod")
-        elif type(model).__module__.partition(".")[0] == "peft" and hasattr(model, "get_base_model"):
+        elif is_pefts(model) and hasattr(model, "get_base_model"):
             model = cast("Callable[[], nn.Module]", model.get_base_model)()
         else:
             return model
 
 
-def is_adapter(module: nn.Module) -> bool:
-    """Return True for one of peft's layers around a projection.
+def is_pefts(module: nn.Module) -> bool:
+    """Return True for an object of one of peft's classes, by their module's name, so that peft need not be installed."""
+    return type(module).__module__.partition(".")[0] == "peft"
 
-    It is recognised by its module's name, so that peft need not be installed.
-    """
-    return type(module).__module__.partition(".")[0] == "peft" and hasattr(module, "base_layer")
+
+def is_adapter(module: nn.Module) -> bool:
+    """Return True for one of peft's layers around a projection."""
+    return is_pefts(module) and hasattr(module, "base_layer")
 
 
 def without_adapter(module: nn.Module) -> nn.Module:

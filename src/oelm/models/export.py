@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import CheckpointError, ModelError
-from ..method.adapters import merge_adapters
+from ..method.adapters import merge_adapters, merged_by_peft
 from ..method.apply import check_operable
 from ..method.fused import fuse
 from ..method.projections import CoreProjection, IdentityProjection, SplitProjection
@@ -25,25 +25,21 @@ from .gpt import OelmGPTPreTrainedModel
 def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
     """Write the model as a plain transformers checkpoint with the same outputs, loadable without oelm.
 
-    Cores and adapters are folded into the matrices, identities written out, fused projections fused again; the
-    project's own GPT becomes a GPT-2, GPT-NeoX, Llama, Qwen3 or DeepSeek-V3 by its config, and is refused where none
-    of these holds it exactly. `options` go to `save_pretrained`. The model itself is not changed. Returns the folder.
+    Cores and adapters are folded into the matrices, those that peft added after `apply` too, identities written out,
+    fused projections fused again; the project's own GPT becomes a GPT-2, GPT-NeoX, Llama, Qwen3 or DeepSeek-V3 by its
+    config, and is refused where none of these holds it exactly. `options` go to `save_pretrained`. The model itself is
+    not changed. Returns the folder.
     """
-    model = unwrapped(model)
-    if hasattr(model, "peft_config"):
-        raise ModelError(
-            "the model carries adapters that peft added after oelm.apply: take them off with peft's unload(), or fold "
-            "them in with its merge_and_unload() where none is on a frozen matrix; then export what that returns"
-        )
-    check_operable(model)
-    if not isinstance(model, PreTrainedModel):
-        raise ModelError(f"{type(model).__name__} is not a transformers model: no checkpoint format to export to")
+    bare = unwrapped(model)
+    check_operable(bare)
+    if not isinstance(bare, PreTrainedModel):
+        raise ModelError(f"{type(bare).__name__} is not a transformers model: no checkpoint format to export to")
     out = Path(path)
     if out.is_file():
         raise CheckpointError(f"{out} is a file; name a folder")
-    if record_of(model) is not None:
-        verify(model)
-    plain = copy.deepcopy(model)
+    if record_of(bare) is not None:
+        verify(bare)
+    plain: Any = merged_by_peft(model) if hasattr(bare, "peft_config") else copy.deepcopy(bare)
     make_plain(plain)
     if isinstance(plain, OelmGPTPreTrainedModel):
         plain = to_transformers(plain)
