@@ -336,7 +336,8 @@ def _kind_of(task: Any) -> str:
 
 def _load_method(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields with the method loaded from its name, its fields, or the original study's names for it."""
-    study = {name: fields.pop(name) for name in ("model_type", "freeze_qk", "ortho_method") if name in fields}
+    names = ("model_type", "freeze_qk", "ortho_method", "freeze_ratio")
+    study = {name: fields.pop(name) for name in names if name in fields}
     if "method" in fields:
         fields["method"] = Method.load(fields["method"])
     if study:

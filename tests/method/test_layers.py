@@ -49,6 +49,17 @@ def test_sizes_below_one_are_refused(width, rows):
         OrthogonalLinear(width, rows)
 
 
+def test_the_name_of_the_study_for_the_drawing_is_understood():
+    torch.manual_seed(1)
+    first = OrthogonalLinear(8, 8, bias=False, ortho_method="qr", freeze=True)
+    torch.manual_seed(1)
+    assert torch.equal(first.weight, OrthogonalLinear(8, 8, bias=False).weight)
+    with pytest.raises(MethodError, match="ortho_method 'householder': use 'qr'"):
+        OrthogonalLinear(8, 8, ortho_method="householder")
+    with pytest.raises(MethodError, match="freeze must be True or False, not 'qr'"):
+        OrthogonalLinear(8, 8, True, "qr")
+
+
 @pytest.mark.parametrize("heads", [3, 0])
 def test_attention_heads_that_do_not_divide_are_refused(heads):
     with pytest.raises(MethodError, match=f"d_model 16 .* {heads} heads"):

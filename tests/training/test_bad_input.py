@@ -274,16 +274,31 @@ def test_a_missing_device_is_refused(tmp_path, error_of):
         ({"model_type": "oelm", "ortho_method": "normal"}, "oelm-random"),
         ({"model_type": "oelm", "freeze_qk": False}, "oelm-nofreeze"),
         ({"model_type": "oelm", "method": "oelm-freeze"}, "oelm-freeze"),
+        ({"freeze_ratio": 0.075}, "oelm-freeze"),
+        ({"model_type": "oelm", "freeze_qk": True, "ortho_method": "normal", "freeze_ratio": 0.075}, "oelm-random"),
     ],
 )
 def test_the_names_of_the_study_mean_presets(names, preset):
     assert RunConfig.load(names).method == PRESETS[preset]
 
 
+def test_a_freeze_ratio_of_the_study_takes_in_feed_forward_matrices():
+    share = Method.load({"preset": "oelm-qk-ffn", "freeze_ratio": 0.25})
+    assert RunConfig.load({"model_type": "oelm", "freeze_ratio": 0.25}).method == share
+    gaussian = {"init": "gaussian", "std": 0.02, "frozen": True}
+    share = Method.load({"preset": "oelm-random", "ffn": gaussian, "freeze_ratio": 0.5})
+    assert RunConfig.load({"ortho_method": "normal", "freeze_ratio": 0.5}).method == share
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"model_type": "gpt", "freeze_qk": True}, "not allowed with freeze_qk or ortho_method"),
+        ({"model_type": "gpt", "freeze_qk": True}, "not allowed with freeze_qk, ortho_method or freeze_ratio"),
+        ({"model_type": "gpt", "freeze_ratio": 0.075}, "not allowed with freeze_qk, ortho_method or freeze_ratio"),
+        ({"freeze_ratio": 25}, "freeze_ratio 25: use 0.075 for Q and K alone, or a share below 1"),
+        ({"freeze_ratio": True}, "freeze_ratio True: use 0.075"),
+        ({"freeze_qk": False, "freeze_ratio": 0.25}, "not allowed with freeze_qk: false"),
+        ({"freeze_ratio": 0.075, "method": "baseline"}, "means method 'oelm-freeze', but method is 'baseline'"),
         ({"model_type": "bert"}, "model_type 'bert': use 'gpt' or 'oelm'"),
         ({"ortho_method": "polar"}, "ortho_method 'polar': use one of qr"),
         ({"ortho_method": ["qr"]}, "ortho_method ['qr']: use one of qr"),

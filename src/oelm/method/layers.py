@@ -14,12 +14,26 @@ class OrthogonalLinear(nn.Linear):
     """A Linear whose weight has orthonormal rows (columns where it is taller than wide), frozen or not.
 
     `heads` splits the rows into blocks that are orthonormal each by itself. The matrix is Haar-distributed and drawn
-    from torch's global generator, as the initial weights of every torch module are.
+    from torch's global generator, as the initial weights of every torch module are. `ortho_method` is the original
+    study's name for how it is made, by QR.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, freeze: bool = True, heads: int = 1
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        freeze: bool = True,
+        heads: int = 1,
+        *,
+        ortho_method: str = "qr",
     ) -> None:
+        if ortho_method != "qr":
+            raise MethodError(
+                f"ortho_method {ortho_method!r}: use 'qr', which draws from all orthonormal matrices alike"
+            )
+        if not isinstance(freeze, bool):
+            raise MethodError(f"freeze must be True or False, not {freeze!r}; name ortho_method and what follows it")
         if in_features < 1 or out_features < 1:
             raise MethodError(f"in_features {in_features} and out_features {out_features} must both be above 0")
         if heads < 1 or out_features % heads:

@@ -90,7 +90,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def is_pefts(module: nn.Module) -> bool:
-    """Return True for an object of one of peft's classes, by their module's name, so that peft need not be installed."""
+    """Return True for an object of peft's classes, recognised by their module's name: peft need not be installed."""
     return type(module).__module__.partition(".")[0] == "peft"
 
 
