@@ -102,11 +102,11 @@ def test_a_model_built_anew_resumes_and_ends_with_its_best_checkpoint(tmp_path):
 
 def test_a_checkpoint_without_a_record_is_refused_with_the_way_out(tmp_path):
     """Checkpoints that oelm 0.1 left behind have their record in config.json alone."""
-    _train(model_with_method("bert"), str(tmp_path))
+    _train(model_with_method("gpt2"), str(tmp_path))
     file = tmp_path / "checkpoint-3" / "model.safetensors"
     tensors = {key: value for key, value in load_file(file).items() if "load_with_oelm" not in key}
     save_file(tensors, file, metadata={"format": "pt"})
-    model = lively_model("bert", seed=1)
+    model = lively_model("gpt2", seed=1)
     oelm.apply(model, "oelm-freeze")
     with pytest.raises(oelm.FreezeError, match=r"load the folder that save_pretrained wrote with oelm\.load"):
         _train(model, str(tmp_path), resume=True, max_steps=4)
