@@ -243,7 +243,7 @@ def test_every_setting_has_a_table(tmp_path):
     assert table.exit_code == 0, table.output
     titles = [line.split(", 1 interleaved")[0] for line in table.stdout.splitlines() if line.startswith("one token")]
     assert titles == [f"one token after {tokens}, batches of {batch}" for batch in (1, 16) for tokens in (8, 12)]
-    assert table.stdout.count("│ multi-query") == 4
+    assert sum(line.strip().startswith("multi-query") for line in table.stdout.splitlines()) == 4
     assert "prefill: reading the context" in table.stdout
     as_json = command("multi-head", "multi-query", *settings, "--json")
     rows = json.loads(as_json.stdout)
@@ -268,7 +268,7 @@ def test_an_arm_that_does_not_fit_in_memory_is_named_and_the_others_go_on(tmp_pa
     assert latent["ratio"] == 1.0
     assert multi_query["ratio"] > 0
     assert "multi-head, 12 tokens, batches of 2: not enough memory" in result.stderr
-    assert "│ failed │" in " ".join(command(*arms, *SMALL, "--batch-size", 2, "--sequence-length", 12).stdout.split())
+    assert " failed " in " ".join(command(*arms, *SMALL, "--batch-size", 2, "--sequence-length", 12).stdout.split())
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "decode.json").write_text(result.stdout)
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))

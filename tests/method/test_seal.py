@@ -39,6 +39,7 @@ def test_bert_base_reference_counts():
     assert round(report.frozen_share, 3) == 0.129
     assert sum(row.frozen for row in report.rows if row.role in "qk") == 14_174_208
     assert "14,174,208 frozen: 12.9% of the model" in str(report)
+    assert max(map(len, str(report).splitlines())) <= 80, "it fits a terminal"
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,42 @@
-"""Rich tables as plain text."""
+"""Text for people: tables without colours, and cells that a spreadsheet reads as they are."""
 
 from __future__ import annotations
 
 import io
+from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
+# The width of a terminal that all tables should fit.
+WIDTH = 80
+# Characters that a formula of a spreadsheet needs to call or load anything.
+_CALLS = frozenset("(|!=@")
 
-def plain_text(table: Table, width: int = 118) -> str:
-    """Return a rich table as text without colours, at most `width` columns wide."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+
+def plain_table() -> Table:
+    """Return an empty table with a line below its headings and no other lines, which leaves most room for its cells."""
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+
+
+def plain_text(table: Table, title: str) -> str:
+    """Return a table as text without colours below its title. It is as wide as its cells need: no number is cut."""
+    console = Console(file=io.StringIO(), color_system=None, legacy_windows=False)
+    console.width = Measurement.get(console, console.options.update(width=10_000), table).maximum
     console.print(table)
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().rstrip("\n")
+    lines = console.file.getvalue().strip("\n").splitlines()
+    return "\n".join([title, *(line.rstrip() for line in lines if line.strip())])
+
+
+def spreadsheet_safe(value: Any) -> Any:
+    """Return a value that no spreadsheet takes for a formula: text that would be one gets a quote in front.
+
+    A sign begins a formula as well, but signed numbers such as +1.2 % cannot call anything and stay as they are.
+    """
+    if not isinstance(value, str):
+        return value
+    is_formula = value.startswith(("=", "@", "\t", "\r")) or (value.startswith(("+", "-")) and _CALLS & set(value))
+    return f"'{value}" if is_formula else value

@@ -10,7 +10,7 @@ import typer
 from ..bench.forms import DEFAULT_FORMS, FORMS
 from ..errors import ConfigError
 from .options import JsonOption
-from .terminal import errors, progress_bar, quiet_libraries
+from .terminal import errors, listing, progress_bar, quiet_libraries
 
 if TYPE_CHECKING:
     from ..runs.schema import BenchRows
@@ -69,8 +69,7 @@ def bench(
     At most 8 sequences are read; the rows of a larger batch are copies. An arm that does not fit in memory is named.
     """
     if forms:
-        width = max(map(len, FORMS))
-        typer.echo("\n".join(f"{name:<{width}}  {form.about}" for name, form in FORMS.items()))
+        typer.echo("\n".join(listing((name, form.about) for name, form in FORMS.items())))
         return
     with errors():
         from ..base.files import to_json

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rich.table import Table
+import textwrap
 
-from ..base.text import plain_text
+from ..base.text import WIDTH, plain_table, plain_text
 from ..runs.schema import BenchRows, DecodeBench, StepBench
 
 # Columns of names, which begin at the left.
@@ -13,7 +13,7 @@ _NAMES = ("arm", "kernel", "kernels, ms")
 _LONGEST_KERNELS, _NAME_WIDTH = 8, 60
 
 
-def bench_table(rows: list[StepBench]) -> Table:
+def bench_table(rows: list[StepBench]) -> str:
     """Return the table of a benchmark of steps, one line per arm; if batch sizes differ, with a ratio per example."""
     title = f"whole optimiser steps, {rows[0].rounds} interleaved rounds"
     unequal = any(row.warning for row in rows)
@@ -21,24 +21,23 @@ def bench_table(rows: list[StepBench]) -> Table:
 
 
 def _bench_cells(row: StepBench, unequal: bool) -> dict[str, str]:
-    """Return an arm's cells by the heading of their column."""
-    mfu = f"{row.mfu:.1%}" if row.mfu else "-"
-    ratio = _with_interval(row.ratio, row.ratio_95)
+    """Return an arm's cells by the heading of their column, which is broken where that keeps the table narrow."""
+    step, ratio = {"step\nms": f"{row.step_ms:.2f}"}, _with_interval(row.ratio, row.ratio_95)
+    mfu = {"MFU": f"{row.mfu:.1%}" if row.mfu else "-"}
     memory = f"{row.peak_memory / 1e6:,.0f}" if row.peak_memory else "-"
-    step = {"step, ms": f"{row.step_ms:.2f}"}
-    bound, trainable = f"{row.flop_bound:.3f}", f"{row.trainable:,}"
+    costs = {
+        "FLOP\nbound": f"{row.flop_bound:.3f}",
+        "train-\nable": f"{row.trainable / 1e6:,.2f} M",
+        "memory\nMB": memory,
+    }
     if not unequal:
-        speed = {"tokens/s": f"{row.tokens_per_second:,.0f}", "MFU": mfu, "ratio": ratio}
-        last_columns = {"FLOP bound": bound, "trainable": trainable, "peak memory, MB": memory}
-        return {"arm": row.arm, **step, **speed, **last_columns}
-    # With two more columns, long headings are broken so that a table still fits a terminal.
+        return {"arm": row.arm, **step, "tokens/s": f"{row.tokens_per_second:,.0f}", **mfu, "ratio": ratio, **costs}
     per_example = _with_interval(row.ratio_per_example, row.ratio_per_example_95)
     ratios = {"ratio of\nsteps": ratio, "ratio per\nexample": per_example}
-    last_columns = {"FLOP\nbound": bound, "trainable": trainable, "peak\nmemory, MB": memory}
-    return {"arm": row.arm, "batch": str(row.batch_size), **step, "MFU": mfu, **ratios, **last_columns}
+    return {"arm": row.arm, "batch": str(row.batch_size), **step, **mfu, **ratios, **costs}
 
 
-def decoding_table(rows: list[DecodeBench]) -> Table:
+def decoding_table(rows: list[DecodeBench]) -> str:
     """Return the table of a benchmark of generation in one setting, one line per arm."""
     first = rows[0]
     title = f"one token after {first.context:,}, batches of {first.batch_size}, {first.rounds} interleaved rounds"
@@ -48,19 +47,18 @@ def decoding_table(rows: list[DecodeBench]) -> Table:
 
 def _decoding_cells(row: DecodeBench, kernels: bool) -> dict[str, str]:
     """Return an arm's cells by the heading of their column; an arm that has no time says why in the last."""
-    kernel = {"kernel": row.kernel or "-"} if kernels else {}
     per_layer = row.cache_bytes_per_token / (row.layers or 1)
-    cache = {"cache, bytes a\ntoken and layer": f"{per_layer:,.0f}", "cache\nratio": f"{row.cache_ratio:.3f}"}
+    cache = {"cache\nbytes": f"{per_layer:,.0f}", "cache\nratio": f"{row.cache_ratio:.3f}"}
     prefill = "-" if row.prefill_ms is None else f"{row.prefill_ms:,.1f}"
-    if row.token_ms is None or row.tokens_per_second is None:
-        speed = {"token, ms": "failed", "tokens/s": "-"}
-    else:
-        speed = {"token, ms": f"{row.token_ms:.3f}", "tokens/s": f"{row.tokens_per_second:,.1f}"}
+    time = "failed" if row.token_ms is None else f"{row.token_ms:.3f}"
+    rate = "-" if row.tokens_per_second is None else f"{row.tokens_per_second:,.1f}"
+    # There is room for one of the two: a token's time gives the rate too.
+    named = {"kernel": row.kernel or "-", "token\nms": time} if kernels else {"token\nms": time, "tokens/s": rate}
     ratio = "-" if row.ratio is None else _with_interval(row.ratio, row.ratio_95)
-    return {"arm": row.arm, **kernel, **speed, "ratio": ratio, **cache, f"prefill of\n{row.prefill_rows}, ms": prefill}
+    return {"arm": row.arm, **named, "ratio": ratio, **cache, f"prefill\nof {row.prefill_rows}, ms": prefill}
 
 
-def kernel_tables(rows: BenchRows) -> list[Table]:
+def kernel_tables(rows: BenchRows) -> list[str]:
     """Return where the time of profiled arms goes: the kinds of kernels side by side, then each arm's longest ones."""
     profiled = [row for row in rows if row.kernels]
     if not profiled:
@@ -82,13 +80,15 @@ def kernel_tables(rows: BenchRows) -> list[Table]:
     return tables
 
 
-def _table(title: str, lines: list[dict[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in lines[0]:
+def _table(title: str, lines: list[dict[str, str]]) -> str:
+    """Return lines as a table below a title, without the columns in which no line has anything."""
+    table = plain_table()
+    names = [name for name in lines[0] if any(cells.get(name, "-") != "-" for cells in lines)]
+    for name in names:
         table.add_column(name, justify="left" if name in _NAMES else "right", no_wrap=True)
     for cells in lines:
-        table.add_row(*cells.values())
-    return table
+        table.add_row(*(cells[name] for name in names))
+    return plain_text(table, title)
 
 
 def render_bench(rows: BenchRows) -> str:
@@ -105,9 +105,11 @@ def render_bench(rows: BenchRows) -> str:
         f"ratio: an arm's median time over that of {rows[0].arm} in the same round, averaged over the rounds. The "
         "times are medians over all rounds; their ratio may differ, since the machine's speed changes between rounds"
     ]
+    if decoding:
+        notes.append("cache: bytes of one token in one layer")
     if any(row.prefill_rows != row.batch_size for row in decoding):
-        notes.insert(0, "prefill: reading the context, of as many texts as the heading says; the others have copies")
-    return "\n".join([*map(plain_text, tables), *notes])
+        notes.append("prefill: reading the context, of as many texts as the heading says; the others have copies")
+    return "\n\n".join([*tables, "\n".join(textwrap.fill(note, WIDTH) for note in notes)])
 
 
 def _with_interval(ratio: float, half_interval: float | None) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from .options import RUNS, JsonOption, OutOption, YesOption
-from .terminal import confirm, count_of, duration, errors
+from .terminal import confirm, count_of, duration, errors, listing
 from .train import train_and_print
 
 if TYPE_CHECKING:
@@ -231,14 +232,13 @@ def _experiment_lines(experiments: Sequence[Experiment]) -> list[str]:
     """Return the list of experiments by group, each with its question and what was published for it."""
     width = max(len(experiment.id) for experiment in experiments)
     lines: list[str] = []
-    group = None
-    for experiment in experiments:
-        if experiment.group != group:
-            group = experiment.group
-            lines += ["", group] if lines else [group]
-        figures = _published_figures(experiment)
-        published = f"  [published: {figures}]" if figures else ""
-        lines.append(f"  {experiment.id:<{width}}  {experiment.asks}{published}")
+    for group, members in groupby(experiments, key=lambda experiment: experiment.group):
+        entries = []
+        for experiment in members:
+            figures = _published_figures(experiment)
+            published = f"  [published: {figures}]" if figures else ""
+            entries.append((f"{experiment.id:<{width}}", f"{experiment.asks}{published}"))
+        lines += [*([""] if lines else []), group, *listing(entries, indent=2)]
     return lines
 
 

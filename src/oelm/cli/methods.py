@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import JsonOption
-from .terminal import errors, quiet_libraries
+from .terminal import errors, listing, quiet_libraries
 
 if TYPE_CHECKING:
     from ..method.diagnose import Diagnosis
@@ -28,9 +28,7 @@ def methods(as_json: JsonOption = False) -> None:
     if as_json:
         typer.echo(json.dumps({name: preset.model_dump(mode="json") for name, preset in PRESETS.items()}, indent=2))
         return
-    width = max(len(name) for name in PRESETS)
-    for name in PRESETS:
-        typer.echo(f"{name:<{width}}  {ABOUT[name]}")
+    typer.echo("\n".join(listing((name, ABOUT[name]) for name in PRESETS)))
 
 
 def families() -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import shlex
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -85,6 +90,31 @@ def confirm(question: str, yes: bool) -> None:
         raise LabError(f"{question} There is no terminal to ask in: give --yes to continue")
     if not typer.confirm(question):
         raise typer.Exit(1)
+
+
+def screen_width() -> int | None:
+    """Return the width of the terminal that the output goes to, or None where it goes to a file or another program."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
+
+
+def listing(entries: Iterable[tuple[str, str]], indent: int = 0) -> list[str]:
+    """Return names with their descriptions beside them as lines; in a terminal long descriptions are folded."""
+    pairs = list(entries)
+    column = indent + max(len(name) for name, _ in pairs) + 2
+    width = screen_width()
+    lines = []
+    for name, text in pairs:
+        head = f"{' ' * indent}{name}".ljust(column)
+        # In a terminal too narrow for two columns the words are left to it.
+        folded = [text] if width is None or width < column + 20 else textwrap.wrap(text, width - column)
+        lines += [head + folded[0], *(" " * column + line for line in folded[1:])]
+    return lines
+
+
+def repeat_command() -> str:
+    """Return the command line that this process was started with, to be typed again."""
+    program = "python -m oelm" if Path(sys.argv[0]).name == "__main__.py" else "oelm"
+    return f"{program} {shlex.join(sys.argv[1:])}"
 
 
 def count_of(count: int, noun: str = "run") -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..base.text import plain_text
+from ..base.text import plain_table, plain_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,26 +84,29 @@ class FreezeReport:
 
     def __str__(self) -> str:
         """Return a table with one line per matrix, equal layers grouped together, and the totals below it."""
-        return f"{plain_text(_table(self))}\n{_totals(self)}"
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"{plain_text(_table(self), f'{self.model}: {self.method}{seed}')}\n{_totals(self)}"
 
 
 def _table(report: FreezeReport) -> Table:
-    seed = "" if report.seed is None else f", seed {report.seed}"
-    table = Table(title=f"{report.model}: {report.method}{seed}", title_justify="left")
-    for name in ("attention", "layers", "matrix", "init", "shape", "state"):
-        table.add_column(name)
-    for name in ("frozen", "trainable", "orthogonality error"):
-        table.add_column(name, justify="right")
+    table = plain_table()
+    kinds = list(dict.fromkeys(row.kind for row in report.rows))
+    for name in ("layers", "matrix", "init", "shape"):
+        table.add_column(name, no_wrap=True)
+    for name in ("frozen", "trainable", "error"):
+        table.add_column(name, justify="right", no_wrap=True)
+    previous = kinds[0] if len(kinds) == 1 else ""  # attentions of several kinds get a heading each
     for rows in _groups_of_equal_layers(report.rows):
         first = rows[0]
+        if first.kind != previous:
+            previous = first.kind
+            table.add_row(previous)
         errors = [row.orthogonality_error for row in rows if row.orthogonality_error is not None]
         table.add_row(
-            first.kind,
             _layer_ranges([row.layer for row in rows]),
             first.role,
             first.init,
-            " x ".join(str(size) for size in first.shape) or "-",
-            first.state,
+            "×".join(str(size) for size in first.shape) or "-",
             f"{sum(row.frozen for row in rows):,}",
             f"{sum(row.trainable for row in rows):,}",
             f"{max(errors):.1e}" if errors else "-",
@@ -113,23 +116,25 @@ def _table(report: FreezeReport) -> Table:
     rest_trainable = report.trainable - sum(row.trainable for row in report.rows)
     if report.rest != "trained" and report.head:
         head_frozen = report.head - report.head_trainable
-        table.add_row("", "", "head", "", "", "", f"{head_frozen:,}", f"{report.head_trainable:,}", "-")
+        table.add_row("", "head", "", "", f"{head_frozen:,}", f"{report.head_trainable:,}", "-")
         rest_frozen, rest_trainable = rest_frozen - head_frozen, rest_trainable - report.head_trainable
-    table.add_row("", "", "the rest", "", "", "", f"{rest_frozen:,}", f"{rest_trainable:,}", "-", end_section=True)
-    table.add_row("total", "", "", "", "", "", f"{report.frozen:,}", f"{report.trainable:,}", "")
+    table.add_row("", "the rest", "", "", f"{rest_frozen:,}", f"{rest_trainable:,}", "-", end_section=True)
+    table.add_row("total", "", "", "", f"{report.frozen:,}", f"{report.trainable:,}", "")
     return table
 
 
 def _totals(report: FreezeReport) -> str:
     """Return the counts in a sentence and, where the body is frozen or has adapters, a second one about what trains."""
     counts = (
-        f"{report.total:,} parameters, {report.trainable:,} trainable; {report.frozen:,} frozen: "
-        f"{report.frozen_share:.1%} of the model, {report.frozen_share_of_blocks:.1%} of its blocks. "
-        f"Buffers: {report.buffers:,}."
+        f"{report.total:,} parameters, {report.trainable:,} trainable;\n"
+        f"{report.frozen:,} frozen: {report.frozen_share:.1%} of the model, "
+        f"{report.frozen_share_of_blocks:.1%} of its blocks. Buffers: {report.buffers:,}."
     )
+    if any(row.orthogonality_error is not None for row in report.rows):
+        counts += "\nThe error is how far a matrix is from orthonormal, entry by entry, at most."
     if report.rest == "trained" and not report.adapter:
         return counts
-    adapters = f"{report.adapter_trainable:,} in adapters ({report.adapter}), " if report.adapter else ""
+    adapters = f"{report.adapter_trainable:,} in adapters ({report.adapter}),\n" if report.adapter else ""
     elsewhere = report.trainable - report.adapter_trainable - report.head_trainable
     return f"{counts}\nWhat trains: {adapters}{report.head_trainable:,} in the head, {elsewhere:,} elsewhere."
 

@@ -12,11 +12,10 @@ from ..analysis import Analysis
 from ..analysis.compare import Comparison
 from ..analysis.stats import Estimate
 from ..base.files import to_json
+from ..base.text import spreadsheet_safe
 from .document import Cell, Table, spans
 
 FORMAT = 1
-# Characters that a formula of a spreadsheet needs to call or load anything.
-_CALLS = frozenset("(|!=@")
 _FIGURES = (
     *("val_loss", "perplexity", "best_perplexity", "bits_per_byte", "accuracy", "best_accuracy", "macro_f1"),
     *("matthews", "exact_match", "chrf", "bleu", "steps", "tokens", "epochs", "total", "trainable", "frozen"),
@@ -36,7 +35,7 @@ def results_csv(analysis: Analysis) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [*names, "device", *_FIGURES, "path"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: _safe(value) for key, value in row.items()} for row in rows)
+    writer.writerows({key: spreadsheet_safe(value) for key, value in row.items()} for row in rows)
     return text.getvalue()
 
 
@@ -175,15 +174,4 @@ def latex(text: str) -> str:
 
 
 def _plain(cell: Cell) -> str:
-    return f"{_safe(cell.text)} {' '.join('–'.join(span) for span in spans(cell.runs))}".strip()
-
-
-def _safe(value: Any) -> Any:
-    """Return a value that no spreadsheet takes for a formula: text that would be one gets a quote in front.
-
-    A sign begins a formula as well, but signed numbers such as +1.2 % cannot call anything and stay as they are.
-    """
-    if not isinstance(value, str):
-        return value
-    is_formula = value.startswith(("=", "@", "\t", "\r")) or (value.startswith(("+", "-")) and _CALLS & set(value))
-    return f"'{value}" if is_formula else value
+    return f"{spreadsheet_safe(cell.text)} {' '.join('–'.join(span) for span in spans(cell.runs))}".strip()
