@@ -530,7 +530,7 @@ def test_a_diverged_run_is_reported_by_terminal_exit_code_and_record(tmp_path):
     lines = result.stderr.splitlines()
     assert [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")] == warnings
     assert [line.endswith("2 skipped") for line in lines if line.startswith("step 3/3")] == [True]
-    assert lines[-1].startswith("diverged: validation loss nan")
+    assert lines[-2].startswith("diverged: validation loss nan")
     again = CliRunner().invoke(app, ["train", str(file)])
     assert (again.exit_code, "diverged already" in again.stderr) == (1, True)
 

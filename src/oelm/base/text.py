@@ -31,6 +31,14 @@ def plain_text(table: Table, title: str) -> str:
     return "\n".join([title, *(line.rstrip() for line in lines if line.strip())])
 
 
+def short_count(count: float) -> str:
+    """Return a large number in three digits and a unit: 950, 44.9 M, 1.2 G, 12 k."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}" if count < 1000 * size else f"{count / size:,.0f}{unit}"
+    return f"{count:.0f}"
+
+
 def spreadsheet_safe(value: Any) -> Any:
     """Return a value that no spreadsheet takes for a formula: text that would be one gets a quote in front.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import RUNS, JsonOption, OutOption, RunsArgument, YesOption
-from .terminal import confirm, count_of, errors
+from .terminal import confirm, count_of, errors, screen_width
 
 if TYPE_CHECKING:
     from ..lab.control import StopOutcome
@@ -25,7 +25,7 @@ def status(
     """Show every run: its state, step, loss, speed, time left, host and memory. Updates live in a terminal."""
     with errors():
         from ..lab.status import list_runs
-        from .run_tables import status_lines, watch
+        from .run_tables import status_text, watch
 
         _require_folder(out)
         runs = list_runs(out)
@@ -34,7 +34,7 @@ def status(
         elif sys.stdout.isatty() and not once:
             watch(lambda: list_runs(out))
         else:
-            typer.echo("\n".join(status_lines(runs)))
+            typer.echo(status_text(runs, screen_width()))
 
 
 def logs(

@@ -30,9 +30,21 @@ _STYLES = {
     "blocked": "red",
     "elsewhere": "cyan",
 }
-_COLUMNS = ("run", "state", "step", "train loss", "val loss", "val ppl / acc", "tokens/s", "left", "host", "GPU memory")
+_COLUMNS = (
+    "run",
+    "state",
+    "step",
+    "train loss",
+    "val loss",
+    "val ppl / acc",
+    "other acc",
+    "tokens/s",
+    "left",
+    "host",
+    "GPU memory",
+)
 # The columns that a narrow terminal leaves out, in this order, and the width at which the names of runs are folded.
-_OPTIONAL_COLUMNS = ("GPU memory", "host", "tokens/s", "train loss", "val loss", "left", "val ppl / acc")
+_OPTIONAL_COLUMNS = ("GPU memory", "host", "tokens/s", "train loss", "val loss", "left", "other acc", "val ppl / acc")
 _NAME_WIDTH = 20
 
 
@@ -52,13 +64,20 @@ def status_table(runs: Sequence[RunState], width: int | None = None) -> Group:
     return Group(table, *problems)
 
 
-def status_lines(runs: Sequence[RunState]) -> list[str]:
-    """Return the same table as plain lines, for output that is not a terminal."""
-    rows = [list(_COLUMNS), *(_cells(run) for run in runs)]
-    widths = _widths(rows)
-    lines = ["  ".join(pad(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += [f"{run.name}: {run.message}" for run in runs if run.message]
-    return [*lines, _summary(runs)]
+def status_text(runs: Sequence[RunState], width: int | None = None) -> str:
+    """Return the table as text with the columns that fit into a width; without one, in lines that are not folded."""
+    if width is None:
+        cells = [_cells(run) for run in runs]
+        columns = _columns_that_fit(cells, None)
+        rows = [[row[column] for column in columns] for row in (_COLUMNS, *cells)]
+        widths = [max(cell_len(row[column]) for row in rows) for column in range(len(columns))]
+        lines = ["  ".join(pad(cell, size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += [f"{run.name}: {run.message}" for run in runs if run.message]
+        return "\n".join([*lines, _summary(runs)])
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(status_table(runs, width), Text(_summary(runs)))
+    return capture.get().rstrip("\n")
 
 
 def watch(read: Callable[[], list[RunState]], seconds: float = 2.0) -> None:
@@ -86,6 +105,7 @@ def _cells(run: RunState) -> list[str]:
         "" if run.loss is None else f"{run.loss:.4f}",
         "" if run.val_loss is None else f"{run.val_loss:.4f}",
         metric,
+        ", ".join(f"{name} {accuracy:.2%}" for name, accuracy in list(run.split_accuracy.items())[:2]),
         "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
         duration(run.eta_seconds) if run.eta_seconds is not None and run.live else "",
         run.host or "",
@@ -98,14 +118,14 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _columns_that_fit(rows: list[list[str]], width: int | None) -> list[int]:
-    """Return the positions of the columns that fit into a width; all of them if there is none."""
+    """Return the positions of the columns that hold anything, and of those that fit into a width if there is one."""
     widths = _widths([_COLUMNS, *rows])
     widths[0] = min(widths[0], _NAME_WIDTH)
-    columns = list(range(len(_COLUMNS)))
+    columns = [column for column in range(len(_COLUMNS)) if any(row[column] for row in rows) or not rows]
     for name in _OPTIONAL_COLUMNS:
         if width is None or sum(widths[column] + 2 for column in columns) - 2 <= width:
             break
-        columns.remove(_COLUMNS.index(name))
+        columns = [column for column in columns if _COLUMNS[column] != name]
     return columns
 
 

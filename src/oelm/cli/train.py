@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -11,7 +12,7 @@ import typer
 
 from .methods import read_method
 from .options import RUNS, Overrides, QuietOption
-from .terminal import errors, quiet_libraries
+from .terminal import errors, quiet_libraries, repeat_command
 
 if TYPE_CHECKING:
     from ..config import RunConfig
@@ -117,8 +118,13 @@ def train_and_print(config: RunConfig, quiet: bool) -> NoReturn:
     try:
         result = train_run(config, quiet)
     except Stopped as stopped:
+        if not quiet and os.environ.get("RANK", "0") == "0":
+            again = "the same command" if "RANK" in os.environ else repeat_command()
+            typer.echo(f"to go on from there: {again}", err=True)
         raise typer.Exit(stopped.code) from None
     if result and quiet:
         names = ("val_loss", "perplexity", "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
-        typer.echo(json.dumps({key: result[key] for key in names if key in result}))
+        figures = {key: result[key] for key in names if key in result}
+        splits = {name: split["accuracy"] for name, split in result["evaluations"].items() if "accuracy" in split}
+        typer.echo(json.dumps(figures | ({"evaluations": splits} if splits else {})))
     raise typer.Exit(exit_code(result))

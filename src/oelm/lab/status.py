@@ -25,6 +25,8 @@ _NUMBER = re.compile(r"\d+")
 class RunState(RunProgress):
     """One run as its records show it: its state and progress, and its experiment, method and seed.
 
+    `split_accuracy` is the accuracy on each labelled split besides validation, such as test, once the run has ended.
+
     The states are: new (nothing recorded yet), waiting (a matrix has planned it), running, finished, diverged (all
     steps done, but the validation loss is not a number), stopped (it was asked to, and can be resumed), failed, died
     (its status says running, but its process is gone) and unreadable (a damaged record, named in the message).
@@ -36,6 +38,7 @@ class RunState(RunProgress):
     experiment: str | None = None
     method: str | None = None
     seed: int | None = None
+    split_accuracy: dict[str, float] = {}
 
     @property
     def live(self) -> bool:
@@ -60,6 +63,8 @@ def read_state(path: Path, name: str | None = None) -> RunState:
             figures |= record.model_dump(include=set(RunProgress.model_fields), exclude_none=True)
     if result is not None:
         figures |= {"step": result.steps, "max_steps": result.steps, "eta_seconds": None, "message": None}
+        accuracies = {name: split.accuracy for name, split in result.evaluations.items()}
+        figures["split_accuracy"] = {name: value for name, value in accuracies.items() if value is not None}
     return RunState(
         name=label,
         path=path,

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from ..base.files import require_space
+from ..base.text import short_count
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..method.apply import apply
 from ..method.audit import audit
+from ..method.freeze_report import FreezeReport
 from ..method.schedule import Event, events
 from ..method.sites import find_sites
 from ..models.flops import find_reach, train_flops_per_token
@@ -69,6 +71,7 @@ def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
     method = config.method.resolve(length.steps)
     report = apply(model, method, config.seed)
     _check_schedule(config, events(model, method), length)
+    display.say(_opening_line(report, world, task, length))
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable()
 
@@ -114,6 +117,17 @@ def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
     display.start(length.steps)
     run.trackers = Trackers(config.log.trackers if world.main else (), config, folder.path, display.say, state.step)
     return run
+
+
+def _opening_line(report: FreezeReport, world: World, task: Task, length: RunLength) -> str:
+    """Return in one line what the run is: its parameters, where it runs, and how long it is."""
+    epochs = length.epoch(length.steps)
+    tokens = task.token_count(0, task.samples_per_epoch) * epochs
+    device = world.device.type + (f" x {world.size}" if world.size > 1 else "")
+    return (
+        f"{short_count(report.total)} parameters, {short_count(report.trainable)} trainable; {device}; "
+        f"{length.steps:,} steps, {short_count(tokens)} tokens, {epochs:.3g} {'epoch' if epochs == 1 else 'epochs'}"
+    )
 
 
 def _check_schedule(config: RunConfig, planned: list[Event], length: RunLength) -> None:

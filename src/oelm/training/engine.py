@@ -27,7 +27,7 @@ from ..method.schedule import advance, due
 from ..method.seal import verify
 from ..models.load import load
 from ..runs.folder import RunFolder, ending
-from ..runs.schema import AttentionLine, Audit, Clock, EventLine, LayerAttention, TrainLine, ValLine
+from ..runs.schema import AttentionLine, Audit, Clock, EventLine, LayerAttention, Result, TrainLine, ValLine
 from .attention_stats import attention_statistics
 from .best import save_best_model, stale_best_model
 from .build import ActiveRun, build_run, build_stepper, count_flops
@@ -276,11 +276,22 @@ def _finish(run: ActiveRun) -> dict[str, Any]:
     run.folder.status("finished", step=state.step)
     for warning in result.warnings:
         run.display.say(f"warning: {warning}")
-    # In a resumed run's state a metric that was not finite is None, since JSON has null for it.
-    last = run.task.headline({name: math.nan if value is None else value for name, value in state.last.items()})
-    best = f"; best at step {state.best['step']}: {run.task.headline(state.best)}" if state.best else ""
-    run.display.say(f"{ending(result.val_loss)}: {last}{best}; records in {run.folder.path}")
+    for line in _closing_lines(run, result, evaluations):
+        run.display.say(line)
     return read_result(run.folder)
+
+
+def _closing_lines(run: ActiveRun, result: Result, evaluations: dict[str, MetricDict]) -> list[str]:
+    """Return what a run ended with: its last figures, its best ones, those of other splits, and where they are kept."""
+    state, task = run.state, run.task
+    # In a resumed run's state a metric that was not finite is None, since JSON has null for it.
+    last = task.headline({name: math.nan if value is None else value for name, value in state.last.items()})
+    lines = [f"{ending(result.val_loss)}: {last}"]
+    if state.best and state.best["step"] != state.step:
+        lines.append(f"best, at step {state.best['step']}: {task.headline(state.best)}")
+    for name, metrics in evaluations.items():
+        lines.append(f"{name}, at step {metrics['step']}: {task.headline(metrics)}")
+    return [*lines, f"records in {run.folder.path}"]
 
 
 def _evaluate_other_splits(run: ActiveRun) -> dict[str, MetricDict]:

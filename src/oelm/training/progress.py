@@ -8,8 +8,13 @@ import time
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 
 from ..runs.folder import RunFolder
+
+_BAR_WIDTH = 10
+# The text beside the bar is one line: what does not fit is cut, not folded.
+_WHOLE = Column(no_wrap=True, overflow="ellipsis")
 
 
 class _PatientConsole(Console):
@@ -34,9 +39,9 @@ class Display:
         """Start the live line of a run with `total` steps."""
         self._total = total
         if self._folder is not None and not self._console.quiet and sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[metrics]}"))
+            columns = (BarColumn(bar_width=_BAR_WIDTH), TextColumn("{task.fields[metrics]}", table_column=_WHOLE))
             self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task(str(self._folder.path), total=total, metrics="")
+            self._task = self._bar.add_task("", total=total, metrics="starting")
             self._bar.start()
             self._console.show_cursor(True)  # a second Ctrl-C ends the process at once, and would leave it hidden
 
@@ -52,14 +57,13 @@ class Display:
             return
         ppl = f"  ppl {metrics['perplexity']:.2f}" if "perplexity" in metrics else ""
         skipped = f"  {metrics['skipped']} skipped" if metrics["skipped"] else ""
-        text = (
-            f"step {step}/{self._total}  loss {metrics['loss']:.4f}{ppl}  "
-            f"lr {metrics['learning_rate']:.2e}  {metrics['tokens_per_second']:,.0f} tokens/s  "
-            f"eta {duration(eta)}{skipped}"
-        )
+        done, rate = f"{step}/{self._total}  loss {metrics['loss']:.4f}{ppl}", f"{metrics['tokens_per_second']:,.0f}"
+        text = f"step {done}  lr {metrics['learning_rate']:.2e}  {rate} tokens/s  eta {duration(eta)}{skipped}"
         self._folder.log(text)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step, metrics=text)
+            # The time left comes early, so that no narrow terminal cuts it off.
+            short = f"{duration(eta)} left  {done}  {rate} tok/s{skipped}"
+            self._bar.update(self._task, completed=step, metrics=short)
         elif time.monotonic() - self._shown >= self._pause or step >= self._total:
             self._shown = time.monotonic()
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)

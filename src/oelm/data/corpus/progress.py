@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ...base.text import short_count
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -48,7 +50,7 @@ def reporter(progress: bool | Callback) -> Iterator[Callback]:
         def show(now: Progress) -> None:
             if now.stage not in tasks:
                 tasks[now.stage] = bars.add_task(now.stage, total=now.total, note="")
-            note = f"{now.tokens / 1e6:,.1f} M tokens" if now.tokens else ""
+            note = f"{short_count(now.tokens)} tokens" if now.tokens else ""
             bars.update(tasks[now.stage], completed=now.bytes, note=note)
 
         yield show

@@ -85,10 +85,10 @@ class Classification(LabelledTask):
         return bool(metrics["accuracy"] >= target)
 
     def headline(self, metrics: MetricDict) -> str:
+        examples = example_count(metrics["n"], metrics["held_out"])
         return (
-            f"accuracy {metrics['accuracy']:.4f} (majority {metrics['majority']['accuracy']:.4f}), "
-            f"macro-F1 {metrics['macro_f1']:.4f}, validation loss {metrics['loss']:.4f} "
-            f"({example_count(metrics['n'], metrics['held_out'])} examples)"
+            f"accuracy {metrics['accuracy']:.4f} on {examples} (majority {metrics['majority']['accuracy']:.4f}), "
+            f"macro-F1 {metrics['macro_f1']:.4f}, loss {metrics['loss']:.4f}"
         )
 
     def on_split(self, name: str) -> Classification:

@@ -106,7 +106,7 @@ class TextToText(LabelledTask):
         return text_metrics(answers, [text.strip() for text in expected]) | {"held_out": self.held_out_count}
 
     def headline(self, metrics: MetricDict) -> str:
-        text = f"validation loss {metrics['loss']:.4f}"
+        text = f"loss {metrics['loss']:.4f}"
         if "exact_match" in metrics:
             text += (
                 f", exact match {metrics['exact_match']:.4f}, chrF {metrics['chrf']:.1f}, BLEU {metrics['bleu']:.1f} "
