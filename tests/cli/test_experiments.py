@@ -8,8 +8,8 @@ from oelm.base.strict import merge
 from oelm.lab.experiment import runnable_experiments
 from oelm.lab.plan import Request, plan_runs
 from oelm.lab.status import list_runs
-from tests.support.lab import ForkLauncher, experiment_file, lab, start_command
-from tests.support.training import read
+from tests.support.lab import ForkLauncher, experiment_file, lab, refusal, start_command
+from tests.support.training import read, tiny, write_yaml
 from tests.test_import import loaded_modules
 
 
@@ -29,7 +29,15 @@ def test_an_experiment_with_several_methods_is_run_as_a_matrix(tmp_path, monkeyp
     monkeypatch.setattr("oelm.lab.launch.local.local_launcher", lambda *_: ForkLauncher())
     file = experiment_file(tmp_path, axes={"method": ["baseline", "identity-key"]})
     result = lab("run", file, "--out", tmp_path / "runs")
-    assert (result.exit_code, result.stdout.strip()) == (0, "2 finished")
+    assert result.exit_code == 0, result.output
+    counts, *table, command = result.stdout.strip().splitlines()
+    assert (counts, command) == ("2 finished", f"next: oelm report {tmp_path / 'runs'} --out report")
+    rows = {line.split()[0]: line for line in table if line.strip()}
+    assert "against" in table[1]
+    assert "one seed" in rows["identity-key"]
+    assert "%" in rows["identity-key"]
+    assert "%" not in rows["baseline"]
+    assert max(map(len, table)) <= 80
     assert "2 runs; about" in result.stderr
     assert {run.method for run in list_runs(tmp_path / "runs")} == {"baseline", "identity-key"}
 
@@ -38,7 +46,24 @@ def test_a_matrix_with_a_failed_run_exits_with_1(tmp_path, monkeypatch):
     monkeypatch.setattr("oelm.lab.launch.local.local_launcher", lambda *_: ForkLauncher())
     file = experiment_file(tmp_path, axes={"data.fraction": [1e-9, 1.0]})
     result = lab("matrix", file, "--out", tmp_path / "runs")
-    assert (result.exit_code, result.stdout.strip()) == (1, "1 failed, 1 finished")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (1, "1 failed, 1 finished")
+    assert "what went wrong: oelm logs" in result.stdout
+
+
+def test_a_stopped_matrix_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("oelm.lab.launch.local.local_launcher", lambda *_: ForkLauncher())
+    monkeypatch.setattr("oelm.lab.matrix.Matrix.stopped", True)
+    result = lab("matrix", experiment_file(tmp_path), "--out", tmp_path / "runs")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (75, "1 left")
+    assert "to go on from there: " in result.stdout
+
+
+def test_a_runs_config_in_place_of_an_experiment_is_explained(tmp_path):
+    file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path))
+    for command in ("matrix", "run"):
+        message = refusal(command, file)
+        assert f"oelm train {file}" in message
+        assert "`config:`" in message
 
 
 def test_listing_experiments_loads_no_heavy_module():

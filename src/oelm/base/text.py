@@ -21,14 +21,14 @@ def plain_table() -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
-def plain_text(table: Table, title: str) -> str:
+def plain_text(table: Table, title: str = "") -> str:
     """Return a table as text without colours below its title. It is as wide as its cells need: no number is cut."""
     console = Console(file=io.StringIO(), color_system=None, legacy_windows=False)
     console.width = Measurement.get(console, console.options.update(width=10_000), table).maximum
     console.print(table)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().strip("\n").splitlines()
-    return "\n".join([title, *(line.rstrip() for line in lines if line.strip())])
+    return "\n".join([*([title] if title else []), *(line.rstrip() for line in lines if line.strip())])
 
 
 def short_count(count: float) -> str:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ..errors import AnalysisError
 from .options import RUNS, JsonOption, OutOption, YesOption
-from .terminal import confirm, count_of, duration, errors, listing
+from .terminal import confirm, count_of, duration, errors, listing, repeat_command
 from .train import train_and_print
 
 if TYPE_CHECKING:
@@ -199,9 +200,32 @@ def _run_matrix(planned: list[PlannedRun], launcher: Launcher, retries: int, yes
     with MatrixView() as view:
         counts = Matrix(planned, launcher, retries, view.print_event).run(view.show)
     typer.echo(", ".join(f"{count} {state}" for state, count in counts.items()))
+    _print_outcome(planned, counts)
     if any(counts.get(state) for state in ("failed", "diverged", "blocked")):
         return 1
     return 0 if set(counts) <= {"finished"} else EXIT_REQUEUE
+
+
+def _print_outcome(planned: list[PlannedRun], counts: dict[str, int]) -> None:
+    """Print how the methods compare in the runs that are done, and the command to type next."""
+    from .outcome import analyse_finished, outcome_lines
+
+    root = planned[0].config.output
+    try:
+        analysis = analyse_finished([run.folder for run in planned])
+    except AnalysisError as error:  # every run diverged, or the records cannot be read: the report says so too
+        typer.echo(str(error), err=True)
+        analysis = None
+    if analysis is not None:
+        typer.echo("\n".join(["", *outcome_lines(analysis)]))
+    for run in planned:
+        if counts.get("failed") and not (run.folder / "result.json").is_file():
+            typer.echo(f"what went wrong: oelm logs {run.folder}")
+            break
+    if set(counts) & {"stopped", "left", "elsewhere"}:
+        typer.echo(f"to go on from there: {repeat_command()}")
+    elif analysis is not None:
+        typer.echo(f"next: oelm report {root} --out report")
 
 
 def _estimate_text(size: DurationEstimate) -> str:

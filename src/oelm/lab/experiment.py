@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ..base.strict import Strict, explain, merge
-from ..config import read_mapping
+from ..config import RunConfig, read_mapping
 from ..errors import LabError, nearest
 from ..runs import published
 
@@ -116,6 +116,7 @@ def find_experiment(name: str) -> Experiment:
 def load_experiment(path: Path) -> Experiment:
     """Load a user's experiment. It may extend a shipped one; without an id it is named after its file."""
     content = read_mapping(path)
+    _refuse_run_config(content, path)
     content.setdefault("id", path.stem)
     name = str(content["id"])
     if name in shipped_experiments():
@@ -155,6 +156,17 @@ def _inherit(name: str, entries: dict[str, dict[str, Any]], chain: tuple[str, ..
     merged = merge(base, fields)
     merged["axes"] = {axis: values for axis, values in merged.get("axes", {}).items() if values is not None}
     return {**merged, "notes": notes} if notes else merged
+
+
+def _refuse_run_config(content: dict[str, Any], path: Path) -> None:
+    """Raise if a file is the config of one run, as `oelm train` takes it."""
+    run_fields = [name for name in RunConfig.model_fields if name in content and name not in Experiment.model_fields]
+    if run_fields and not content.keys() & {"config", "axes", "extends"}:
+        raise LabError(
+            f"{path}: the config of one run (it sets {', '.join(run_fields)}): train it with `oelm train {path}`. For "
+            "an experiment, move these fields below `config:` and list what varies below `axes:`, such as "
+            "method: [baseline, oelm-freeze]"
+        )
 
 
 def _refuse_contradictions(content: dict[str, Any], path: Path) -> None:
