@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -54,3 +55,5 @@ def prepare_data(
         typer.echo(f"{out}: already holds this data, complete: {counts}" if already_there else f"wrote {out}: {counts}")
         if data.overlap:
             typer.echo(f"warning: {data.overlap}", err=True)
+        if data.val:
+            typer.echo(f"next: oelm train --data {shlex.quote(str(out))} --model gpt:tiny method=oelm-freeze")

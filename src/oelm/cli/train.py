@@ -23,11 +23,23 @@ _FIELD_OF_OPTION = {"model": "model.name", "data": "data.path", "method": "metho
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A run's config: YAML or JSON.")],
-    overrides: Overrides = None,
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="A run's config, YAML or JSON, and overrides such as train.max_steps=100 method=oelm-freeze.",
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", help="A folder that `oelm data prepare` wrote.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="gpt:SIZE, random:FAMILY, a folder or Hub name.")] = None,
+    method: Annotated[str | None, typer.Option("--method", "-m", help="A preset or a method file.")] = None,
+    output: Annotated[Path | None, typer.Option("--out", "-o", "--output", help="Where runs are kept.")] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Train a run, or resume one that was interrupted. Under torchrun: on several GPUs.
+
+    Without a config, --data or --model is enough: the rest is chosen from them, and printed.
 
     Exits with 75 if a signal stopped it after saving (the same command resumes it), and with 1 if it diverged.
     """
@@ -35,15 +47,38 @@ def train(
         from ..config import RunConfig
         from ..errors import ConfigError
 
-        if "=" in str(config) and not config.exists():
-            raise ConfigError(f"{config}: the config file comes first, as in oelm train run.yaml {config}")
-        train_and_print(RunConfig.load(config, overrides), quiet)
+        names, overrides = (words or [])[:1], (words or [])[1:]
+        if names and "=" in names[0] and not Path(names[0]).exists():
+            names, overrides = [], words or []
+        _refuse_field_given_twice(ctx, overrides)
+        given = {"data.path": data, "model.name": model, "output": output and str(output)}
+        given["method"] = None if method is None else read_method(method)
+        if names:
+            # JSON is YAML too, so that a path with a colon or a number for a name stays a string.
+            options = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
+            train_and_print(RunConfig.load(names[0], [*overrides, *options]), quiet)
+        if data is None and model is None:
+            first = f"{overrides[0]}: the config file comes first" if overrides else "no config file"
+            raise ConfigError(
+                f"{first}, as in oelm train run.yaml; without one, name data or a model, as in "
+                "oelm train --data data/mine --model gpt:tiny"
+            )
+        from .quick_run import describe, quick_config
+
+        fields = {name: given[name] for name in ("method", "output") if given[name] is not None}
+        config = quick_config(data, model, fields, overrides)
+        if not quiet:
+            typer.echo(describe(config), err=True)
+        train_and_print(config, quiet)
 
 
 def train_and_exit(config: str) -> None:
     """Do what `oelm train CONFIG --quiet` does, then end this process with its exit code."""
+    from ..config import RunConfig
+
     try:
-        train(Path(config), quiet=True)
+        with errors():
+            train_and_print(RunConfig.load(config), quiet=True)
     except typer.Exit as ended:
         sys.exit(ended.exit_code)
 

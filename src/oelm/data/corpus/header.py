@@ -91,11 +91,12 @@ def read_header(folder: Path) -> Header:
     """Return the header of a prepared folder; raise DataError when it is missing, unfinished or of another format."""
     path = folder / HEADER
     if not path.is_file():
+        prepare = "prepare the text first: oelm data prepare TEXT --train-bpe 8192 --out FOLDER"
         if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder; prepare the data first")
+            raise DataError(f"{folder}: {'a file, not a folder' if folder.exists() else 'no such folder'}; {prepare}")
         if (folder / WORK).exists():
             raise DataError(f"{folder}: its preparation did not finish; run the same command again to continue it")
-        raise DataError(f"{folder}: not a prepared data folder ({HEADER} is missing)")
+        raise DataError(f"{folder}: not a prepared data folder ({HEADER} is missing); {prepare}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

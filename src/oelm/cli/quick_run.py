@@ -1,0 +1,68 @@
+"""The config of a run that has no config file: chosen from its data and its model, and printed."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from ..base.text import WIDTH
+from ..config import GPT, RANDOM, RunConfig
+
+_MODEL, _DATA = "gpt:tiny", "builtin:stories"
+# What a first run on a small machine can afford: some passes over a small corpus, and an hour or less on a large one.
+_EPOCHS, _FEWEST_STEPS, _MOST_STEPS = 3, 100, 1000
+_BATCH, _LONGEST, _SHORTEST = 16, 256, 16
+# A validation on fewer windows than this says little; a small corpus is cut into shorter ones.
+_VALIDATION_WINDOWS = 8
+# The rates of the guides: for random weights, and for pretrained ones.
+_FRESH_RATE, _PRETRAINED_RATE = 1e-3, 5e-5
+# Settings that `describe` prints, since a user may want others.
+_SHOWN = ("data.sequence_length", "train.batch_size", "train.max_steps", "train.epochs", "optimizer.learning_rate")
+
+
+def quick_config(data: str | None, model: str | None, fields: dict[str, Any], overrides: list[str]) -> RunConfig:
+    """Return the config of a language-modelling run on `data`; `fields` and `overrides` come before what is chosen.
+
+    Everything is a function of the data and the model, so that the same command resumes the run.
+    """
+    from ..training.tasks.language import open_dataset
+
+    data, model = data or _DATA, model or _MODEL
+    tokens = open_dataset(data)
+    held_out = tokens.val.tokens if tokens.val is not None else tokens.train.tokens
+    length = _LONGEST
+    while length > _SHORTEST and min(len(held_out), len(tokens.train.tokens)) <= _VALIDATION_WINDOWS * length:
+        length //= 2
+    set_by_user = {override.partition("=")[0] for override in overrides}
+    chosen: dict[str, Any] = {
+        "experiment": _name(data, model),
+        "model": {"name": model},
+        "data": {"path": data, "sequence_length": length},
+        "optimizer": {"learning_rate": _FRESH_RATE if model.startswith((GPT, RANDOM)) else _PRETRAINED_RATE},
+        "train": {"batch_size": _BATCH},
+        **fields,
+    }
+    if not set_by_user & {"train.max_steps", "train.epochs"}:
+        steps = _EPOCHS * len(tokens.train.tokens) / (length * _BATCH)
+        chosen["train"]["max_steps"] = min(_MOST_STEPS, max(_FEWEST_STEPS, math.ceil(steps)))
+    every = max(1, chosen["train"].get("max_steps", _MOST_STEPS) // 10)
+    return RunConfig.load({**chosen, "eval": {"every": every}, "checkpoint": {"every": every}}, overrides)
+
+
+def describe(config: RunConfig) -> str:
+    """Return what was chosen for a run as overrides, which a user may repeat with other values, and its folder."""
+    fields = config.to_dict()
+    values = {name: fields[name.partition(".")[0]][name.partition(".")[2]] for name in _SHOWN}
+    settings = " ".join(f"{name}={value:g}" for name, value in values.items() if value is not None)
+    folded = textwrap.wrap(settings, WIDTH - 2, break_on_hyphens=False)
+    return "\n  ".join([f"{config.folder} with", *folded, "and defaults; add KEY=VALUE to change any"])
+
+
+def _name(data: str, model: str) -> str:
+    """Return the name of the run's experiment: its data and its model, as part of a folder's name."""
+    folder = Path(data.removeprefix("builtin:")).resolve().name
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{folder}-{Path(model).name}")
+    return words.strip("-.") or "run"
