@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 
@@ -13,9 +14,12 @@ from typer.testing import CliRunner
 
 import oelm
 from oelm.cli.app import app
+from oelm.data.tokenizer import load_model_tokenizer
 from oelm.errors import CheckpointError, ConfigError, ModelError
+from oelm.evaluation.generate import generate_text
 from oelm.evaluation.load import config_of, find_model, is_run, load_run
-from oelm.evaluation.use import evaluate_run, generate_text
+from oelm.evaluation.use import evaluate_run
+from oelm.models.small import small_model
 from oelm.runs.schema import RecordedConfig
 from tests.support.training import config, run_here, run_to_end, start, tiny, token_folder, weights, write_yaml
 
@@ -70,22 +74,38 @@ def test_a_runs_folder_is_recognised_and_has_its_config(trained, tmp_path):
     assert config_of(run).id == result["id"]
 
 
+def generated(run, *arguments, seed=0):
+    return generate_text(run, *arguments, seed=seed).text
+
+
 def test_generated_text_depends_only_on_the_seed_and_greedy_text_not_even_on_that(trained):
     run, _ = trained
-    text = generate_text(run, "Once upon a time", 20, 1.0, 50, seed=1)
+    text = generated(run, "Once upon a time", 20, 1.0, 50, seed=1)
     assert text.startswith("Once upon a time")
-    assert text == generate_text(run, "Once upon a time", 20, 1.0, 50, seed=1)
-    assert text != generate_text(run, "Once upon a time", 20, 1.0, 50, seed=2)
-    greedy = generate_text(run, "Once upon a time", 20, 0.0, 0, seed=1)
-    assert greedy == generate_text(run, "Once upon a time", 20, 0.0, 0, seed=2)
+    assert text == generated(run, "Once upon a time", 20, 1.0, 50, seed=1)
+    assert text != generated(run, "Once upon a time", 20, 1.0, 50, seed=2)
+    greedy = generated(run, "Once upon a time", 20, 0.0, 0, seed=1)
+    assert greedy == generated(run, "Once upon a time", 20, 0.0, 0, seed=2)
 
 
-def test_a_prompt_longer_than_the_positions_is_cut_at_its_start(trained):
+def test_a_prompt_longer_than_the_positions_is_cut_at_its_start_and_says_so(trained):
     run, _ = trained
     prompt = "Once upon a time " * 20 + "the end"
-    text = generate_text(run, prompt, 5, 0.0, 0, seed=0)
-    assert "the end" in text
-    assert len(text) < len(prompt)
+    result = command("generate", run, "--prompt", prompt, "--tokens", 5, "--temperature", 0)
+    assert result.exit_code == 0, result.output
+    assert "the end" in result.stdout
+    assert len(result.stdout) < len(prompt)
+    continuation = generate_text(run, prompt, 5, 0.0, 0, seed=0)
+    assert prompt.startswith(continuation.cut.strip())
+    count = continuation.cut_tokens
+    assert f"the model has 32 positions, so the first {count} tokens of the prompt were cut" in result.stderr
+    # Together they fill the positions: the last new token is never read.
+    assert len(tokenize(run, prompt)) - count + 5 - 1 == 32
+    assert command("generate", run, "--tokens", 5).stderr == "", "nothing was cut"
+
+
+def tokenize(run, text):
+    return load_model_tokenizer(run / "best")(text).input_ids
 
 
 @pytest.mark.parametrize("prompt", ["Once upon a time", "Once upon a time " * 20])
@@ -96,13 +116,37 @@ def test_the_default_number_of_tokens_fits_the_positions(prompt, trained):
     assert not result.stdout.endswith("time\n")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "tokens", "message"),
-    [("", 5, "the prompt is empty"), ("Once", 32, "--tokens 32: .*32 positions.*31")],
-)
-def test_an_empty_prompt_and_too_many_tokens_are_refused(prompt, tokens, message, trained):
-    with pytest.raises(ConfigError, match=message):
-        generate_text(trained[0], prompt, tokens, 0.0, 0, seed=0)
+def test_the_advice_is_the_most_tokens_that_the_model_can_add(trained):
+    run, _ = trained
+    with pytest.raises(ConfigError, match=r"--tokens 33: .*32 positions") as refused:
+        generate_text(run, "Once upon a time", 33, 0.0, 0, seed=0)
+    room = int(re.search(r"at most (\d+) after this prompt", str(refused.value))[1])
+    assert generate_text(run, "Once upon a time", room, 0.0, 0, seed=0).cut_tokens == 0
+    assert generate_text(run, "Once upon a time", room + 1, 0.0, 0, seed=0).cut_tokens == 1
+    model, ids = load_run(run), torch.tensor([tokenize(run, "Once upon a time")])
+    never = {"eos_token_id": None, "do_sample": False, "pad_token_id": 0}
+    assert model.generate(ids, max_new_tokens=room, **never).shape[1] == 33
+    with pytest.raises(ValueError, match="positions"):
+        model.generate(ids, max_new_tokens=room + 1, **never)
+
+
+def test_an_empty_prompt_is_refused(trained):
+    with pytest.raises(ConfigError, match="the prompt is empty"):
+        generate_text(trained[0], "", 5, 0.0, 0, seed=0)
+
+
+def test_any_folder_with_a_language_model_generates(trained, tmp_path):
+    """The best model of a run, one that was exported, and one that was saved after apply."""
+    run, _ = trained
+    assert command("export", run, tmp_path / "plain").exit_code == 0
+    texts = [command("generate", folder, "--temperature", 0, "--tokens", 9) for folder in (run, run / "best")]
+    texts.append(command("generate", tmp_path / "plain", "--temperature", 0, "--tokens", 9))
+    assert [text.exit_code for text in texts] == [0, 0, 0], [text.output for text in texts]
+    assert len({text.stdout for text in texts}) == 1
+    (tmp_path / "plain" / "tokenizer.json").unlink()
+    assert "no tokenizer here" in command("generate", tmp_path / "plain").stderr
+    small_model("bert").save_pretrained(tmp_path / "bert")
+    assert "does not continue a prompt" in command("generate", tmp_path / "bert").stderr
 
 
 def test_a_temperature_or_a_seed_out_of_range_is_refused(trained):
@@ -213,7 +257,7 @@ def test_the_generate_command_prints_the_text_of_its_seed(trained):
     options = ("--prompt", "Once upon a time", "--tokens", 10, "--seed", 4)
     result = command("generate", run, *options)
     assert result.exit_code == 0, result.output
-    assert result.stdout == generate_text(run, "Once upon a time", 10, 0.8, 50, 4) + "\n"
+    assert result.stdout == generated(run, "Once upon a time", 10, 0.8, 50, seed=4) + "\n"
     assert command("generate", run, *options).stdout == result.stdout
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ..errors import CheckpointError, FileError, first_line
 
@@ -53,6 +53,21 @@ def write_bytes(path: Path, content: bytes) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[TextIO]:
+    """Yield a text file that is renamed to `path` when the block ends, or removed when the block raises."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        try:
+            with open(temporary, "w", encoding="utf-8", newline="") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .options import RunArgument
-from .terminal import errors, quiet_libraries
+from .terminal import count_of, errors, progress_bar, quiet_libraries
 
 
 def evaluate(
@@ -26,19 +27,44 @@ def evaluate(
 
 def predict(
     run: RunArgument,
-    text: Annotated[str, typer.Argument(help="The text to classify, or the source text to answer.")],
+    text: Annotated[str | None, typer.Argument(help="The text to classify, or the source text to answer.")] = None,
     pair: Annotated[str | None, typer.Argument(help="The second text, if the task has two.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A table: predict all of its rows, in batches.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The .csv, .tsv or .jsonl file to write.")] = None,
+    column: Annotated[str | None, typer.Option(help="The file's column of texts, if not the task's.")] = None,
+    pair_column: Annotated[str | None, typer.Option(help="Its column of second texts.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows at a time, with --file.")] = 32,
 ) -> None:
-    """Run a fine-tuned model on one text, or one pair of texts; prints the answer as JSON."""
+    """Run a fine-tuned model on one text or pair of texts, or on all rows of a file.
+
+    For one text the answer is printed as JSON. With --file, every row is written to --out with its prediction.
+    """
     with errors():
-        from ..evaluation.use import predict_one
+        from ..errors import ConfigError
 
         quiet_libraries()
-        typer.echo(json.dumps(predict_one(run, text, pair), indent=2, ensure_ascii=False))
+        if file is None:
+            if text is None or out is not None:
+                raise ConfigError("predict: give a text, or a table with --file and where to write it with --out")
+            from ..evaluation.use import predict_one
+
+            typer.echo(json.dumps(predict_one(run, text, pair), indent=2, ensure_ascii=False))
+            return
+        if text is not None or out is None:
+            problem = f"{text!r} is a text of its own; leave it out" if text is not None else "give --out too"
+            raise ConfigError(f"predict --file {file}: {problem}")
+        from ..evaluation.predict_table import predict_table
+
+        with progress_bar() as show:
+            columns = {"column": column, "pair_column": pair_column}
+            rows = predict_table(run, file, out, **columns, batch_size=batch_size, show=show)
+        typer.echo(f"wrote {out}: {count_of(rows, 'row')} with a prediction each")
 
 
 def generate(
-    run: RunArgument,
+    source: Annotated[
+        Path, typer.Argument(help="A run's folder, or one of a model: exported, saved after oelm.apply, or any other.")
+    ],
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = "Once upon a time",
     tokens: Annotated[
         int | None, typer.Option(min=1, help="How many tokens to add. Default: 100, or what fits.")
@@ -47,9 +73,17 @@ def generate(
     top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most likely tokens; 0: from all.")] = 50,
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of the sampling.")] = 0,
 ) -> None:
-    """Generate text from a prompt with a trained model."""
+    """Generate text from a prompt with a trained model. A prompt that does not fit loses its start, and says so."""
     with errors():
-        from ..evaluation.use import generate_text
+        from ..evaluation.generate import generate_text
 
         quiet_libraries()
-        typer.echo(generate_text(run, prompt, tokens, temperature, top_k, seed))
+        continuation = generate_text(source, prompt, tokens, temperature, top_k, seed)
+        if continuation.cut_tokens:
+            end = continuation.cut[-40:].strip()
+            typer.echo(
+                f"warning: the model has {continuation.positions} positions, so the first "
+                f"{count_of(continuation.cut_tokens, 'token')} of the prompt were cut, up to {end!r}",
+                err=True,
+            )
+        typer.echo(continuation.text)

@@ -64,6 +64,22 @@ def find_columns(candidates: ColumnNames, row: Row, where: str) -> FoundColumns:
     return FoundColumns(candidates, text, pair, _first(candidates.answer, row))
 
 
+def find_inputs(candidates: Sequence[tuple[str, str | None]], row: Row, where: str) -> tuple[str, str | None]:
+    """Return the first of the candidates, a column of texts and one of second texts or None, that a table has.
+
+    A table whose only column with text has another name is taken where one column is enough.
+    """
+    for text, pair in candidates:
+        if text in row and (pair is None or pair in row):
+            return text, pair
+    single = all(pair is None for _, pair in candidates)
+    with_text = [name for name in row if isinstance(row[name], str)]
+    if single and len(row) == len(with_text) == 1:
+        return with_text[0], None
+    names = [repr(text) if pair is None else f"{text!r} with {pair!r}" for text, pair in candidates]
+    raise DataError(f"{where}: no column {' or '.join(names)}; {_has(row)}")
+
+
 def guess_labelled(
     row: Row, where: str, *, text: str | None = None, pair: str | None = None, label: str | None = None
 ) -> ColumnNames:

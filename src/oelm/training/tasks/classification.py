@@ -142,17 +142,27 @@ class ClassifierLoss(nn.Module):
         return torch.cat([loss, torch.bincount(cells, minlength=self.classes**2).double()])
 
 
-@torch.no_grad()
 def classify(model: nn.Module, model_tokenizer: ModelTokenizer, text: str, pair: str | None) -> dict[str, Any]:
     """Return a classifier's most likely class for one text or pair, and the probability of each class."""
     encoded = model_tokenizer.encode([text], None if pair is None else [pair])
-    rows = encoded.pad(np.zeros(1, np.int64), model_tokenizer.tokenizer.pad_token_id)
-    classifier: Any = model
-    logits = classifier(**{name: torch.from_numpy(values) for name, values in rows.items()}).logits
-    probabilities = torch.softmax(logits[0].float(), -1).tolist()
-    labels = [classifier.config.id2label[index] for index in range(len(probabilities))]
+    probabilities = class_probabilities(model, model_tokenizer, encoded, np.zeros(1, np.int64))[0].tolist()
+    labels = class_names(model, len(probabilities))
     most_likely = max(zip(probabilities, labels, strict=True))[1]
     return {"label": most_likely, "probabilities": dict(zip(labels, probabilities, strict=True))}
+
+
+@torch.no_grad()
+def class_probabilities(model: nn.Module, model_tokenizer: ModelTokenizer, encoded: Encoded, chosen: Order) -> Tensor:
+    """Return the probability of each class for the chosen texts, a row for each."""
+    rows = encoded.pad(chosen, model_tokenizer.tokenizer.pad_token_id)
+    classifier: Any = model
+    inputs = {name: torch.from_numpy(values).to(classifier.device) for name, values in rows.items()}
+    return torch.softmax(classifier(**inputs).logits.float(), -1).cpu()
+
+
+def class_names(model: Any, count: int) -> list[str]:
+    """Return the names of a classifier's classes, in the order of its outputs."""
+    return [model.config.id2label[index] for index in range(count)]
 
 
 def _encode(data: LabelledData, split: str, model_tokenizer: ModelTokenizer) -> Encoded:

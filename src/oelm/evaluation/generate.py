@@ -1,0 +1,104 @@
+"""Continue a prompt with the model of a run, or of any folder that holds a language model and its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.tokenizer import load_model_tokenizer
+from ..errors import ConfigError
+from ..models.load import build_model
+from ..training.parallel import device_for
+from ..training.tasks.language import LanguageModelling
+from .load import config_of, is_run, load_run
+
+# New tokens when the caller gives no number.
+_DEFAULT_TOKENS = 100
+# Logits divided by a lower temperature overflow.
+_MIN_TEMPERATURE = 1e-30
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A prompt and its continuation as one text, and the start of the prompt that the model had no room to read."""
+
+    text: str
+    cut: str
+    cut_tokens: int
+    positions: int | None
+
+
+def generate_text(
+    source: Path, prompt: str, tokens: int | None, temperature: float, top_k: int, seed: int
+) -> Continuation:
+    """Return the prompt and its continuation by the model of a run, or of a folder that was exported or saved.
+
+    `tokens` None means 100 new tokens, or as many as the model has positions left for. A prompt that leaves too little
+    room loses its start. A temperature of 0 always takes the most likely token; a `top_k` of 0 samples from all.
+    """
+    if 0 < temperature < _MIN_TEMPERATURE:
+        raise ConfigError(f"--temperature {temperature}: too low to sample with; 0 always takes the most likely token")
+    model, tokenizer = _load(source)
+    device = device_for("auto")
+    model.to(device).eval()
+    ids = tokenizer(prompt, return_tensors="pt").input_ids.to(device)
+    length = ids.shape[1]
+    if length == 0:
+        raise ConfigError("the prompt is empty: give at least one word")
+    positions = _positions(model)
+    tokens, kept = _fit(tokens, length, positions)
+    torch.manual_seed(seed)
+    sampling = {"temperature": temperature, "top_k": top_k or None} if temperature > 0 else {}
+    end = {} if tokenizer.eos_token_id is None else {"eos_token_id": tokenizer.eos_token_id}
+    generated = model.generate(
+        ids[:, length - kept :],
+        attention_mask=torch.ones_like(ids[:, length - kept :]),
+        max_new_tokens=tokens,
+        pad_token_id=tokenizer.eos_token_id or 0,
+        do_sample=temperature > 0,
+        **sampling,
+        **end,
+    )
+    text, cut = (tokenizer.decode(part, skip_special_tokens=True) for part in (generated[0], ids[0, : length - kept]))
+    return Continuation(str(text), str(cut), length - kept, positions)
+
+
+def _load(source: Path) -> tuple[Any, Any]:
+    """Return a language model and its tokenizer; raise for a model that does not continue a text."""
+    if is_run(source):
+        config = config_of(source)
+        if config.task.kind != "language":
+            raise ConfigError(f"{source}: trained on {config.task.name}, not to continue a prompt; use `oelm predict`")
+        return load_run(source), LanguageModelling.open(config).data.load_tokenizer()
+    model = build_model(str(source))
+    if not model.can_generate() or model.config.is_encoder_decoder:
+        raise ConfigError(f"{source}: a {type(model).__name__} does not continue a prompt; name a language model")
+    return model, load_model_tokenizer(source)
+
+
+def _positions(model: Any) -> int | None:
+    """Return how many tokens a model can read, or None where its positions have no end."""
+    if getattr(model.config, "positions", "learned") != "learned":  # the project's GPT: rotary, or none
+        return None
+    positions = getattr(model.config, "max_position_embeddings", None)
+    return None if positions is None else int(positions)
+
+
+def _fit(requested: int | None, length: int, positions: int | None) -> tuple[int, int]:
+    """Return how many tokens to generate, and how many of the prompt's to keep.
+
+    The last new token is never read, so a prompt of n tokens leaves room for positions - n + 1.
+    """
+    if positions is None:
+        return requested or _DEFAULT_TOKENS, length
+    room = positions - length + 1
+    if requested is None:
+        # A prompt that does not fit keeps the half of the positions before its end.
+        requested = min(_DEFAULT_TOKENS, room if room > 0 else positions - positions // 2)
+    if requested > positions:
+        most = f"{room} after this prompt of {length}" if room > 0 else f"{positions}, after one token"
+        raise ConfigError(f"--tokens {requested}: the model has {positions} positions; ask for at most {most}")
+    return requested, min(length, positions - requested + 1)
