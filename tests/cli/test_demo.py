@@ -6,7 +6,6 @@ import pytest
 
 from oelm.cli import demo as demo_module
 from oelm.lab.experiment import find_experiment
-from oelm.lab.matrix import Matrix
 from oelm.lab.status import list_runs
 from tests.support.lab import ForkLauncher, lab, refusal, start_command
 from tests.support.training import tiny
@@ -24,11 +23,15 @@ def small_demo(monkeypatch):
 
 
 @pytest.mark.full
-def test_the_demo_prints_a_summary_and_writes_a_report(small_demo, tmp_path):
-    pytest.importorskip("scipy")
+def test_the_demo_ends_with_a_table_a_sentence_and_the_next_command(small_demo, tmp_path):
     result = lab("demo", "--out", tmp_path / "demo")
     assert result.exit_code == 0, result.output
-    assert "oelm-freeze" in result.stdout.split("What these small runs show")[1]
+    outcome = result.stdout.split("demo/runs.")[1].strip().splitlines()
+    assert sum("oelm-freeze" in line and "%" in line for line in outcome) == 2, "a row and a sentence"
+    assert "this shows how the lab works" in " ".join(outcome)
+    assert outcome[-1].startswith("next, on your own text: oelm data prepare")
+    assert len(outcome) < 15, "no page of statistics"
+    assert all(len(line) <= 80 for line in outcome if str(tmp_path) not in line)
     assert (tmp_path / "demo" / "report" / "report.html").is_file()
     assert len(list_runs(tmp_path / "demo" / "runs")) == 2 * demo_module.SEEDS
     again = lab("demo", "--out", tmp_path / "demo")
@@ -37,21 +40,15 @@ def test_the_demo_prints_a_summary_and_writes_a_report(small_demo, tmp_path):
 
 
 @pytest.mark.full
-def test_the_demo_starts_no_run_that_would_miss_its_deadline(small_demo, tmp_path, monkeypatch):
-
-    class SlowMatrix(Matrix):
-        def _handle_end(self, entry, code):
-            entry.started -= 300  # as if a run took five minutes
-            super()._handle_end(entry, code)
-
-    monkeypatch.setattr(demo_module, "Matrix", SlowMatrix)
-    result = lab("demo", "--out", tmp_path / "demo", "--minutes", "4")
+def test_the_demo_starts_no_run_that_would_miss_its_deadline_but_always_has_the_first(
+    small_demo, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(demo_module, "_REPORT_SECONDS", 60.0)  # no time is left for any run
+    result = lab("demo", "--out", tmp_path / "demo", "--minutes", "0.5")
     assert result.exit_code == 0, result.output
-    states = [run.state for run in list_runs(tmp_path / "demo" / "runs")]
-    assert states == ["finished"] * 2, "the first seed of both methods"
-    assert result.stdout.startswith("Up to seven ways")
-    assert "what does not fit is left out" in result.stdout
-    assert "4 runs" in result.stderr, "the runs that were not started"
+    finished = {run.name for run in list_runs(tmp_path / "demo" / "runs") if run.state == "finished"}
+    assert finished == {"demo/baseline/seed-0", "demo/oelm-freeze/seed-0"}
+    assert "left     4 runs" in result.stderr, "the runs that were not started"
 
 
 def test_damaged_demo_settings_are_refused(tmp_path):
@@ -59,6 +56,7 @@ def test_damaged_demo_settings_are_refused(tmp_path):
     message = refusal("demo", "--out", tmp_path)
     assert str(tmp_path / "demo.json") in message
     assert "steps" in message
+    assert f"remove {tmp_path}" in message
 
 
 def test_a_file_as_the_demos_folder_is_refused(tmp_path):
@@ -68,23 +66,27 @@ def test_a_file_as_the_demos_folder_is_refused(tmp_path):
     assert "File exists" in message
 
 
-def test_the_demo_takes_fewer_steps_on_a_slow_machine(tmp_path, monkeypatch):
-    for seconds, steps in ((0.01, 180), (0.25, 180), (0.27, 120), (0.45, 80), (9.0, 80)):
+def test_with_little_time_the_demo_shortens_its_runs_before_it_drops_methods(tmp_path, monkeypatch):
+    every = len(find_experiment("demo").axes["method"])
+    cases = [(0.01, 180, every), (0.2, 120, every), (0.35, 80, every), (1.0, 20, every), (3.0, 20, 3), (60.0, 20, 3)]
+    for seconds, steps, methods in cases:
         monkeypatch.setattr(demo_module, "seconds_per_step", lambda _, seconds=seconds: seconds)
         folder = tmp_path / str(seconds)
         folder.mkdir()
-        assert demo_module._choose_steps(folder, 205, 2) == steps
+        plan = demo_module._choose_plan(folder, 205, 2)
+        assert (plan.steps, len(plan.methods)) == (steps, methods), seconds
+        assert plan.methods[:3] == demo_module.ALWAYS
         monkeypatch.setattr(demo_module, "seconds_per_step", lambda _: 99.0)
-        assert demo_module._choose_steps(folder, 205, 2) == steps, "a resumed demo keeps its number of steps"
+        assert demo_module._choose_plan(folder, 205, 2) == plan, "a resumed demo keeps its plan"
 
 
 @pytest.mark.full
-def test_the_demo_prints_perplexities_if_no_report_can_be_written(small_demo, tmp_path, monkeypatch):
+def test_the_demo_has_its_table_if_no_report_can_be_written(small_demo, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "oelm.report", None)
     monkeypatch.setattr(demo_module, "SEEDS", 1)
     result = lab("demo", "--out", tmp_path / "demo")
     assert result.exit_code == 0
-    assert "No report was written" in result.stdout
+    assert "no report was written: " in result.stdout
     assert "oelm-freeze" in result.stdout
 
 
@@ -94,4 +96,4 @@ def test_the_demo_runs_at_full_size(tmp_path):
     process = start_command("demo", "--out", tmp_path / "demo")
     output, _ = process.communicate(timeout=580)
     assert process.returncode == 0, output
-    assert "What these small runs show" in output
+    assert "next, on your own text" in output

@@ -133,7 +133,10 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the runs and the report go.")] = Path("demo"),
     minutes: Annotated[float, typer.Option(min=0.5, help="Time limit, including the report.")] = 4.0,
 ) -> None:
-    """Train a tiny GPT with seven methods on built-in stories and report what that shows: four minutes, two cores."""
+    """Train a tiny GPT with seven methods on built-in stories and report what that shows: four minutes, two cores.
+
+    With less time, or on a slower machine, the runs are shorter; only then are there fewer methods.
+    """
     with errors():
         from .demo import run_demo
 
