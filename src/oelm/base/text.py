@@ -33,10 +33,11 @@ def plain_text(table: Table, title: str = "") -> str:
 
 def short_count(count: float) -> str:
     """Return a large number in three digits and a unit: 950, 44.9 M, 1.2 G, 12 k."""
+    rounded = float(f"{count:.3g}")
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if count >= size:
-            return f"{count / size:.3g}{unit}" if count < 1000 * size else f"{count / size:,.0f}{unit}"
-    return f"{count:.0f}"
+        if rounded >= size:
+            return f"{rounded / size:,.10g}{unit}"
+    return f"{rounded:g}"
 
 
 def spreadsheet_safe(value: Any) -> Any:

@@ -9,7 +9,8 @@ import typer
 
 from ..bench.forms import DEFAULT_FORMS, FORMS
 from ..errors import ConfigError
-from .options import JsonOption
+from . import completion
+from .options import JsonOption, ModelName
 from .terminal import errors, listing, progress_bar, quiet_libraries
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ def bench(
             help="Presets (see `oelm methods`) and, on gpt:SIZE, forms of attention (see --forms); NAME@N uses batches "
             f"of N. Default: {', '.join(_DEFAULT_ARMS)}. With --decode on gpt:SIZE: {', '.join(DEFAULT_FORMS)}. A name "
             "that is both a form and a preset is the form on gpt:SIZE. Also key=value settings of model, optimizer and "
-            "train, such as train.precision=bfloat16 or model.fields.num_hidden_layers=12."
+            "train, such as train.precision=bfloat16 or model.fields.num_hidden_layers=12.",
+            autocompletion=completion.presets,
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="gpt:SIZE, random:FAMILY, a folder or a Hub name.")] = "gpt:tiny",
+    model: Annotated[str, ModelName] = "gpt:tiny",
     task: Annotated[
         Literal["language", "classification"] | None,
         typer.Option(help="Default: classification (3 classes) for an encoder, else language."),

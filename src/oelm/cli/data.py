@@ -18,7 +18,11 @@ def _data() -> None:
     pass
 
 
-@data_app.command("prepare")
+@data_app.command(
+    "prepare",
+    epilog="Examples:\n\noelm data prepare text/ --train-bpe 8192 --out data/mine\n\n"
+    "oelm data prepare tinystories --tokenizer gpt2 --out data/tinystories",
+)
 def prepare_data(
     source: Annotated[str, typer.Argument(help="A file, folder or Hub dataset, such as tinystories or openwebtext.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],

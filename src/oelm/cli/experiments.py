@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import AnalysisError
+from . import completion
 from .options import RUNS, JsonOption, OutOption, YesOption
 from .terminal import confirm, count_of, duration, errors, listing, repeat_command
 from .train import train_and_print
@@ -35,7 +36,9 @@ ProcessesOption = Annotated[int, typer.Option("--gpus-per-run", min=1, help="Pro
 
 
 def experiments(
-    name: Annotated[str | None, typer.Argument(help="Show this experiment in full.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show this experiment in full.", autocompletion=completion.experiments)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the named experiments: the question of each, and what was published for it."""
@@ -55,8 +58,13 @@ def experiments(
 
 
 def run(
-    name: Annotated[str, typer.Argument(help="An experiment's name, or a YAML file of your own.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value for other settings.")] = None,
+    name: Annotated[
+        str,
+        typer.Argument(help="An experiment's name, or a YAML file of your own.", autocompletion=completion.experiments),
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value for other settings.", autocompletion=completion.settings)
+    ] = None,
     scale: ScaleOption = "full",
     data: DataOption = None,
     seed: Annotated[int, typer.Option(help="The run's seed.")] = 0,
@@ -81,7 +89,13 @@ def run(
 
 
 def matrix(
-    names: Annotated[list[str], typer.Argument(help="Experiments, YAML files of your own, and key=value overrides.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Experiments, YAML files of your own, and key=value overrides.",
+            autocompletion=completion.experiments_and_settings,
+        ),
+    ],
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds: 0 to N - 1.")] = None,
     lr_grid: Annotated[str | None, typer.Option(help="Learning rates for every arm, such as 3e-4,1e-3.")] = None,
     axis: Annotated[list[str] | None, typer.Option(help="One more axis, such as data.fraction=0.1,1.")] = None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import completion
 from .options import RUNS, JsonOption, OutOption, RunsArgument, YesOption
 from .terminal import confirm, count_of, errors, screen_width
 
@@ -38,7 +39,7 @@ def status(
 
 
 def logs(
-    name: Annotated[str, typer.Argument(help="A run's folder, or a part of its name.")],
+    name: Annotated[str, typer.Argument(help="A run's folder, or a part of its name.", autocompletion=completion.runs)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many lines to print.")] = 40,
     out: OutOption = RUNS,
@@ -55,7 +56,11 @@ def logs(
 
 def stop(
     name: Annotated[
-        str | None, typer.Argument(help="A run's folder, or a part of its name; with --all, the folder of the runs.")
+        str | None,
+        typer.Argument(
+            help="A run's folder, or a part of its name; with --all, the folder of the runs.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every run and matrix in progress in the folder.")] = False,
     out: OutOption = RUNS,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import completion
 from .options import JsonOption
 from .terminal import errors, listing, quiet_libraries
 
@@ -43,12 +44,18 @@ def diagnose(
         str,
         typer.Argument(
             help="A model's folder, a Hub name, random:NAME for a small random one (random:bert), a run's config file "
-            "or a run's folder."
+            "or a run's folder.",
+            autocompletion=completion.models,
         ),
     ],
     method: Annotated[
         str | None,
-        typer.Option("--method", "-m", help="A preset or a method file; without it the model is tested as it is."),
+        typer.Option(
+            "--method",
+            "-m",
+            help="A preset or a method file; without it the model is tested as it is.",
+            autocompletion=completion.presets,
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random matrices and of the sample batch.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps to take.")] = 3,
@@ -78,7 +85,12 @@ def diagnose(
 
 
 def export(
-    source: Annotated[str, typer.Argument(help="A run's folder, or one that save_pretrained wrote after oelm.apply.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A run's folder, or one that save_pretrained wrote after oelm.apply.", autocompletion=completion.runs
+        ),
+    ],
     out: Annotated[Path, typer.Argument(help="The folder to write the plain transformers checkpoint to.")],
 ) -> None:
     """Write a plain transformers checkpoint with the same outputs, which loads without oelm."""

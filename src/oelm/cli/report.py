@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from . import completion
 from .terminal import errors
 
 Language = Annotated[str, typer.Option("--lang", help="en or zh.")]
@@ -66,8 +67,10 @@ def report(
 
 
 def compare(
-    run_a: Annotated[Path, typer.Argument(help="A run's folder.")],
-    run_b: Annotated[Path, typer.Argument(help="The run to compare it with, such as the baseline.")],
+    run_a: Annotated[Path, typer.Argument(help="A run's folder.", autocompletion=completion.runs)],
+    run_b: Annotated[
+        Path, typer.Argument(help="The run to compare it with, such as the baseline.", autocompletion=completion.runs)
+    ],
     lang: Language = "en",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from . import completion
 from .methods import read_method
-from .options import RUNS, Overrides, QuietOption
+from .options import RUNS, MethodName, ModelName, Overrides, QuietOption
 from .terminal import errors, quiet_libraries, repeat_command
 
 if TYPE_CHECKING:
@@ -27,13 +28,14 @@ def train(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
+            metavar="CONFIG KEY=VALUE",
             help="A run's config, YAML or JSON, and overrides such as train.max_steps=100 method=oelm-freeze.",
+            autocompletion=completion.settings,
         ),
     ] = None,
     data: Annotated[str | None, typer.Option("--data", help="A folder that `oelm data prepare` wrote.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="gpt:SIZE, random:FAMILY, a folder or Hub name.")] = None,
-    method: Annotated[str | None, typer.Option("--method", "-m", help="A preset or a method file.")] = None,
+    model: Annotated[str | None, ModelName] = None,
+    method: Annotated[str | None, MethodName] = None,
     output: Annotated[Path | None, typer.Option("--out", "-o", "--output", help="Where runs are kept.")] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -86,11 +88,15 @@ def train_and_exit(config: str) -> None:
 def finetune(
     ctx: typer.Context,
     task: Annotated[
-        str, typer.Argument(help="sst2, mnli, xnli, imdb, ag_news, folder, builtin:sentiment or builtin:inference.")
+        str,
+        typer.Argument(
+            help="sst2, mnli, xnli, imdb, ag_news, folder, builtin:sentiment or builtin:inference.",
+            autocompletion=completion.tasks,
+        ),
     ],
     overrides: Overrides = None,
-    model: Annotated[str, typer.Option("--model", help="A folder, a Hub name, gpt:SIZE or random:FAMILY.")] = _BERT,
-    method: Annotated[str, typer.Option("--method", "-m", help="A preset or a method file.")] = "baseline",
+    model: Annotated[str, ModelName] = _BERT,
+    method: Annotated[str, MethodName] = "baseline",
     data: Annotated[Path | None, typer.Option("--data", help="A folder of local files, instead of the Hub.")] = None,
     recipe: Annotated[
         Literal["equal", "reference"],

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from . import completion
 from .options import RunArgument
 from .terminal import count_of, errors, progress_bar, quiet_libraries
 
@@ -63,7 +64,11 @@ def predict(
 
 def generate(
     source: Annotated[
-        Path, typer.Argument(help="A run's folder, or one of a model: exported, saved after oelm.apply, or any other.")
+        Path,
+        typer.Argument(
+            help="A run's folder, or one of a model: exported, saved after oelm.apply, or any other.",
+            autocompletion=completion.runs,
+        ),
     ],
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = "Once upon a time",
     tokens: Annotated[

@@ -216,7 +216,9 @@ def test_the_validation_subset_does_not_depend_on_the_order_of_the_file(tmp_path
         }
         result = run_here(tmp_path / f"runs-{name}", **changes)
         assert (result["last"]["n"], result["last"]["held_out"]) == (20, 100)
-        assert "(20 of 100 examples)" in (config(tmp_path / f"runs-{name}", **changes).folder / "train.log").read_text()
+        assert (
+            "on 20 of 100 (majority" in (config(tmp_path / f"runs-{name}", **changes).folder / "train.log").read_text()
+        )
         task = open_task(config(tmp_path, **changes, seed=5, method="oelm-freeze"))
         texts = task.data.splits["validation"].texts
         subsets.append(
