@@ -158,7 +158,9 @@ def test_a_run_is_found_by_a_part_of_its_name(all_states):
 
 
 def test_logs_show_the_end_of_the_log(all_states):
-    assert "finished: " in lab("logs", "done", "--out", all_states).stdout.splitlines()[-1]
+    *_, finished, records = lab("logs", "done", "--out", all_states).stdout.splitlines()
+    assert "finished: " in finished
+    assert "records in " in records
     assert len(lab("logs", "done", "-n", "2", "--out", all_states).stdout.splitlines()) == 2
     assert "failed: " in lab("logs", "broken", "--out", all_states).stdout
     assert "has no log yet" in refusal("logs", "damaged", "--out", all_states)
@@ -171,7 +173,7 @@ def test_logs_follow_a_run_to_its_end(tmp_path):
     lines = lab("logs", "-n", "1000", "-f", config.folder).stdout.splitlines()
     assert process.wait() == 0
     assert lines == (config.folder / "train.log").read_text(encoding="utf-8").splitlines(), "every line once"
-    assert "finished: " in lines[-1]
+    assert "records in " in lines[-1]
 
 
 # Stop

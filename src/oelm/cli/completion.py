@@ -13,6 +13,8 @@ from pathlib import Path
 import typer
 
 _Offers = list[tuple[str, str]]
+# The folder in which runs are kept unless --out names another.
+RUNS = Path("runs")
 # Characters at which bash ends a word.
 _BREAKS = ("=", ":")
 # The sizes of the project's GPT; the table that has them imports torch.
@@ -81,14 +83,9 @@ def runs(ctx: typer.Context, incomplete: str) -> _Offers:
 
     typed = Path(incomplete)
     above = typed if typed.is_dir() else typed.parent
-    root = above if incomplete.strip("./") and above.is_dir() and above != Path() else Path(_out(ctx))
+    typing_a_path = incomplete.strip("./") and above.is_dir() and above != Path()
+    root = above if typing_a_path else Path(ctx.params.get("out") or RUNS)
     return _beginning(incomplete, ((str(folder), "") for folder in run_folders(root)) if root.is_dir() else ())
-
-
-def _out(ctx: typer.Context) -> str:
-    from .options import RUNS
-
-    return str(ctx.params.get("out") or RUNS)
 
 
 def _beginning(incomplete: str, offers: Iterable[tuple[str, str]]) -> _Offers:

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from . import completion
-
-# The folder in which runs are kept unless --out names another.
-RUNS = Path("runs")
+from .completion import RUNS as RUNS
 
 MethodName: Any = typer.Option("--method", "-m", help="A preset or a method file.", autocompletion=completion.presets)
 ModelName: Any = typer.Option(
