@@ -419,6 +419,75 @@ def test_a_field_that_the_config_does_not_have_is_refused(own_type):
     assert_refused(OwnModel(OwnConfig()), FREEZE, FamilyError, "'own-type' has no field 'n_heads'")
 
 
+SEPARATE = {name: f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")}
+FUSED = {"fused": oelm.Fused("self_attn.qkv_proj"), "o": "self_attn.o_proj"}
+
+
+def as_own_type(model):
+    """Return a model of a known family as one of an unknown type, to be registered in a test's own way."""
+    model.config.model_type = OwnConfig.model_type
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "paths", "message"),
+    [
+        ("llama", SEPARATE, "0.self_attn.k_proj: 24 rows are not 4 key-value heads of 12 but 2: its"),
+        (
+            "phi3",
+            FUSED,
+            "qkv_proj: 96 rows are not 4 query heads and 2 x 4 key-value heads of 12 but 2: its family has",
+        ),
+    ],
+)
+def test_a_grouped_model_registered_without_its_key_value_heads_is_refused(name, paths, message, own_type):
+    """Its key heads would be orthonormal in groups of rows that the model does not use as heads."""
+    model = as_own_type(small_model(name))
+    oelm.register_family(own_type, block="layers.*", kind="decoder", rotary=True, **paths)
+    assert_refused(model, FREEZE, FamilyError, message, "kv_heads='num_key_value_heads'", "replace_existing=True")
+    with pytest.raises(FamilyError, match="key-value heads"):
+        oelm.audit(model)
+    known = {"block": "layers.*", "kind": "decoder", "rotary": True, "kv_heads": "num_key_value_heads", **paths}
+    oelm.register_family(own_type, replace_existing=True, **known)
+    assert oelm.apply(model, FREEZE).frozen > 0
+
+
+def test_fields_that_disagree_with_the_modules_are_refused(own_type):
+    model = as_own_type(small_model("llama"))
+    layout = {"block": "layers.*", "kind": "decoder", **SEPARATE}
+    oelm.register_family(own_type, **layout, kv_heads="num_attention_heads")
+    wrong = "24 rows are not 4 key-value heads of 12, as heads='num_attention_heads' and kv_heads='num_attention_heads'"
+    assert_refused(model, FREEZE, FamilyError, wrong)
+    del layout["k"]
+    oelm.register_family(own_type, replace_existing=True, **layout, k="self_attn.q_proj", kv_heads=lambda config: 4)
+    assert_refused(model, FREEZE, FamilyError, "v_proj: 24 rows are not 4 key-value heads of 12", "kv_heads=a function")
+
+
+def test_a_family_is_given_by_the_name_of_a_known_type(own_type):
+    model = as_own_type(small_model("llama"))
+    assert oelm.register_family(own_type, family="llama") is _FAMILIES["llama"]
+    assert oelm.apply(model, FREEZE) == oelm.apply(small_model("llama"), FREEZE)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("lama", "family is 'lama', neither an oelm.Family nor a known model type. Did you mean 'llama'? Known: alb"),
+        (oelm.Stack, "family is <class 'oelm.method.families.Stack'>, neither"),
+    ],
+)
+def test_a_family_that_does_not_exist_is_refused_at_once(family, message):
+    with pytest.raises(FamilyError) as caught:
+        oelm.register_family("own-type", family=family)
+    assert message in str(caught.value)
+    assert "own-type" not in _FAMILIES
+
+
+def test_paths_beside_a_whole_family_are_refused():
+    with pytest.raises(FamilyError, match="block, q would be ignored"):
+        oelm.register_family("own-type", family="llama", block="layers.*", q="attn.q")
+
+
 def test_replacing_a_known_family_must_be_explicit(own_type):
     register_own_family()
     with pytest.raises(FamilyError, match="replace_existing=True"):

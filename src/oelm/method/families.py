@@ -16,6 +16,8 @@ from .spec import Kind
 Config = Any  # a transformers config: every family has its own class
 # A value of the config: its attribute's name, or a function of the config.
 FromConfig = str | Callable[[Config], Any]
+# The names that configs have for the number of key-value heads, the most common first.
+KV_HEADS_FIELDS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "num_query_groups", "kv_heads")
 
 
 @dataclass(frozen=True)
@@ -134,19 +136,45 @@ class StackLayout(TypedDict, total=False):
 
 
 def register_family(
-    model_type: str, *, family: Family | None = None, replace_existing: bool = False, **layout: Unpack[StackLayout]
+    model_type: str,
+    *,
+    family: Family | str | None = None,
+    replace_existing: bool = False,
+    **layout: Unpack[StackLayout],
 ) -> Family:
-    """Teach oelm a model type, by its paths or by a whole `Family`, and return the family.
+    """Teach oelm a model type, by its paths or by a family, and return the family.
 
-    The paths are keywords that describe one stack of blocks with separate or fused projections: see `StackLayout`.
+    `family` is a known model type with the same layout, or a whole `Family`. The paths are keywords that describe one
+    stack of blocks with separate or fused projections: see `StackLayout`.
     """
     unknown = [name for name in layout if name not in StackLayout.__annotations__]
     if unknown:
         raise TypeError(f"register_family() got an unexpected keyword argument {unknown[0]!r}")
     if model_type in _FAMILIES and not replace_existing:
         raise FamilyError(f"model_type {model_type!r} has a family already; pass replace_existing=True to change it")
-    _FAMILIES[model_type] = family or _family_of_one_stack(model_type, layout)
+    if family is not None and layout:
+        raise FamilyError(
+            f"register_family({model_type!r}): family has the whole layout, and {', '.join(layout)} would be ignored; "
+            "give one of the two"
+        )
+    if family is None:
+        _FAMILIES[model_type] = _family_of_one_stack(model_type, layout)
+    else:
+        _FAMILIES[model_type] = _whole_family(model_type, family)
     return _FAMILIES[model_type]
+
+
+def _whole_family(model_type: str, family: Family | str) -> Family:
+    """Return the `family` that `register_family` was given: itself, or that of the known type that it names."""
+    if isinstance(family, Family):
+        return family
+    if not isinstance(family, str) or family not in _FAMILIES:
+        hint = nearest(family, _FAMILIES) if isinstance(family, str) else ""
+        raise FamilyError(
+            f"register_family({model_type!r}): family is {family!r}, neither an oelm.Family nor a known model type."
+            f"{hint} Known: {', '.join(known_types())}"
+        )
+    return _FAMILIES[family]
 
 
 def _family_of_one_stack(model_type: str, layout: StackLayout) -> Family:

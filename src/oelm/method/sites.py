@@ -11,7 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import FamilyError, ModelError
-from .families import Family, Fused, Stack, family_of, read
+from .families import KV_HEADS_FIELDS, Config, Family, FromConfig, Fused, Stack, family_of, read
 from .projections import CoreProjection, IdentityProjection, SplitProjection
 from .spec import Kind
 
@@ -195,7 +195,7 @@ def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str
     for role, path in [*roles.items(), *feed_forward]:
         if role not in in_fused:
             _module(model, path)
-    return Site(
+    site = Site(
         kind=stack.kind,
         layer=index,
         shared=family.shared,
@@ -211,6 +211,68 @@ def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str
         latent=_latent_width(model, roles),
         channel=stack.channel(config),
     )
+    _require_key_value_heads(model, site, stack)
+    return site
+
+
+def _require_key_value_heads(model: nn.Module, site: Site, stack: Stack) -> None:
+    """Raise unless K has a query head's size for each key-value head, and V what O reads of each head."""
+    output = _shape(model, site.roles["o"]) if "o" in site.roles else None
+    for role, d_head in (("k", site.d_head), ("v", None if output is None else output[1] // site.heads)):
+        path, roles = _matrix_of(model, site, role)
+        shape = _shape(model, path)
+        if shape is None or d_head is None:  # nothing to compare
+            continue
+        rows, query_rows = shape[0], site.heads * d_head if "q" in roles else 0
+        each = "2 x " if {"k", "v"} <= set(roles) else ""
+        row_per_head = (2 if each else 1) * d_head
+        if rows == query_rows + site.kv_heads * row_per_head:
+            continue
+        queries = f"{site.heads} query heads and " if query_rows else ""
+        sizes = f"{path}: {rows} rows are not {queries}{each}{site.kv_heads} key-value heads of {d_head}"
+        count, rest = divmod(rows - query_rows, row_per_head)
+        if stack.kv_heads is None and not rest and 0 < count < site.heads:
+            raise FamilyError(
+                f"{sizes} but {count}: its family has no kv_heads, and so counts a key for each of {site.heads} heads. "
+                f"Register it again with {_kv_heads_argument(model.config, count)} and replace_existing=True"
+            )
+        raise FamilyError(
+            f"{sizes}, as heads={_written(stack.heads)} and kv_heads={_written(stack.kv_heads)} of its family make "
+            "them. Register it again with the right ones: oelm.register_family(..., replace_existing=True)"
+        )
+
+
+def _matrix_of(model: nn.Module, site: Site, role: str) -> tuple[str, tuple[str, ...]]:
+    """Return the path of the matrix that holds a role, and all roles in it: several in a fused one that is whole."""
+    fused = site.fused
+    if fused is None or role not in fused.roles or isinstance(_module(model, site.fused_path), SplitProjection):
+        return site.roles[role], (role,)
+    return site.fused_path, fused.roles
+
+
+def _written(source: FromConfig | None) -> str:
+    """Return a value's source as it is written in a call: the name of a field, None, or that it is a function."""
+    return "a function" if callable(source) else repr(source)
+
+
+def _kv_heads_argument(config: Config, count: int) -> str:
+    """Return the argument of `register_family` that gives this number: the config's field for it, if it has one."""
+    fields = [name for name in KV_HEADS_FIELDS if getattr(config, name, None) == count]
+    return f"kv_heads={fields[0]!r}" if fields else f"kv_heads=lambda config: {count}"
+
+
+def _shape(model: nn.Module, path: str) -> tuple[int, int] | None:
+    """Return (rows, width) of a projection, or None where its weight is packed, as quantised layers pack it."""
+    module = without_adapter(model.get_submodule(path))
+    if isinstance(module, CoreProjection) and module.identity is not None:
+        module = module.identity
+    if isinstance(module, IdentityProjection):
+        return module.rows, module.width
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        return None
+    rows, width = weight_matrix(module).shape
+    return rows, width
 
 
 def _latent_width(model: nn.Module, roles: dict[str, str]) -> int:
@@ -236,14 +298,11 @@ def _query_shape(
             )
         return per_head * heads, width
     module = without_adapter(_module(model, path))
-    if isinstance(module, CoreProjection) and module.identity is not None:
-        module = module.identity
-    if isinstance(module, IdentityProjection):
-        return module.rows, module.width
-    if not isinstance(module, CoreProjection):
+    if not isinstance(module, (CoreProjection, IdentityProjection)):
         require_projection(module, path)
-    rows, width = weight_matrix(module).shape
-    return rows, width
+    shape = _shape(model, path)
+    assert shape is not None, "a plain projection's weight is not packed"
+    return shape
 
 
 def _module(model: nn.Module, path: str) -> nn.Module:
