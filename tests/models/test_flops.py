@@ -102,6 +102,12 @@ def test_flops_of_decoders_equal_torchs_without_the_masked_half(name, method, mo
     assert flops_with_masked_half(model, monkeypatch) == pytest.approx(flops_by_torch(model), rel=1e-9)
 
 
+@pytest.mark.parametrize("method", ["baseline", "oelm-freeze", "last-layers"])
+def test_flops_of_experts_are_those_of_the_few_that_a_token_is_sent_to(method, monkeypatch):
+    model = model_with_method("mixtral", method)
+    assert flops_with_masked_half(model, monkeypatch) == pytest.approx(flops_by_torch(model), rel=1e-9)
+
+
 def flops_with_masked_half(model: Any, monkeypatch: pytest.MonkeyPatch) -> float:
     """Return the FLOPs by oelm with the half of the attention products that a causal mask hides, as torch counts."""
     flops = flops_by_oelm(model)

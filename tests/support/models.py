@@ -27,8 +27,10 @@ def lively(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """Return the model with random values in every parameter, in evaluation mode.
 
     A fresh model has biases of zero, norms of one and matrices so small that attention is uniform: dropping a bias or
-    mixing up two heads would not show in its outputs.
+    mixing up two heads would not show in its outputs. Every parameter is trainable, as in a model that was loaded: new
+    ones of Whisper's class have its encoder's positions frozen, and loading switches their gradient on.
     """
+    model.requires_grad_(True)
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -134,13 +136,13 @@ def check_apply(name: str, folder: Path) -> None:
     before, total = logits(model), sum(p.numel() for p in model.parameters())
     report = oelm.apply(model, "oelm-freeze")
     family, sites = find_sites(model)
-    expected = set()
+    expected, divisor = set(), family.divisor(model.config)
     for site in sites:
         for role in ("q", "k"):
             module = model.get_submodule(site.roles[role])
             expected |= {id(parameter) for parameter in module.parameters()}
             # Computed without the record: T5 does not scale its scores, so its Q is shorter by sqrt(d_head).
-            length = site.d_head**-0.5 if role == "q" and not family.scales(model.config) else 1.0
+            length = divisor * site.d_head**-0.5 if role == "q" and divisor is not None else 1.0
             by_head = weight_matrix(module).detach().reshape(site.heads_of(role), site.d_head, -1) / length
             assert distance(by_head @ by_head.mT, torch.eye(site.d_head)) < 1e-5
     assert {id(p) for p in model.parameters() if not p.requires_grad} == expected

@@ -226,6 +226,7 @@ def test_a_vocabulary_larger_than_the_models_is_refused(error_of):
         (["model.fields.dropout=1.5"], "dropout"),
         (["model.fields.positions=relative"], "positions 'relative': use 'learned' or 'rotary' or 'none'"),
         (["model.name=random:bert", "model.fields={}"], "model.name random:bert: BertForSequenceClassification"),
+        (["model.name=random:whisper", "model.fields={}"], "WhisperForConditionalGeneration is an encoder-decoder"),
         (["model.name=random:gpt2"], "model.fields: gpt2 has no field 'dropout'"),
         (["model.name=/nowhere/model", "model.fields={}"], "/nowhere/model: no such folder"),
         (["method={preset: oelm-freeze, layers: [5]}"], "layers [5] are out of range: the model has layers 0 to 1"),

@@ -95,7 +95,7 @@ def train_steps(
 
 
 def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
-    """Return a small random batch for a model of this class: padded text or images, with labels where it takes any."""
+    """Return a small random batch for a model of this class: padded text, images or sound, with labels for its loss."""
     config: Any = model.config
     arguments = inspect.signature(model.forward).parameters
     rng = torch.Generator().manual_seed(seed)
@@ -104,8 +104,11 @@ def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
     if "pixel_values" in arguments:
         size = config.image_size
         batch["pixel_values"] = torch.randn(_BATCH, config.num_channels, size, size, generator=rng)
+    elif "input_features" in arguments:  # a spectrogram, which a convolution halves
+        frames = 2 * config.max_source_positions
+        batch["input_features"] = torch.randn(_BATCH, config.num_mel_bins, frames, generator=rng)
     else:
-        ids = torch.randint(3, config.vocab_size, (_BATCH, _LENGTH), generator=rng)
+        ids = _sample_ids(config, rng)
         end_of_text = getattr(config, "eos_token_id", None)
         if isinstance(end_of_text, int) and end_of_text < config.vocab_size:
             ids[:, -1] = end_of_text  # some classifiers read the state at that token
@@ -117,14 +120,18 @@ def sample_batch(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
         batch["encoder_hidden_states"] = torch.randn(_BATCH, 5, config.hidden_size, generator=rng)
     if "labels" in arguments:
         kind = type(model).__name__
-        if "SequenceClassification" in kind or "ImageClassification" in kind:
+        if any(task in kind for task in ("SequenceClassification", "ImageClassification", "AudioClassification")):
             batch["labels"] = torch.randint(0, config.num_labels, (_BATCH,), generator=rng)
         elif "TokenClassification" in kind:
             batch["labels"] = torch.randint(0, config.num_labels, (_BATCH, _LENGTH), generator=rng)
         else:
-            batch["labels"] = batch["input_ids"].clone()
+            batch["labels"] = batch["input_ids"].clone() if "input_ids" in batch else _sample_ids(config, rng)
     dtype = next(model.parameters()).dtype
     return {k: v.to(device, dtype) if v.is_floating_point() else v.to(device) for k, v in batch.items()}
+
+
+def _sample_ids(config: Any, rng: torch.Generator) -> Tensor:
+    return torch.randint(3, config.vocab_size, (_BATCH, _LENGTH), generator=rng)
 
 
 def _loss(output: Any) -> Tensor:

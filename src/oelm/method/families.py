@@ -66,14 +66,16 @@ class Family:
     meets        what acts on Q and K besides each other (rotary positions, a norm, relative positions), if anything:
                  a core then goes on each side instead of between them
     normed       the roles that are normalised after their projections, which cancels any scale
-    scales       the attention divides its scores by sqrt(d_head) itself; where it does not, Q's matrix carries that
+    per_head     such a norm is over each head by itself, which cancels a factor of one head as well
+    divisor      what the attention divides its scores by, None for sqrt(d_head); Q's matrix carries the rest
     shared       one block serves all layers, so there are no layers to choose from
     """
 
     stacks: tuple[Stack, ...]
     meets: Callable[[Config], str | None] = lambda config: None
     normed: Callable[[Config], tuple[str, ...]] = lambda config: ()
-    scales: Callable[[Config], bool] = lambda config: True
+    per_head: bool = True
+    divisor: Callable[[Config], float | None] = lambda config: None
     shared: bool = False
 
 
@@ -232,6 +234,15 @@ def _rotary(config: Config) -> str:
     return "rotary positions"
 
 
+def _undivided(config: Config) -> float:
+    return 1.0
+
+
+def _gemma2_divisor(config: Config) -> float | None:
+    scalar = config.query_pre_attn_scalar
+    return None if scalar == config.head_dim else float(scalar**0.5)
+
+
 def _has_cross_attention(config: Config) -> bool:
     return bool(config.add_cross_attention)
 
@@ -270,6 +281,13 @@ _BERT = _family(
 _LLAMA = _family(
     _stack("decoder", "layers.*", "self_attn", _O_PROJ, _LLAMA_FFN, kv_heads=_LLAMA_KV_HEADS), meets=_rotary
 )
+_QWEN3 = replace(_LLAMA, meets=lambda config: "a norm and rotary positions", normed=lambda config: ("q", "k"))
+_VIT = _family(_stack("encoder", "layers.*", "attention", _O_PROJ, "mlp.fc1 mlp.fc2"))
+_BART = _family(
+    _bart_stack("encoder", "encoder", "self_attn", "fc1 fc2"),
+    _bart_stack("decoder", "decoder", "self_attn", "fc1 fc2"),
+    _bart_stack("cross", "decoder", "encoder_attn"),
+)
 
 _FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), _BERT),
@@ -300,7 +318,7 @@ _FAMILIES: dict[str, Family] = {
     ),
     "mpnet": _family(_stack("encoder", _BERT_BLOCK, "attention.attn", "q k v o", _BERT_FFN)),
     "modernbert": _family(_stack("encoder", "layers.*", "attn", "Wqkv Wo", "mlp.Wi mlp.Wo"), meets=_rotary),
-    "vit": _family(_stack("encoder", "layers.*", "attention", _O_PROJ, "mlp.fc1 mlp.fc2")),
+    **dict.fromkeys(("vit", "deit"), _VIT),
     "gpt2": _family(
         _stack("decoder", "h.*", "attn", "c_attn c_proj", "mlp.c_fc mlp.c_proj"),
         Stack(
@@ -311,15 +329,28 @@ _FAMILIES: dict[str, Family] = {
             o="crossattention.c_proj",
             present=_has_cross_attention,
         ),
-        scales=lambda config: config.scale_attn_weights,
+        divisor=lambda config: None if config.scale_attn_weights else 1.0,
     ),
     "opt": _family(_stack("decoder", "decoder.layers.*", "self_attn", _OUT_PROJ, "fc1 fc2")),
     "gpt_neox": _family(
         _stack("decoder", "layers.*", "attention", _NEOX_NAMES, _NEOX_FFN, layout="groups"), meets=_rotary
     ),
+    "gpt_neo": _family(
+        _stack("decoder", "h.*", "attn.attention", _OUT_PROJ, "mlp.c_fc mlp.c_proj"), divisor=_undivided
+    ),
     "gptj": _family(_stack("decoder", "h.*", "attn", _OUT_PROJ, "mlp.fc_in mlp.fc_out"), meets=_rotary),
     **dict.fromkeys(("llama", "mistral", "qwen2", "gemma"), _LLAMA),
-    "qwen3": replace(_LLAMA, meets=lambda config: "a norm and rotary positions", normed=lambda config: ("q", "k")),
+    "gemma2": replace(_LLAMA, divisor=_gemma2_divisor),
+    # The norm sets the length of Gemma 3's queries, so its divisor is nothing that Q's matrix could carry.
+    **dict.fromkeys(("qwen3", "gemma3_text"), _QWEN3),
+    # One norm covers all heads together: their lengths relative to each other stay.
+    "olmo2": replace(_QWEN3, per_head=False),
+    "starcoder2": _family(
+        _stack("decoder", "layers.*", "self_attn", _O_PROJ, "mlp.c_fc mlp.c_proj", kv_heads=_LLAMA_KV_HEADS),
+        meets=_rotary,
+    ),
+    # The matrices of its experts are slices of two parameters, not modules, and so no method can name them.
+    "mixtral": _family(_stack("decoder", "layers.*", "self_attn", _O_PROJ, kv_heads=_LLAMA_KV_HEADS), meets=_rotary),
     "phi3": _family(
         _stack(
             "decoder",
@@ -347,13 +378,9 @@ _FAMILIES: dict[str, Family] = {
         _t5_stack("encoder", "encoder", "layer.0.SelfAttention", "layer.1.DenseReluDense"),
         _t5_stack("decoder", "decoder", "layer.0.SelfAttention", "layer.2.DenseReluDense"),
         _t5_stack("cross", "decoder", "layer.1.EncDecAttention"),
-        scales=lambda config: False,
+        divisor=_undivided,
     ),
-    "bart": _family(
-        _bart_stack("encoder", "encoder", "self_attn", "fc1 fc2"),
-        _bart_stack("decoder", "decoder", "self_attn", "fc1 fc2"),
-        _bart_stack("cross", "decoder", "encoder_attn"),
-    ),
+    **dict.fromkeys(("bart", "whisper"), _BART),
     "oelm_gpt": _family(
         Stack(
             "decoder",

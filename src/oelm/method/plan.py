@@ -69,18 +69,19 @@ def plan(model: nn.Module, method: Method) -> Operation:
     family, sites = find_sites(model)
     chosen = _choose_sites(family, sites, method)
     sides = _core_sides(model, family, method)
-    scores_are_scaled = family.scales(model.config)
+    divisor = family.divisor(model.config)
     targets: list[Target] = []
     for site, reach in zip(chosen, _reaches(chosen, method), strict=True):
         for role in ("q", "k"):
-            targets += _projection_target(site, role, method, scores_are_scaled, reach if role in sides else 1)
+            targets += _projection_target(site, role, method, divisor, reach if role in sides else 1)
         targets += _latent_targets(site, method)
         if not method.ffn.untouched:
             targets += [Target(site=site, role=role, path=path, spec=method.ffn) for role, path in site.feed_forward]
     if not method.ffn.untouched and not any(target.role.startswith("ffn") for target in targets):
         raise MethodError("the method sets the feed-forward matrices, but the chosen attentions' blocks name none")
+    normed = family.normed(model.config)
     for target in targets:
-        check(target, method, normed=family.normed(model.config))
+        check(target, method, normed, family.per_head)
     if method.freeze_ratio is not None:
         targets = _up_to_share(model, sites, targets, method.freeze_ratio)
     adapted = tuple(adapter_targets(chosen, method.adapter))
@@ -148,16 +149,16 @@ def _reaches(chosen: list[Site], method: Method) -> list[int]:
     return reaches
 
 
-def _projection_target(site: Site, role: str, method: Method, scores_are_scaled: bool, reach: int) -> list[Target]:
+def _projection_target(site: Site, role: str, method: Method, divisor: float | None, reach: int) -> list[Target]:
     """Return the target for a site's Q or K, or nothing where the method leaves that projection as it is."""
     spec = method.q if role == "q" else method.k
     if spec.untouched:
         return []
     factor = spec.scale
     keeps_length = spec.init in KEEPING or (method.core == "matrix" and spec.init in FACTORED)
-    if role == "q" and not keeps_length and not scores_are_scaled:
-        # The attention does not divide its scores by sqrt(d_head) itself, so Q's rows carry that factor.
-        factor *= float(site.d_head**-0.5)
+    if role == "q" and not keeps_length and divisor is not None:
+        # The attention does not divide its scores by sqrt(d_head) itself, so Q's rows carry what is missing.
+        factor *= float(divisor * site.d_head**-0.5)
     heads = site.heads_of(role)
     blocks = 1 if spec.scope == "global" else heads
     path, reach = site.roles[role], reach or heads
@@ -185,10 +186,10 @@ def _path_of(site: Site, role: str, what: str, field: str) -> str:
     return site.roles[role]
 
 
-def check(target: Target, method: Method, normed: Collection[str] = ()) -> None:
+def check(target: Target, method: Method, normed: Collection[str] = (), per_head: bool = True) -> None:
     """Raise where a matrix makes no sense for its site; the message names the numbers that do not fit.
 
-    `normed` are the roles that the model normalises after their projection.
+    `normed` are the roles that the model normalises after their projection, each head by itself with `per_head`.
     """
     if isinstance(target.spec, Latent):
         _check_latent(target)
@@ -200,7 +201,7 @@ def check(target: Target, method: Method, normed: Collection[str] = ()) -> None:
         raise MethodError(
             f"{where}: scale {spec.scale} has no effect, the norm after the projection cancels it; use scale 1"
         )
-    if target.role in normed and method.core == "gain":
+    if target.role in normed and per_head and method.core == "gain":
         raise MethodError(f"{where}: a gain has no effect, the norm after the projection cancels it; use core 'matrix'")
     width = site.width_of(target.role)
     if spec.init == "identity" and site.heads * site.d_head != width:

@@ -66,6 +66,9 @@ def train_flops_per_token(model: Any, length: int, sequences: int, reach: Reach 
     for weight in _multiplied_weights(model):
         reached = reach.inputs.get(id(weight), 1.0)
         flops += uses_per_token(weight) * weight_flops(weight.numel(), weight.requires_grad, reached)
+    for weight in _expert_weights(model):
+        share = model.config.num_experts_per_tok / weight.shape[0]
+        flops += share * weight_flops(weight.numel(), weight.requires_grad, reach.inputs.get(id(weight), 1.0))
     for weight, width, block in rotations(model):
         reached = reach.inputs.get(id(weight), 1.0)
         flops += uses_per_token(weight) * rotation_flops(width, block, sequences * length, reached)
@@ -154,6 +157,11 @@ def _multiplied_weights(model: Any) -> list[Tensor]:
     matrices = {id(weight): weight for weight in weights if weight.ndim == 2}
     cores = [parameter for name, parameter in model.named_parameters() if name.endswith(".core")]
     return [weight for key, weight in matrices.items() if key not in not_multiplied] + cores
+
+
+def _expert_weights(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that each hold one matrix for every expert; a token is multiplied with those of a few."""
+    return [weight for name, weight in model.named_parameters() if weight.ndim == 3 and ".experts." in name]
 
 
 def _orthogonal_weights(model: nn.Module) -> list[nn.Parameter]:

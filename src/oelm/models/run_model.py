@@ -39,6 +39,11 @@ def build_language_model(config: ModelConfig, vocab_size: int, length: int, seed
     else:
         require_changeable(config)
         model = build_model(config.name, revision=config.revision or "main")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ConfigError(
+            f"model.name {config.name}: {type(model).__name__} is an encoder-decoder and cannot continue running text; "
+            "name a decoder, or set task.form to 'text' for a task with examples"
+        )
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise ConfigError(f"model.name {config.name}: {type(model).__name__} has no language-model head")
     rows = model.get_input_embeddings().weight.shape[0]

@@ -32,6 +32,8 @@ _MODERN_GPT = {**_OELM_GPT, **MODERN}
 # As wide a latent as the hidden state, which every preset for latents fits.
 _LATENT_GPT = {**_MODERN_GPT, "positions": "none", "latent": 48, "channel": 8}
 _LLAMA = {**_BERT, "num_key_value_heads": 2, **_ENDS}
+# Every expert by itself: the kernel for all of them together takes no float64.
+_MIXTRAL = {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}
 _FALCON = {**_SIZES, **_VOCABULARY, "bias": True, **_ENDS}
 _DISTILBERT = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, **_TEXT}
 _MODERNBERT = {**_BERT, "attention_bias": True, "local_attention": 8, **_ENDS, "cls_token_id": 1, "sep_token_id": 2}
@@ -40,6 +42,13 @@ _OPT = {**_SIZES, "ffn_dim": 96, "word_embed_proj_dim": 48, **_TEXT, "pad_token_
 _T5 = {"d_model": 48, "d_kv": 12, "d_ff": 96, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4, **_VOCABULARY}
 _BART_ENCODER = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 96}
 _BART_DECODER = {"decoder_layers": 3, "decoder_attention_heads": 4, "decoder_ffn_dim": 96}
+# The encoder reads 10 frames of 8 mel bins, at half as many positions.
+_SPEECH = {"num_mel_bins": 8, "max_source_positions": 5, "max_target_positions": 64, "decoder_start_token_id": 1}
+_WHISPER = {"d_model": 48, **_BART_ENCODER, **_BART_DECODER, **_VOCABULARY, **_SPEECH, **_ENDS, "pad_token_id": 0}
+_GPT_NEO = {**_TEXT, **_ENDS, "hidden_size": 48, "num_layers": 3, "num_heads": 4, "window_size": 8}
+# Both kinds of layers; and a divisor of the scores that is not the root of the heads' size.
+_GEMMA2 = {"head_dim": 16, "query_pre_attn_scalar": 36, "sliding_window": 8}
+_GEMMA_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 _VIT = {**_SIZES, "intermediate_size": 96, "image_size": 16, "patch_size": 8}
 
 # name -> (model class, fields of its config)
@@ -67,19 +76,27 @@ SMALL: MappingProxyType[str, tuple[str, dict[str, Any]]] = MappingProxyType(
         "oelm-gpt-latent": ("OelmGPTForCausalLM", _LATENT_GPT),
         "opt": ("OPTForCausalLM", _OPT),
         "gpt_neox": ("GPTNeoXForCausalLM", {**_BERT, **_ENDS}),
+        "gpt_neo": ("GPTNeoForCausalLM", {**_GPT_NEO, "attention_types": [[["global", "local", "global"], 1]]}),
         "gptj": ("GPTJForCausalLM", {**_GPT2, "rotary_dim": 8}),
         "llama": ("LlamaForCausalLM", {**_LLAMA, "attention_bias": True}),
         "mistral": ("MistralForCausalLM", _LLAMA),
         "qwen2": ("Qwen2ForCausalLM", _LLAMA),
         "qwen3": ("Qwen3ForCausalLM", {**_LLAMA, "head_dim": 16}),
         "gemma": ("GemmaForCausalLM", {**_LLAMA, "head_dim": 16}),
+        "gemma2": ("Gemma2ForCausalLM", {**_LLAMA, **_GEMMA2, "layer_types": _GEMMA_LAYERS}),
+        "gemma3": ("Gemma3ForCausalLM", {**_LLAMA, **_GEMMA2, "layer_types": _GEMMA_LAYERS}),
+        "olmo2": ("Olmo2ForCausalLM", _LLAMA),
+        "starcoder2": ("Starcoder2ForCausalLM", {**_LLAMA, "use_bias": True}),
+        "mixtral": ("MixtralForCausalLM", _MIXTRAL),
         "phi3": ("Phi3ForCausalLM", _LLAMA),
         "falcon-rw": ("FalconForCausalLM", {**_FALCON, "alibi": True, "multi_query": False}),
         "falcon-7b": ("FalconForCausalLM", _FALCON),
         "falcon-40b": ("FalconForCausalLM", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
         "t5": ("T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0}),
         "bart": ("BartForConditionalGeneration", {"d_model": 48, **_BART_ENCODER, **_BART_DECODER, **_TEXT}),
+        "whisper": ("WhisperForConditionalGeneration", _WHISPER),
         "vit": ("ViTForImageClassification", _VIT),
+        "deit": ("DeiTForImageClassification", _VIT),
     }
 )
 
