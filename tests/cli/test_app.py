@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, MambaConfig, OlmoConfig
 from typer.testing import CliRunner
 
 import oelm
@@ -85,6 +85,20 @@ def test_methods_lists_every_preset():
 
 def test_families_lists_every_known_type():
     assert run("families").stdout.split() == known_types()
+
+
+def test_families_suggests_how_to_register_a_model_by_its_config_alone(tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    OlmoConfig(**sizes, vocab_size=99, eos_token_id=2).save_pretrained(tmp_path)
+    for model in (tmp_path, tmp_path / "config.json"):
+        result = invoke("families", "--guess", model)
+        assert result.exit_code == 0, result.stderr
+        assert "2 attentions were found with it, and their heads came out orthogonal:" in result.stdout
+        assert "oelm.register_family(\n    'olmo',\n    block='layers.*',\n" in result.stdout
+    known = invoke("families", "--guess", "random:bert")
+    assert known.stdout == "'bert' is a supported model type: there is nothing to register\n"
+    MambaConfig(num_hidden_layers=2).save_pretrained(tmp_path / "mamba")
+    assert_refused(invoke("families", "--guess", tmp_path / "mamba"), "no field such as num_attention_heads")
 
 
 def test_diagnose_prints_the_report_and_what_changed():

@@ -32,11 +32,34 @@ def methods(as_json: JsonOption = False) -> None:
     typer.echo("\n".join(listing((name, ABOUT[name]) for name in PRESETS)))
 
 
-def families() -> None:
-    """List the supported model types."""
+def families(
+    guess: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Suggest the call that registers this model's type: a folder, a Hub name or a config.json.",
+        ),
+    ] = None,
+) -> None:
+    """List the supported model types, or suggest how to register another.
+
+    A suggestion is read off the names of the model's modules. Only its config is loaded, not its weights.
+    """
     from ..method.families import known_types
 
-    typer.echo("\n".join(known_types()))
+    if guess is None:
+        typer.echo("\n".join(known_types()))
+        return
+    with errors():
+        from ..method.guess import guess_layout
+        from ..models.load import build_outline
+
+        quiet_libraries()
+        model = build_outline(guess)
+        if model.config.model_type in known_types():
+            typer.echo(f"{model.config.model_type!r} is a supported model type: there is nothing to register")
+        else:
+            typer.echo(str(guess_layout(model)))
 
 
 def diagnose(

@@ -11,6 +11,7 @@ from ..errors import FreezeError, MethodError, ModelError
 from .audit import report_on
 from .changes import carry_out, require_sealable
 from .freeze_report import FreezeReport
+from .guess import require_known_type
 from .plan import plan
 from .seal import Measurements, check_sealed, record_of, seal
 from .sites import find_sites
@@ -38,6 +39,7 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     record = record_of(model)
     if record is not None:
         return _verify_applied(model, record, method, seed)
+    require_known_type(model)
     operation = plan(model, method)
     for name in frozen_by_rest(model, operation):
         require_sealable(model.get_parameter(name), name)

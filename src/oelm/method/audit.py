@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .adapters import describe
 from .freeze_report import FreezeReport, MatrixRow
+from .guess import require_known_type
 from .plan import block_parameters
 from .seal import Measurements, record_of
 from .sites import Site, find_sites, unwrapped, weight_matrix, without_adapter
@@ -23,6 +24,7 @@ def audit(model: nn.Module) -> FreezeReport:
     wrapper.
     """
     model = unwrapped(model)
+    require_known_type(model)
     return report_on(model, find_sites(model)[1], Measurements())
 
 

@@ -6,7 +6,7 @@ block's path stands for any index. A user adds a family that is not here with `r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -93,15 +93,19 @@ def family_of(model_type: str) -> Family:
     """Return the family of a model type. Raise, with the way to register one, where there is none."""
     if model_type not in _FAMILIES:
         raise FamilyError(
-            f"unknown model_type {model_type!r}.{nearest(model_type, _FAMILIES)} Known: {', '.join(known_types())}. "
-            "If it is built like one of these, register it with that one's family, for instance "
-            "family=family_of('t5'), with family_of from oelm.method.families. Otherwise, if it has attention, say "
-            "where its projections live, for instance:\n"
-            f"  oelm.register_family({model_type!r}, block='encoder.layer.*', q='attention.self.query', "
-            "k='attention.self.key', v='attention.self.value', o='attention.output.dense', "
-            "ffn_in='intermediate.dense', ffn_out='output.dense')"
+            f"{describe_unknown(model_type)} Register it first; `oelm families --guess MODEL` suggests the call"
         )
     return _FAMILIES[model_type]
+
+
+def describe_unknown(model_type: str) -> str:
+    """Return the sentence that says that a model type has no family, with the types that have one."""
+    return f"unknown model_type {model_type!r}.{nearest(model_type, _FAMILIES)} Known: {', '.join(known_types())}."
+
+
+def known_families() -> Mapping[str, Family]:
+    """Return every family by model type, those of the same layout as one object."""
+    return _FAMILIES
 
 
 def known_types() -> list[str]:
@@ -160,7 +164,7 @@ def register_family(
             "give one of the two"
         )
     if family is None:
-        _FAMILIES[model_type] = _family_of_one_stack(model_type, layout)
+        _FAMILIES[model_type] = one_stack_family(model_type, layout)
     else:
         _FAMILIES[model_type] = _whole_family(model_type, family)
     return _FAMILIES[model_type]
@@ -179,7 +183,7 @@ def _whole_family(model_type: str, family: Family | str) -> Family:
     return _FAMILIES[family]
 
 
-def _family_of_one_stack(model_type: str, layout: StackLayout) -> Family:
+def one_stack_family(model_type: str, layout: StackLayout) -> Family:
     """Return the family that the keywords of `register_family` describe. Raise where a path is missing."""
     fields: dict[str, Any] = {"block": "", "kind": "encoder", **layout}
     if not fields["block"]:

@@ -64,9 +64,12 @@ class Operation:
         return [] if later else [target.path for target in self.targets if target.spec.frozen]
 
 
-def plan(model: nn.Module, method: Method) -> Operation:
-    """Return what the method does to the model. Raise when it does not fit the model or would touch nothing."""
-    family, sites = find_sites(model)
+def plan(model: nn.Module, method: Method, family: Family | None = None) -> Operation:
+    """Return what the method does to the model. Raise when it does not fit the model or would touch nothing.
+
+    The family is that of the model's type, unless one is given to be tried.
+    """
+    family, sites = find_sites(model, family)
     chosen = _choose_sites(family, sites, method)
     sides = _core_sides(model, family, method)
     divisor = family.divisor(model.config)

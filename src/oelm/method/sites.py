@@ -55,13 +55,16 @@ class Site:
         return "shared" if self.shared else str(self.layer)
 
 
-def find_sites(model: nn.Module) -> tuple[Family, list[Site]]:
-    """Return the model's family and every attention site, in order. Raise if one that the config implies is missing."""
+def find_sites(model: nn.Module, family: Family | None = None) -> tuple[Family, list[Site]]:
+    """Return the model's family and every attention site, in order. Raise if one that the config implies is missing.
+
+    The family is that of the model's type, unless one is given to be tried.
+    """
     config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
     if not model_type:
         raise FamilyError(f"{type(model).__name__} has no config.model_type: oelm works on Hugging Face models")
-    family = family_of(model_type)
+    family = family or family_of(model_type)
     prefix = base_prefix(model)
     sites: list[Site] = []
     for stack in family.stacks:

@@ -7,10 +7,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from ..config import RANDOM
 from ..errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
@@ -93,6 +94,22 @@ def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
         return model_class.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **options)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"{name}: its weights cannot be loaded ({first_line(error)})") from None
+
+
+def build_outline(name: str) -> PreTrainedModel:
+    """Return a model without values, on the meta device, for the names and shapes of its modules.
+
+    `name` is a folder, a Hub name, a config.json or `random:NAME`; only the config is read.
+    """
+    if name.startswith(RANDOM):
+        return small_model(name.removeprefix(RANDOM))
+    config = read_hf_config(name)
+    model_class = _class_of(config, name) if config.architectures else None
+    with torch.device("meta"):
+        try:
+            return AutoModel.from_config(config) if model_class is None else model_class(config)
+        except ValueError as error:
+            raise ModelError(f"{name}: no model can be built from its config ({first_line(error)})") from None
 
 
 def _class_of(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:

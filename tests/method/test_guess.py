@@ -1,0 +1,108 @@
+"""The layout that is suggested for a model of an unknown type: right for every family that oelm knows, or not shown."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+
+import oelm
+from oelm import FamilyError
+from oelm.method.families import _FAMILIES
+from oelm.method.guess import guess_layout
+from oelm.method.sites import find_sites
+from oelm.models.small import SMALL, small_model
+from tests.support.models import hashes
+
+# Small models whose layout cannot be read off their names, and part of the reason that is given.
+UNTOLD = {
+    "albert": "attention is in 1 of its blocks",
+    "gpt2-cross": "beside the query in crossattention no matrix is called k",
+    "oelm-gpt-latent": "attention in several places, h.*.attn.q_proj, h.*.attn.channel.q_proj",
+    "falcon-7b": "72 rows are not 4 query heads and 2 x 4 key-value heads of 12",
+}
+# What acts on Q and K in these has no name that shows it: relative positions, and a look at earlier tokens.
+NOT_SHOWN = ("deberta-v2", "deberta-v2-shared", "oelm-gpt", "falcon-rw")
+
+
+@pytest.fixture
+def unknown():
+    """Return a function that makes a model one of an unknown type."""
+
+    def forget(model: Any) -> Any:
+        model.config.model_type = "own-type"
+        return model
+
+    yield forget
+    _FAMILIES.pop("own-type", None)
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in UNTOLD])
+def test_the_suggested_call_finds_what_the_table_of_families_finds(name, unknown):
+    model = small_model(name)
+    family, sites = find_sites(model)
+    guess = guess_layout(unknown(model))
+    assert guess.tried is not any(site.fused for site in sites)
+    assert guess.attentions == len(sites)
+    eval(guess.call, {"oelm": oelm})
+    guessed_family, guessed_sites = find_sites(model)
+    assert [replace(site, fused=None) for site in guessed_sites] == [replace(site, fused=None) for site in sites]
+    assert guessed_family.normed(model.config) == family.normed(model.config)
+    if name not in NOT_SHOWN:
+        assert (guessed_family.meets(model.config) is None) is (family.meets(model.config) is None)
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_without_a_layout_that_fits_the_reason_is_given(name, unknown):
+    with pytest.raises(FamilyError) as caught:
+        guess_layout(unknown(small_model(name)))
+    assert UNTOLD[name] in str(caught.value)
+    assert "oelm.register_family(...)" in str(caught.value)
+
+
+def test_the_error_for_an_unknown_type_shows_a_call_that_works(unknown):
+    model = unknown(small_model("qwen3"))
+    before = hashes(model, frozen=False)
+    with pytest.raises(FamilyError) as caught:
+        oelm.apply(model)
+    message = str(caught.value)
+    assert message.startswith("unknown model_type 'own-type'. Known: albert, ")
+    assert "3 attentions were found with it, and their heads came out orthogonal:\noelm.register_family(\n" in message
+    assert hashes(model, frozen=False) == before, "trying a layout must not change the model"
+    with pytest.raises(FamilyError, match="unknown model_type"):
+        oelm.audit(model)
+    call = message[message.index("oelm.register_family(") : message.rindex("\n")]
+    eval(call, {"oelm": oelm})
+    assert oelm.apply(model).frozen == oelm.apply(small_model("qwen3")).frozen
+
+
+def test_fused_rows_are_not_said_to_work(unknown):
+    """In which order a fused matrix has its rows does not show in its shape."""
+    text = str(guess_layout(unknown(small_model("gpt_neox"))))
+    assert "orthogonal" not in text
+    assert "'blocks' or 'groups', could not be tried" in text
+
+
+def test_heads_that_the_attention_does_not_have_are_not_suggested(unknown):
+    model = unknown(small_model("gptj"))
+    model.config.n_head = 8
+    with pytest.raises(FamilyError, match="q_proj: its attention has heads of 12, its config makes 6"):
+        guess_layout(model)
+
+
+def test_a_large_model_is_tried_without_its_weights(unknown):
+    with torch.device("meta"):
+        model = unknown(LlamaForCausalLM(LlamaConfig(num_hidden_layers=80, hidden_size=512)))
+    guess = guess_layout(model)
+    assert guess.attentions == 80
+    assert guess.tried
+
+
+def test_a_model_without_attention_is_not_given_a_layout():
+    model = MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=2, vocab_size=99))
+    with pytest.raises(FamilyError) as caught:
+        oelm.apply(model)
+    assert "unknown model_type 'mamba'. Known: " in str(caught.value)
+    assert "If it has attention" in str(caught.value)
+    assert "Did you mean" not in str(caught.value), "'llama' is no typo of it"
