@@ -189,8 +189,8 @@ class CheckpointConfig(Strict, refusal=ConfigError):
     """Checkpoints to resume from: how often, how many are kept, and whether a run resumes from an existing one.
 
     `resume`: "auto" resumes from the last checkpoint, and a deterministic run (`train.deterministic`) only if it can do
-    so exactly; "inexact" also if the processes, threads, GPU, optimiser kernel or torch differ; "never" refuses a
-    folder that holds a checkpoint. `best` keeps the best model.
+    so exactly; "inexact" also if the processes, threads, GPU, optimiser kernel, torch or plugin differ; "never" refuses
+    a folder that holds a checkpoint. `best` keeps the best model.
     """
 
     every: Positive | Literal["epoch"] = 1000

@@ -6,12 +6,15 @@ Commands import what they need when they run, so that `oelm --help` is instant.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .. import __version__
+from ..base.plugin import VARIABLE, load_plugin
 from . import bench, data, experiments, manage, methods, report, train, use
+from .terminal import errors
 
 app = typer.Typer(
     name="oelm",
@@ -106,5 +109,13 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    plugin: Annotated[
+        Path | None,
+        typer.Option(
+            envvar=VARIABLE, help="A Python file of yours to run first: it may register a family or a model class."
+        ),
+    ] = None,
 ) -> None:
-    pass
+    if plugin is not None:
+        with errors():
+            load_plugin(plugin)

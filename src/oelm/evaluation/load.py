@@ -14,6 +14,7 @@ from ..errors import CheckpointError, ConfigError
 from ..method.apply import apply
 from ..method.spec import Method
 from ..models.load import build_model, load
+from ..runs.environment import require_plugin
 from ..runs.schema import RecordedConfig, Result, read
 from ..training.best import model_step, stale_best_model
 from ..training.checkpoint import list_checkpoints, read_checkpoint
@@ -32,9 +33,10 @@ def is_run(folder: Path) -> bool:
 
 
 def config_of(run: Path) -> RunConfig:
-    """Return the config that a run's folder records."""
+    """Return the config that a run's folder records. Raise where the run needs a plugin that is not loaded."""
     if not is_run(run):
         raise ConfigError(f"{run}: not a run's folder; it has no config.json that `oelm train` wrote")
+    require_plugin(run)
     return read(run / "config.json", RecordedConfig).config
 
 

@@ -93,7 +93,8 @@ def family_of(model_type: str) -> Family:
     """Return the family of a model type. Raise, with the way to register one, where there is none."""
     if model_type not in _FAMILIES:
         raise FamilyError(
-            f"{describe_unknown(model_type)} Register it first; `oelm families --guess MODEL` suggests the call"
+            f"{describe_unknown(model_type)} Register it first, on the command line in a file that --plugin names; "
+            "`oelm families --guess MODEL` suggests the call"
         )
     return _FAMILIES[model_type]
 

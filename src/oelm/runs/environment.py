@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__
-from .schema import BenchOrigin, Cpu, DataRecord, Environment, Gpu, Versions
+from ..base.plugin import VARIABLE, loaded_plugin
+from ..errors import ConfigError
+from .schema import BenchOrigin, Cpu, DataRecord, Environment, Gpu, PluginRecord, Versions, read_optional
 
 
 def environment(data: DataRecord, device: str, world_size: int) -> Environment:
@@ -21,6 +23,7 @@ def environment(data: DataRecord, device: str, world_size: int) -> Environment:
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         gpu = Gpu(name=properties.name, memory=properties.total_memory, cuda=torch.version.cuda)
+    plugin = loaded_plugin()
     return Environment(
         versions=_versions(),
         git_commit=_git_commit(),
@@ -30,7 +33,21 @@ def environment(data: DataRecord, device: str, world_size: int) -> Environment:
         device=device,
         world_size=world_size,
         data=data,
+        plugin=None if plugin is None else PluginRecord(name=plugin.path.name, sha256=plugin.sha256),
     )
+
+
+def require_plugin(run: Path) -> None:
+    """Raise where a run was made with a plugin and this process has none: its model may not even be known without it.
+
+    It is not run from here: what a run's folder says must not decide which code runs.
+    """
+    recorded = read_optional(run / "environment.json", Environment)
+    if recorded is not None and recorded.plugin is not None and loaded_plugin() is None:
+        raise ConfigError(
+            f"{run}: was made with the plugin {recorded.plugin.name}, and none is loaded; name the file, as in "
+            f"oelm --plugin {recorded.plugin.name} ..., or in {VARIABLE}"
+        )
 
 
 def bench_origin(arguments: Sequence[str]) -> BenchOrigin:

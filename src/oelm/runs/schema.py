@@ -133,6 +133,13 @@ class DataRecord(DataSummary):
     pairs: bool | None = None
 
 
+class PluginRecord(RecordPart):
+    """The user's own code that a run was made with: its file's name and the hash of its content."""
+
+    name: str
+    sha256: str
+
+
 class Environment(Record):
     """environment.json: what a result depends on beside its config."""
 
@@ -144,6 +151,7 @@ class Environment(Record):
     device: str
     world_size: int
     data: DataRecord
+    plugin: PluginRecord | None = None
 
     @property
     def hardware(self) -> str:

@@ -19,7 +19,7 @@ from ..method.schedule import Event, events
 from ..method.sites import find_sites
 from ..models.flops import find_reach, train_flops_per_token
 from ..models.hf_config import is_fresh
-from ..runs.environment import environment
+from ..runs.environment import environment, require_plugin
 from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder
 from ..runs.schema import Audit, DataRecord
 from .checkpoint import TrainState, checkpoint_bytes, remove_old_checkpoints
@@ -59,6 +59,7 @@ class ActiveRun:
 def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -> ActiveRun:
     """Build what the loop needs. Raise here, before the first step, for everything that cannot work."""
     config = folder.config
+    require_plugin(folder.path)
     batch_share(config, world)
     display = Display(folder if world.main else None, quiet)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..base.plugin import loaded_plugin
 from ..config import RunConfig
 from ..errors import CheckpointError, ConfigError
 from ..runs.folder import RunFolder
@@ -19,7 +20,8 @@ from .tasks.base import Task
 
 
 def run_identity(config: RunConfig, world: World, task: Task) -> dict[str, Any]:
-    """Return the settings, data and hardware that must be the same for a run to resume exactly."""
+    """Return the settings, data, hardware and own code that must be the same for a run to resume exactly."""
+    plugin = loaded_plugin()
     return {
         "id": config.id,
         "data": task.sha256,
@@ -29,6 +31,7 @@ def run_identity(config: RunConfig, world: World, task: Task) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None,
         "torch": torch.__version__,
         "world_size": world.size,
+        "plugin": None if plugin is None else str(plugin),
     }
 
 

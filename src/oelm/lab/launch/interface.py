@@ -135,5 +135,9 @@ def failure_reason(folder: Path, exit_code: int, old_time: float | None) -> tupl
         return message, message.startswith(_PERMANENT)
     console = folder / CONSOLE
     lines = console.read_text(encoding="utf-8", errors="replace").splitlines() if console.is_file() else []
-    last_line = next((line for line in reversed(lines) if line.strip()), "")
-    return last_line.removeprefix("oelm: ") or f"its process ended with {exit_code}", exit_code == _EXIT_REFUSED
+    refused = exit_code == _EXIT_REFUSED
+    written = [line for line in lines if line.strip()]
+    # A refusal may have several lines, and the first of them says what is wrong.
+    refusals = [line for line in written if refused and line.startswith("oelm: ")]
+    last_line = (refusals or written or [""])[-1]
+    return last_line.removeprefix("oelm: ") or f"its process ended with {exit_code}", refused

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from ...base.plugin import load_plugin, loaded_plugin
 from ...errors import LabError, first_line
 from ..status import read_state
 from .interface import LaunchInfo
@@ -27,10 +28,14 @@ _UNFINISHED = ("PENDING", "RUNNING", "REQUEUED", "CONFIGURING", "COMPLETING", "S
 
 @dataclass(frozen=True)
 class TrainJob:
-    """The function that a job calls: it trains one run. submitit pickles it, so it holds only plain values."""
+    """The function that a job calls: it trains one run. submitit pickles it, so it holds only plain values.
+
+    `plugin` is the path of the file that the user named on the command line, which a job does not go through.
+    """
 
     config: str
     tasks: int = 1
+    plugin: str | None = None
 
     def __call__(self) -> str:
         from ...config import RunConfig
@@ -41,6 +46,8 @@ class TrainJob:
             from submitit.helpers import TorchDistributedEnvironment
 
             TorchDistributedEnvironment().export()
+        if self.plugin is not None:
+            load_plugin(self.plugin)
         config = RunConfig.load(self.config)
         try:
             train(config, quiet=True)
@@ -109,8 +116,9 @@ class SlurmLauncher:
         # another matrix from starting the run again.
         import submitit
 
+        plugin = loaded_plugin()
         try:
-            job = self.executor.submit(TrainJob(str(config), self.tasks))
+            job = self.executor.submit(TrainJob(str(config), self.tasks, None if plugin is None else str(plugin.path)))
         except submitit.core.utils.FailedJobError as error:
             raise LabError(f"sbatch refused the job: {' '.join(str(error).split())}") from None
         info = LaunchInfo(launcher=self.cluster, job=str(job.job_id), folder=str(self.folder), run=str(folder))

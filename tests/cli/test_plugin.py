@@ -1,0 +1,136 @@
+"""A plugin: the user's own file, run by every command and by the processes that it starts, and by nothing else."""
+
+import json
+import os
+
+import pytest
+import yaml
+from transformers import OlmoConfig, OlmoForCausalLM
+
+from oelm.base import plugin
+from oelm.errors import ConfigError, FileError
+from oelm.lab.launch.slurm import TrainJob
+from oelm.method import families
+from oelm.method.families import known_types
+from tests.support.lab import experiment_file, lab, refusal, start_command
+
+FAMILY = """
+import oelm
+
+oelm.register_family(
+    "olmo",
+    block="layers.*",
+    kind="decoder",
+    q="self_attn.q_proj",
+    k="self_attn.k_proj",
+    v="self_attn.v_proj",
+    o="self_attn.o_proj",
+    kv_heads="num_key_value_heads",
+    rotary=True,
+)
+"""
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Return a function that makes this process one that has run no plugin, as it is again after the test."""
+    known = dict(families._FAMILIES)
+
+    def forget():
+        monkeypatch.setattr(plugin, "_loaded", [])
+        monkeypatch.setattr(families, "_FAMILIES", dict(known))
+        monkeypatch.setenv(plugin.VARIABLE, "")
+        monkeypatch.delenv(plugin.VARIABLE)
+
+    forget()
+    return forget
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Return a plugin that registers the type 'olmo'."""
+    file = tmp_path / "olmo_family.py"
+    file.write_text(FAMILY)
+    return file
+
+
+def olmo_experiment(folder):
+    """Write a model of the type 'olmo', and an experiment of one run with it."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    OlmoForCausalLM(OlmoConfig(**sizes, vocab_size=400, eos_token_id=2)).save_pretrained(folder / "olmo")
+    file = experiment_file(folder, axes={"method": ["oelm-freeze"]}, stand_in="olmo")
+    content = yaml.safe_load(file.read_text())
+    content["config"]["model"] = {"name": str(folder / "olmo")}
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def test_a_family_of_ones_own_reaches_the_runs_of_a_matrix_and_what_uses_them(file, fresh, tmp_path, monkeypatch):
+    """The matrix starts `oelm train` in a process of its own; the run's record says what code it was made with."""
+    experiment, out = olmo_experiment(tmp_path), tmp_path / "runs"
+    matrix = start_command("--plugin", file, "matrix", experiment, "--out", out, "--gpus", "")
+    assert matrix.wait(150) == 0, matrix.stdout.read()
+    run = out / "study" / "oelm-freeze" / "seed-0"
+    recorded = json.loads((run / "environment.json").read_text())["plugin"]
+    assert recorded == {"name": "olmo_family.py", "sha256": plugin.load_plugin(file).sha256}
+    assert str(tmp_path) not in json.dumps(recorded), "a record that is shared names no folder of this machine"
+
+    fresh()
+    without = refusal("export", run, tmp_path / "plain")
+    assert "was made with the plugin olmo_family.py" in without
+    assert "oelm --plugin olmo_family.py" in without
+    assert "olmo" not in known_types(), "what a folder names must not be run"
+    assert lab("--plugin", file, "export", run, tmp_path / "plain").exit_code == 0
+    assert OlmoForCausalLM.from_pretrained(tmp_path / "plain").config.model_type == "olmo"
+
+    # An interrupted run resumes with the same plugin alone.
+    (run / "result.json").unlink()
+    fresh()
+    assert "was made with the plugin" in refusal("train", run / "planned.json")
+    file.write_text(FAMILY + "# changed\n")
+    changed = refusal("--plugin", file, "train", run / "planned.json")
+    assert "cannot resume exactly: plugin olmo_family.py (" in changed
+    file.write_text(FAMILY)
+    fresh()
+    monkeypatch.setenv(plugin.VARIABLE, str(file))
+    assert lab("train", run / "planned.json", "--quiet").exit_code == 0
+
+
+def test_the_path_is_handed_on_to_processes_that_are_started(file, fresh, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert plugin.load_plugin(file.name).path == file
+    assert os.environ[plugin.VARIABLE] == str(file)
+    assert "olmo" in known_types()
+    plugin.load_plugin(file)  # a second time changes nothing
+    (tmp_path / "other.py").write_text("")
+    with pytest.raises(FileError, match=r"olmo_family\.py \(.* is loaded already"):
+        plugin.load_plugin("other.py")
+
+
+def test_a_job_of_a_scheduler_runs_the_plugin_first(file, fresh, tmp_path):
+    """It does not go through the command line."""
+    with pytest.raises(ConfigError, match=r"nowhere\.json"):
+        TrainJob(str(tmp_path / "nowhere.json"), plugin=str(file))()
+    assert "olmo" in known_types()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.py", None, "none.py: cannot be read (No such file or directory)"),
+        ("run.yaml", "method: baseline", "run.yaml: a plugin is a Python file, whose name ends in .py"),
+        ("half.py", "import oelm\noelm.register_family(", "half.py: line 2 is not Python ('(' was never closed)"),
+        ("known.py", "import oelm\noelm.register_family('bert', family='gpt2')", "'bert' has a family already"),
+    ],
+)
+def test_a_file_that_is_no_plugin_is_refused(name, content, message, fresh, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert message in refusal("--plugin", tmp_path / name, "families")
+
+
+def test_a_config_cannot_name_a_plugin(file, fresh, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(f"plugin: {file}\n")
+    assert "plugin" in refusal("train", config)
+    assert "olmo" not in known_types()
