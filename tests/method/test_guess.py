@@ -84,6 +84,18 @@ def test_fused_rows_are_not_said_to_work(unknown):
     assert "'blocks' or 'groups', could not be tried" in text
 
 
+def test_scores_that_are_divided_by_another_number_are_noted(unknown):
+    model = small_model("gemma2")
+    family, before = find_sites(model)[0], oelm.apply(small_model("gemma2"))
+    guess = guess_layout(unknown(model))
+    assert "divide them by 6 and not by 4: if so, give that as divisor" in guess.to_check
+    assert "seems" not in guess_layout(unknown(small_model("llama"))).to_check
+    with_divisor = guess.call.replace("\n)", "\n    divisor=lambda config: config.query_pre_attn_scalar**0.5,\n)")
+    registered = eval(with_divisor, {"oelm": oelm})
+    assert registered.divisor(model.config) == family.divisor(model.config) == 6.0
+    assert oelm.apply(model) == before
+
+
 def test_heads_that_the_attention_does_not_have_are_not_suggested(unknown):
     model = unknown(small_model("gptj"))
     model.config.n_head = 8

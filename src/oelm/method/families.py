@@ -124,6 +124,7 @@ class StackLayout(TypedDict, total=False):
     kind                    'encoder' (the default), 'decoder' or 'cross'
     layers, heads, kv_heads fields of the config with those numbers, or functions of it
     rotary, qk_norm         whether positions rotate Q and K, and whether a norm follows their projections
+    divisor                 what the attention divides its scores by, where that is not sqrt(d_head)
     """
 
     block: str
@@ -140,6 +141,7 @@ class StackLayout(TypedDict, total=False):
     kv_heads: FromConfig | None
     rotary: bool
     qk_norm: bool
+    divisor: Callable[[Config], float | None]
 
 
 def register_family(
@@ -190,7 +192,7 @@ def one_stack_family(model_type: str, layout: StackLayout) -> Family:
     if not fields["block"]:
         raise FamilyError(f"register_family({model_type!r}): name the block's path, such as 'encoder.layer.*'")
     rotary, qk_norm = fields.pop("rotary", False), fields.pop("qk_norm", False)
-    ffn_in = fields.pop("ffn_in", ())
+    ffn_in, divisor = fields.pop("ffn_in", ()), fields.pop("divisor", lambda config: None)
     paths = (ffn_in,) if isinstance(ffn_in, str) else tuple(ffn_in)
     stack = Stack(**fields, ffn_in=tuple(path for path in paths if path))
     in_fused: tuple[str, ...] = stack.fused.roles if stack.fused else ()
@@ -199,7 +201,7 @@ def one_stack_family(model_type: str, layout: StackLayout) -> Family:
         raise FamilyError(f"register_family({model_type!r}): no path for {', '.join(unnamed)}")
     meets = "rotary positions" if rotary else "a norm" if qk_norm else None
     normed = ("q", "k") if qk_norm else ()
-    return Family((stack,), meets=lambda config: meets, normed=lambda config: normed)
+    return Family((stack,), meets=lambda config: meets, normed=lambda config: normed, divisor=divisor)
 
 
 def _stack(kind: Kind, block: str, attention: str, names: str, ffn: str = "", **fields: Any) -> Stack:

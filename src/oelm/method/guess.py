@@ -7,6 +7,7 @@ gets orthogonal matrices, and their heads are compared with what the attention i
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,7 +100,10 @@ def _guess_one_stack(model: nn.Module, queries: list[Query]) -> Guess:
     operation = _try(model, one_stack_family(config.model_type, layout))
     lines = [repr(config.model_type), *(f"{name}={_source(value)}" for name, value in layout.items())]
     call = "oelm.register_family(\n" + "".join(f"    {line},\n" for line in lines) + ")"
-    to_check = "Check in its code what names alone say: kind, and whether rotary=True or qk_norm=True is right."
+    to_check = (
+        "Check in its code what names alone say: kind, and whether rotary=True or qk_norm=True is right; and that it "
+        f"divides scores by the root of a head's size.{_note_on_scaling(model, operation.sites[0])}"
+    )
     if "fused" in layout:
         to_check += " The layout of the fused rows, 'blocks' or 'groups', could not be tried: check it, too."
     return Guess(call, len(operation.sites), "fused" not in layout, to_check)
@@ -296,8 +300,25 @@ def _require_orthogonal_heads(model: nn.Module, target: Target) -> None:
 
 def _own_head_sizes(model: nn.Module, site: Site) -> Iterator[int]:
     """Yield what the modules around Q, from the nearest to its block, have as the size of a head."""
+    for module in _around_query(model, site):
+        values = (getattr(module, name, None) for name in _HEAD_SIZES)
+        yield from (value for value in values if isinstance(value, int))
+
+
+def _note_on_scaling(model: nn.Module, site: Site) -> str:
+    """Return a sentence where the attention has a factor of its scores that is not the usual one, or nothing."""
+    factors = [value for m in _around_query(model, site) if isinstance(value := getattr(m, "scaling", None), float)]
+    if not factors or math.isclose(factors[0], site.d_head**-0.5, rel_tol=1e-6):
+        return ""
+    return (
+        f" It seems to divide them by {1 / factors[0]:.4g} and not by {site.d_head**0.5:.4g}: if so, give that as "
+        "divisor, a function of the config."
+    )
+
+
+def _around_query(model: nn.Module, site: Site) -> Iterator[nn.Module]:
+    """Yield the modules that hold Q, from the nearest to the block."""
     path = site.fused_path if site.fused and "q" in site.fused.roles else site.roles["q"]
     while path != site.block:
         path = path.rpartition(".")[0]
-        values = (getattr(model.get_submodule(path), name, None) for name in _HEAD_SIZES)
-        yield from (value for value in values if isinstance(value, int))
+        yield model.get_submodule(path)
