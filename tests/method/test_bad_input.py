@@ -407,6 +407,7 @@ def test_a_registered_family_can_be_trained_saved_loaded_and_exported(own_type, 
         ({"block": ""}, "name the block's path"),
         ({"k": ""}, "no path for k"),
         ({"q": "", "v": ""}, "no path for q, v"),
+        ({"q": "", "k": "", "v": "", "o": "", "fused": oelm.Fused("attn.qkv")}, "no path for o, whose width"),
     ],
 )
 def test_a_family_with_a_missing_path_is_refused(own_type, changes, message):

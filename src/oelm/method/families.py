@@ -199,6 +199,10 @@ def one_stack_family(model_type: str, layout: StackLayout) -> Family:
     unnamed = [role for role in ("q", "k", "v") if not getattr(stack, role) and role not in in_fused]
     if unnamed:
         raise FamilyError(f"register_family({model_type!r}): no path for {', '.join(unnamed)}")
+    if stack.fused and not stack.o:
+        raise FamilyError(
+            f"register_family({model_type!r}): no path for o, whose width tells the size of the heads that are fused"
+        )
     meets = "rotary positions" if rotary else "a norm" if qk_norm else None
     normed = ("q", "k") if qk_norm else ()
     return Family((stack,), meets=lambda config: meets, normed=lambda config: normed, divisor=divisor)
