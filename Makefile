@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-full lint format types pytest results slow clean help
+.PHONY: demo test test-full lint format types pytest results docs slow clean help
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ pytest: $(STAMP)
 results: $(STAMP)  ## write docs/results.md and the README's headlines from the records in results/
 	$(BIN)/python -m oelm.report.evidence results/questions.yaml docs/results.md README.md
 
+docs: $(VENV)/.docs  ## build the site of the guides and the API reference in build/site, and check its links
+	$(BIN)/python docs/site/build.py
+
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/pytest -q -n 2 --dist worksteal -m slow
 
@@ -44,5 +47,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
 
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,102 @@
+"""Build the site of the guides and the API reference: `make docs` writes build/site.
+
+The pages keep their places, so that one relative link is right in the repository and on the site. zensical checks the
+links between pages; afterwards every link, picture and script of the written site is checked, and nothing may come from
+another host.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).parents[2]
+PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
+SOURCES = (
+    *("README.md", "README.zh-CN.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE"),
+    *("results/README.md", "results/plan.yaml", "docs/*.md", "docs/*.svg", "docs/*/*.svg", "examples/*"),
+)
+RECORDS = "docs/records.md"
+_RECORD = re.compile(r"^\[(R\d+)\]: <\.\./(results/[^>]+)>$", re.MULTILINE)
+
+
+def copy_pages(pages: Path) -> None:
+    """Copy what the site consists of, from an empty folder; the records themselves become a page that lists them."""
+    shutil.rmtree(pages, ignore_errors=True)
+    for source in (path for pattern in SOURCES for path in sorted(ROOT.glob(pattern)) if path.is_file()):
+        target = pages / source.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    results = pages / "docs" / "results.md"
+    text, records = link_records(results.read_text(encoding="utf-8"))
+    results.write_text(text, encoding="utf-8")
+    (pages / RECORDS).write_text(records, encoding="utf-8")
+
+
+def link_records(results: str) -> tuple[str, str]:
+    """Return docs/results.md with its links to records pointing at the page that lists them, and that page."""
+    rows = [f'| <a id="{name.lower()}"></a>{name} | `{path}` |' for name, path in _RECORD.findall(results)]
+    head = ["# Runs of the results", "", "Where the record of each run is in the repository.", "", "| run | folder |"]
+    linked = _RECORD.sub(lambda match: f"[{match[1]}]: {Path(RECORDS).name}#{match[1].lower()}", results)
+    return linked, "\n".join([*head, "|---|---|", *rows]) + "\n"
+
+
+class _Page(HTMLParser):
+    """The ids of a page, what it links to, and what a browser loads with it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value for name, value in attrs if value}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        if "href" in values:
+            (self.loaded if tag == "link" else self.links).append(values["href"])
+        if "src" in values:
+            self.loaded.append(values["src"])
+
+
+def problems(site: Path) -> list[str]:
+    """Return what is wrong with the links of a site's pages: a target that is missing, or a file of another host."""
+    pages = {path: _Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
+    found = []
+    for path, page in pages.items():
+        if path.name == "404.html":  # its links are those of a server's root
+            continue
+        found += [f"{path.relative_to(site)}: loads {url}" for url in page.loaded if urlsplit(url).netloc]
+        for url in (*page.links, *page.loaded):
+            parts = urlsplit(url)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if target.is_dir():
+                target /= "index.html"
+            fragment = unquote(parts.fragment)
+            if not target.is_file() or (fragment and target in pages and fragment not in pages[target].ids):
+                found.append(f"{path.relative_to(site)}: links to {url}, which is not there")
+    return found
+
+
+def main() -> None:
+    """Build the site, or exit with what is wrong with it."""
+    copy_pages(PAGES)
+    shutil.rmtree(SITE, ignore_errors=True)
+    zensical = Path(sys.executable).with_name("zensical")
+    subprocess.run([zensical, "build", "--strict", "--clean"], cwd=ROOT, check=True)
+    found = problems(SITE)
+    if found:
+        raise SystemExit("\n".join(found))
+    print(f"{SITE / 'index.html'} is ready; for the search: python3 -m http.server --directory {SITE}")
+
+
+if __name__ == "__main__":
+    main()
