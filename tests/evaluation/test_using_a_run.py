@@ -9,6 +9,7 @@ import signal
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -19,6 +20,7 @@ from oelm.errors import CheckpointError, ConfigError, ModelError
 from oelm.evaluation.generate import generate_text
 from oelm.evaluation.load import config_of, find_model, is_run, load_run
 from oelm.evaluation.use import evaluate_run
+from oelm.models.card import CARD
 from oelm.models.small import small_model
 from oelm.runs.schema import RecordedConfig
 from tests.support.training import config, run_here, run_to_end, start, tiny, token_folder, weights, write_yaml
@@ -278,6 +280,23 @@ def test_the_export_command_writes_the_best_model_or_the_last_checkpoint(trained
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("best"))
     completed = command("export", tmp_path / "run", tmp_path / "last")
     assert "last checkpoint's model, of step 30" in completed.stdout
+
+
+def test_an_exported_runs_card_has_the_figures_of_the_exported_model(trained, tmp_path):
+    run, result = trained
+    assert command("export", run, tmp_path / "best").exit_code == 0
+    card = ModelCard.load(tmp_path / "best" / CARD)
+    figures = {figure.metric_type: figure.metric_value for figure in card.data.eval_results}
+    assert figures == {name: result["best"][name] for name in ("loss", "perplexity", "bits_per_byte")}
+    assert f"| step of this model | {result['best_step']} |" in card.text
+    assert "the method `oelm-core` (seed 0)" in card.text
+    assert "base_model" not in card.data.to_dict(), "it was trained from scratch"
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("best", "result.json"))
+    assert command("export", tmp_path / "run", tmp_path / "unfinished").exit_code == 0
+    card = ModelCard.load(tmp_path / "unfinished" / CARD)
+    assert card.data.eval_results is None
+    assert "| step of this model | 30 |" in card.text
+    assert "it is unfinished" in card.text
 
 
 def test_the_train_command_takes_overrides_and_prints_the_result(tmp_path):

@@ -116,7 +116,7 @@ def export(
     ],
     out: Annotated[Path, typer.Argument(help="The folder to write the plain transformers checkpoint to.")],
 ) -> None:
-    """Write a plain transformers checkpoint with the same outputs, which loads without oelm."""
+    """Write a plain transformers checkpoint with the same outputs and a model card; it loads without oelm."""
     with errors():
         from ..errors import CheckpointError
 
@@ -124,15 +124,18 @@ def export(
             raise CheckpointError(f"{out} exists and is not empty: nothing was written")
         from ..base.files import empty_folder, new_folder
         from ..evaluation.load import is_run, load_run_with_label, save_tokenizer
+        from ..evaluation.training_facts import training_facts
         from ..models.export import export as export_model
         from ..models.load import load
 
         quiet_libraries()
-        model, checkpoint = load_run_with_label(Path(source)) if is_run(Path(source)) else (load(source), "")
+        run = Path(source) if is_run(Path(source)) else None
+        model, checkpoint = load_run_with_label(run) if run is not None else (load(source), "")
+        training = training_facts(run) if run is not None else None
         # A new folder is renamed into place once it is complete. An existing empty one is filled where it is: it may
         # be a mount, which cannot be renamed over.
         with empty_folder(out) if out.is_dir() else new_folder(out) as folder:
-            export_model(model, folder)
+            export_model(model, folder, training=training)
             save_tokenizer(Path(source), folder)
         typer.echo(f"wrote {out}: {checkpoint}" if checkpoint else f"wrote {out}")
 

@@ -18,18 +18,25 @@ from ..method.fused import fuse
 from ..method.projections import CoreProjection, IdentityProjection, SplitProjection
 from ..method.seal import CARRIER, record_of, verify
 from ..method.sites import find_sites, unwrapped
+from .card import Training, write_card
 from .convert import to_transformers
 from .gpt import OelmGPTPreTrainedModel
 
 
-def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
+def export(model: nn.Module, path: str | PathLike[str], *, training: Training | None = None, **options: Any) -> Path:
     """Write the model as a plain transformers checkpoint with the same outputs, loadable without oelm.
 
     Cores and adapters are folded into the matrices, those that peft added after `apply` too, identities written out,
     fused projections fused again; the project's own GPT becomes a GPT-2, GPT-NeoX, Llama, Qwen3 or DeepSeek-V3 by its
-    config, and is refused where none of these holds it exactly. `options` go to `save_pretrained`. The model itself is
-    not changed. Returns the folder.
+    config, and is refused where none of these holds it exactly. A model card, README.md, says what was frozen and,
+    given `training`, how the model was trained; one that is there already is kept. `options` go to `save_pretrained`.
+    The model itself is not changed. Returns the folder.
     """
+    if options.get("push_to_hub"):
+        raise ModelError(
+            "push_to_hub would upload the folder without its model card: export it first, then upload the folder with "
+            "huggingface_hub.upload_folder(repo_id=..., folder_path=...) or `hf upload`"
+        )
     bare = unwrapped(model)
     check_operable(bare)
     if not isinstance(bare, PreTrainedModel):
@@ -44,6 +51,7 @@ def export(model: nn.Module, path: str | PathLike[str], **options: Any) -> Path:
     if isinstance(plain, OelmGPTPreTrainedModel):
         plain = to_transformers(plain)
     plain.save_pretrained(out, **options)
+    write_card(out, bare, plain, training)
     return out
 
 
