@@ -27,8 +27,9 @@ types: $(STAMP)
 pytest: $(STAMP)
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
-results: $(STAMP)  ## write docs/results.md and the README's headlines from the records in results/
+results: $(STAMP)  ## write docs/results.md, and the README's table and picture, from the records in results/
 	$(BIN)/python -m oelm.report.evidence results/questions.yaml docs/results.md README.md
+	$(BIN)/python docs/attention/overview.py
 
 docs: $(VENV)/.docs  ## build the site of the guides and the API reference in build/site, and check its links
 	$(BIN)/python docs/site/build.py

@@ -1,5 +1,6 @@
 """The documentation: its Python examples run offline, and its tables are complete."""
 
+import ast
 import os
 import re
 import subprocess
@@ -34,10 +35,21 @@ def test_the_readme_example_runs_offline(tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert "BertForSequenceClassification: oelm-freeze, seed 0" in done.stdout
-    assert "16 of 16 frozen tensors are bit-identical to the sealed ones" in done.stdout
-    assert (tmp_path / "out" / "model.safetensors").is_file()
-    assert (tmp_path / "plain" / "model.safetensors").is_file()
+    assert "BertModel: oelm-freeze, seed 0" in done.stdout
+    assert "12.9% of the model" in done.stdout, "as the comment in the example says"
+    assert "48 of 48 frozen tensors are bit-identical to the sealed ones" in done.stdout
+
+
+def test_the_readme_begins_with_a_command_and_an_example():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert lines.index("```") < 15
+    assert lines.index("```python") < 15
+
+
+def test_the_chinese_readme_has_the_same_example_and_picture():
+    english, chinese = (python_in(ROOT / name) for name in ("README.md", "README.zh-CN.md"))
+    assert ast.dump(ast.parse(english)) == ast.dump(ast.parse(chinese))
+    assert "(docs/overview.svg)" in (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
 
 
 def test_the_guides_have_examples():
@@ -80,15 +92,15 @@ def test_every_section_of_a_config_is_in_the_table():
 
 
 def test_files_that_the_documents_link_to_exist():
-    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCUMENTS):
+    for document in (*ROOT.glob("*.md"), ROOT / "examples" / "README.md", *DOCUMENTS):
         text = document.read_text(encoding="utf-8")
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (document.parent / link).exists(), f"{document.name}: {link}"
 
 
-def test_the_map_of_the_readme_has_every_folder():
+def test_the_map_of_the_code_has_every_folder():
     """One line per folder of src/oelm, and the modules beside them."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Map of the code")[1].split("## ")[0]
     rows = re.findall(r"^\| ((?:`[\w./]+`(?:, )?)+) \|", text, re.MULTILINE)
     listed = {name.rstrip("/") for row in rows for name in re.findall(r"`([^`]+)`", row)} - {"src/oelm"}
     entries = {path.name for path in (ROOT / "src" / "oelm").iterdir() if path.is_dir() or path.suffix == ".py"}

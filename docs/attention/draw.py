@@ -19,7 +19,7 @@ KINDS = {
     "cached": ("#ffd58a", "#a85b00", 3, "cached, per token"),
     "plain": ("#ffffff", "#6b7280", 1, "computed, not kept"),
 }
-_HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" \
+HEAD = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" \
 role="img" font-family="'DejaVu Sans', Verdana, sans-serif" font-size="12" fill="#111827"><title>{title}</title>
 <defs><pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">\
 <rect width="7" height="7" fill="#dbe7fb"/><rect width="2" height="7" fill="#c0d3f3"/></pattern>
@@ -31,7 +31,7 @@ _BOX = (
     '<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="5" fill="{fill}" stroke="{border}" '
     'stroke-width="{line}"/>'
 )
-_TEXT = '<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
+TEXT = '<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
 _ARROW = (
     '<path d="M {x1} {y1} H {bend} C {middle} {y1} {middle} {y2} {x2} {y2}" fill="none" stroke="#4b5563" '
     'marker-end="url(#tip)"/>'
@@ -64,11 +64,11 @@ def svg(picture: Picture) -> str:
     width = round(max(2 * MARGIN + columns * COLUMN - (COLUMN - BOX_WIDTH), 720))
     height = round(2 * MARGIN + rows * ROW + LEGEND)
     size = {"width": width, "height": height, "right": width - 1, "bottom": height - 1}
-    lines = [_HEAD.format(title=escape(picture.title), **size)]
+    lines = [HEAD.format(title=escape(picture.title), **size)]
     for names in picture.arrows:
         chain = [boxes[name] for name in names.split()]
-        lines += [_arrow(start, end) for start, end in pairwise(chain)]
-    lines += [line for box in boxes.values() for line in _box(box)]
+        lines += [arrow(start, end) for start, end in pairwise(chain)]
+    lines += [line for box in boxes.values() for line in box_lines(box)]
     lines += _legend(height - MARGIN - 20)
     return "\n".join(lines) + "\n</svg>\n"
 
@@ -77,22 +77,22 @@ def _corner(box: Box) -> tuple[float, float]:
     return MARGIN + box.column * COLUMN, MARGIN + box.row * ROW
 
 
-def _box(box: Box) -> list[str]:
+def box_lines(box: Box) -> list[str]:
     x, y = _corner(box)
     texts = box.text.split("\n")
     first = y + BOX_HEIGHT / 2 + 4.5 - 7.5 * (len(texts) - 1)
-    out = [_rectangle(x, y, BOX_WIDTH, BOX_HEIGHT, box.kind)]
+    out = [rectangle(x, y, BOX_WIDTH, BOX_HEIGHT, box.kind)]
     for number, text in enumerate(texts):
-        out.append(_TEXT.format(x=x + BOX_WIDTH / 2, y=first + 15 * number, anchor="middle", text=escape(text)))
+        out.append(TEXT.format(x=x + BOX_WIDTH / 2, y=first + 15 * number, anchor="middle", text=escape(text)))
     return out
 
 
-def _rectangle(x: float, y: float, width: float, height: float, kind: str) -> str:
+def rectangle(x: float, y: float, width: float, height: float, kind: str) -> str:
     fill, border, line, _ = KINDS[kind]
     return _BOX.format(x=x, y=y, width=width, height=height, fill=fill, border=border, line=line)
 
 
-def _arrow(start: Box, end: Box) -> str:
+def arrow(start: Box, end: Box) -> str:
     (x1, y1), (x2, y2) = _corner(start), _corner(end)
     x1, y1, x2, y2 = x1 + BOX_WIDTH, y1 + BOX_HEIGHT / 2, x2 - 2, y2 + BOX_HEIGHT / 2
     # The bend lies in the gap before the target's column, so that no arrow crosses a box on its way.
@@ -104,7 +104,7 @@ def _legend(y: float) -> list[str]:
     out = []
     for number, (kind, (*_, words)) in enumerate(KINDS.items()):
         x = MARGIN + 172 * number
-        out += [_rectangle(x, y, 26, 18, kind), _TEXT.format(x=x + 34, y=y + 13.5, anchor="start", text=words)]
+        out += [rectangle(x, y, 26, 18, kind), TEXT.format(x=x + 34, y=y + 13.5, anchor="start", text=words)]
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ def test_the_headlines_of_the_readme_are_up_to_date(tmp_path):
     copy.write_text(committed.replace("oelm-freeze` |", "oelm-freeze` | 1 %"), encoding="utf-8")
     write_headlines(ROOT / "results/questions.yaml", copy)
     assert copy.read_text(encoding="utf-8") == committed, "run `make results`"
+
+
+def test_the_picture_of_the_readme_is_up_to_date(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "attention")
+    overview = runpy.run_path(str(ROOT / "docs" / "attention" / "overview.py"))
+    drawn = overview["svg"](overview["rows"]())
+    assert (ROOT / "docs" / "overview.svg").read_text(encoding="utf-8") == drawn, "run `make results`"
+    assert "(docs/overview.svg)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_headlines_are_written_between_their_markers_and_each_needs_one_comparison(tmp_path):

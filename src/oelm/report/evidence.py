@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, field_validator
 from .. import __version__
 from ..analysis import Analysis, AnalysisError, analyse
 from ..analysis.arms import Setup
-from ..analysis.compare import between
+from ..analysis.compare import Comparison, between
 from ..base.files import write_text
 from ..base.strict import Strict, explain
 from ..config import read_mapping
@@ -147,11 +147,33 @@ def write_headlines(source: str | PathLike[str], readme: str | PathLike[str], re
 
 def headlines(source: str | PathLike[str], results: str) -> Table:
     """Return the table of headlines, each with a link to its question in the document `results`."""
-    evidence, say, root = load_evidence(source), words("en"), Path(source).parent
+    say = words("en")
+    columns = ["setting", "method", "against {}", *say.all("col_interval", "col_reading", "col_seeds")]
+    table, references = Table("headlines", columns, numeric=(2, 3, 5)), set()
+    for line, comparison in headline_comparisons(source):
+        references.add(comparison.reference)
+        word, tone = short_conclusion(comparison, say)
+        table.add(
+            Cell(line.text, folder=f"{results}#{line.question}"),
+            Cell(line.arm, code=True),
+            f"{say(f'm_{comparison.measure.name}')} {numbers.change(comparison, say)}",
+            numbers.change_range(comparison, say),
+            Cell(word, tone=tone),
+            str(comparison.n),
+        )
+    if len(references) != 1:
+        compared = ", ".join(sorted(references)) or "nothing: it has no headlines"
+        raise AnalysisError(f"{source}: headlines must share one reference, but these are against {compared}")
+    columns[2] = f"against {references.pop()}"
+    return table
+
+
+def headline_comparisons(source: str | PathLike[str]) -> list[tuple[Headline, Comparison]]:
+    """Return each headline with its comparison, or raise AnalysisError for one that has none or several."""
+    evidence, root = load_evidence(source), Path(source).parent
     runs = {question.id: question.runs for question in evidence.questions}
     analysis_of = cache(lambda question: analyse(_folders(root, runs[question])))
-    columns = ["setting", "method", "against {}", *say.all("col_interval", "col_reading", "col_seeds"), "data"]
-    table, references = Table("headlines", columns, numeric=(2, 3, 5)), set()
+    found = []
     for line in evidence.headlines:
         if line.question not in runs:
             raise AnalysisError(f"{source}: headline {line.text!r}: no question has the id {line.question!r}")
@@ -164,23 +186,8 @@ def headlines(source: str | PathLike[str], results: str) -> Table:
         if len(matching) != 1:
             count = f"{len(matching)} comparisons of {line.arm!r} match"
             raise AnalysisError(f"{source}: headline {line.text!r}: {count}; exactly one must")
-        (comparison,) = matching
-        references.add(comparison.reference)
-        word, tone = short_conclusion(comparison, say)
-        table.add(
-            Cell(line.text, folder=f"{results}#{line.question}"),
-            Cell(line.arm, code=True),
-            f"{say(f'm_{comparison.measure.name}')} {numbers.change(comparison, say)}",
-            numbers.change_range(comparison, say),
-            Cell(word, tone=tone),
-            str(comparison.n),
-            comparison.setup.dataset,
-        )
-    if len(references) != 1:
-        compared = ", ".join(sorted(references)) or "nothing: it has no headlines"
-        raise AnalysisError(f"{source}: headlines must share one reference, but these are against {compared}")
-    columns[2] = f"against {references.pop()}"
-    return table
+        found.append((line, matching[0]))
+    return found
 
 
 def evidence_document(source: str | PathLike[str], out: Path) -> Document:
