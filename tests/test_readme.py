@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+import oelm
 from oelm.config import RunConfig
 from oelm.method import families
 from oelm.method.spec import PRESETS, Method, Projection
@@ -105,3 +107,19 @@ def test_the_map_of_the_code_has_every_folder():
     listed = {name.rstrip("/") for row in rows for name in re.findall(r"`([^`]+)`", row)} - {"src/oelm"}
     entries = {path.name for path in (ROOT / "src" / "oelm").iterdir() if path.is_dir() or path.suffix == ".py"}
     assert listed == entries - {"__pycache__", "__main__.py"}
+
+
+def test_the_citation_is_valid_and_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert set(citation) >= {"cff-version", "message", "title", "authors"}, "what CFF 1.2 requires"
+    assert citation["cff-version"] == "1.2.0"
+    assert all("name" in author or "family-names" in author for author in citation["authors"])
+    assert citation["version"] == oelm.__version__
+    assert citation["license"] == "Apache-2.0"
+
+
+def test_the_workflow_runs_the_gate():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "gate.yml").read_text(encoding="utf-8"))
+    commands = [step.get("run") for step in workflow["jobs"]["gate"]["steps"]]
+    assert ".ci/run" in commands
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
