@@ -5,6 +5,8 @@
 # is generated, so nothing is downloaded. With a pretrained model, replace `new_model` by its `from_pretrained`.
 
 # %%
+from pathlib import Path
+
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -68,7 +70,7 @@ def train(steps, folder="trainer"):
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=lambda result: {"accuracy": float((result.predictions.argmax(-1) == result.label_ids).mean())},
     )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if steps > 100 else None)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if Path(folder).is_dir() else None)
     return trainer
 
 
