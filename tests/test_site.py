@@ -2,8 +2,11 @@
 
 import importlib.util
 import re
+import runpy
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import oelm
 
@@ -54,3 +57,11 @@ def test_a_missing_target_and_a_file_from_another_host_are_found(tmp_path):
         "index.html: links to other.html#there, which is not there",
         "index.html: links to gone.svg, which is not there",
     ]
+
+
+def test_a_docstrings_list_of_fields_becomes_a_list(monkeypatch):
+    monkeypatch.setitem(sys.modules, "griffe", SimpleNamespace(Extension=object, Object=object))
+    as_lists = runpy.run_path(str(ROOT / "docs" / "site" / "docstrings.py"))["as_lists"]
+    fields = "q, k    how they are made, and\n        whether they are frozen\nlayers  all, or some"
+    expected = "- **q, k**: how they are made, and\n  whether they are frozen\n- **layers**: all, or some"
+    assert as_lists(f"A method.\n\n{fields}\n\nThe end.") == f"A method.\n\n{expected}\n\nThe end."
