@@ -56,6 +56,17 @@ def test_own_text_to_a_small_gpt(tmp_path):
     assert (tmp_path / "plain-gpt" / "README.md").is_file()
 
 
+@pytest.mark.full
+def test_hugging_faces_trainer_goes_on_from_its_checkpoint(tmp_path):
+    """The model is built anew, with other random weights; the second call of the same cell has no first 100 steps."""
+    output = run("huggingface_trainer.ipynb", tmp_path)
+    assert float(output.split("accuracy ")[-1].split(" after 400 steps")[0]) > 0.9
+    assert "8 of 8 frozen tensors are bit-identical to the sealed ones" in output
+    assert (tmp_path / "plain" / "README.md").is_file()
+    script = run("huggingface_trainer.py", tmp_path)
+    assert "8 of 8 frozen tensors are bit-identical" in script, "in another process, from the last checkpoint"
+
+
 @pytest.mark.parametrize("name", notebooks.SCRIPTS)
 def test_a_notebook_holds_its_script(name):
     script = (EXAMPLES / name).read_text(encoding="utf-8")
