@@ -17,25 +17,36 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).parents[2]
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
-SOURCES = (
-    *("README.md", "README.zh-CN.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE"),
-    *("results/README.md", "results/plan.yaml", "docs/*.md", "docs/*.svg", "docs/*/*.svg", "examples/*"),
-)
+SOURCES = ("*.md", "docs/*.md", "examples/README.md", "results/README.md")
 RECORDS = "docs/records.md"
+_LINK = re.compile(r"\]\(<?([^)#>:]+)")
 _RECORD = re.compile(r"^\[(R\d+)\]: <\.\./(results/[^>]+)>$", re.MULTILINE)
 
 
 def copy_pages(pages: Path) -> None:
-    """Copy what the site consists of, from an empty folder; the records themselves become a page that lists them."""
+    """Copy the pages, and every file of the repository that one of them shows or links to, into an empty folder.
+
+    The records themselves are left out: a page lists them.
+    """
     shutil.rmtree(pages, ignore_errors=True)
-    for source in (path for pattern in SOURCES for path in sorted(ROOT.glob(pattern)) if path.is_file()):
-        target = pages / source.relative_to(ROOT)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+    for pattern in SOURCES:
+        for source in sorted(ROOT.glob(pattern)):
+            _copy(source, pages)
     results = pages / "docs" / "results.md"
     text, records = link_records(results.read_text(encoding="utf-8"))
     results.write_text(text, encoding="utf-8")
     (pages / RECORDS).write_text(records, encoding="utf-8")
+    for page in sorted(pages.rglob("*.md")):
+        for link in _LINK.findall(page.read_text(encoding="utf-8")):
+            source = (ROOT / page.relative_to(pages).parent / link).resolve()
+            if source.is_relative_to(ROOT) and source.is_file() and source.suffix != ".md":
+                _copy(source, pages)
+
+
+def _copy(source: Path, pages: Path) -> None:
+    target = pages / source.relative_to(ROOT)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
 
 
 def link_records(results: str) -> tuple[str, str]:
