@@ -88,7 +88,7 @@ class Classification(LabelledTask):
         examples = example_count(metrics["n"], metrics["held_out"])
         return (
             f"accuracy {metrics['accuracy']:.4f} on {examples} (majority {metrics['majority']['accuracy']:.4f}), "
-            f"macro-F1 {metrics['macro_f1']:.4f}, loss {metrics['loss']:.4f}"
+            f"F1 {metrics['macro_f1']:.4f}, loss {metrics['loss']:.4f}"
         )
 
     def on_split(self, name: str) -> Classification:
