@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from oelm.cli.run_tables import MatrixView, status_table, watch
+from oelm.cli.run_tables import MatrixView, status_table, status_text, watch
 from oelm.lab.matrix import Matrix
 from oelm.lab.status import RunState, list_runs, read_state
 from tests.support.lab import ForkLauncher, plan
@@ -54,6 +54,14 @@ def test_a_narrow_terminal_drops_columns_and_keeps_words_whole(width, dropped, t
     for word in ("finished", "100000/100000", "521.79"):
         assert word in shown
     assert all(name not in shown for name in dropped)
+
+
+def test_the_accuracy_on_other_splits_is_shown_where_a_run_has_one(tmp_path):
+    labelled = RunState(name="a", path=tmp_path, state="finished", accuracy=0.9, split_accuracy={"test": 0.875})
+    language = RunState(name="b", path=tmp_path, state="finished", perplexity=4.2)
+    assert "test 87.50%" in status_text([labelled, language], 80)
+    assert "other acc" in status_text([labelled, language])
+    assert "other acc" not in status_text([language]), "a column that no run needs is left out"
 
 
 def test_watching_ends_when_no_run_is_in_progress(tmp_path):

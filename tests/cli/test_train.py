@@ -98,6 +98,9 @@ def test_what_is_chosen_depends_on_the_data_and_the_model_and_gives_way_to_overr
     longer = quick_config("data/mine", None, {"method": "identity-key"}, ["train.epochs=2", "eval.every=7"])
     assert (longer.train.epochs, longer.train.max_steps, longer.eval.every) == (2, None, 7)
     assert longer.method.name == "identity-key"
+    smaller = quick_config("data/mine", None, {}, ["train.batch_size=4"])
+    assert smaller.train.max_steps > small.train.max_steps, "three passes take more steps of smaller batches"
+    assert quick_config("data/mine", None, {}, ["train.max_steps=20"]).eval.every == 2
 
 
 @pytest.mark.parametrize(
@@ -108,6 +111,7 @@ def test_what_is_chosen_depends_on_the_data_and_the_model_and_gives_way_to_overr
         (("--data", "text.txt"), "text.txt: a file, not a folder; prepare the text first: oelm data prepare"),
         (("--data", "nowhere"), "nowhere: no such folder; prepare the text first"),
         (("--model", "gpt:tiny", "model.name=gpt:small"), "model.name=gpt:small: an option sets this field too"),
+        (("--model", "gpt:tiny", "data.path=data/mine"), "data.path: without a config file, give --data"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(arguments, message, tmp_path, monkeypatch):

@@ -10,11 +10,14 @@ from typing import Any
 
 from ..base.text import WIDTH
 from ..config import GPT, RANDOM, RunConfig
+from ..errors import ConfigError
 
 _MODEL, _DATA = "gpt:tiny", "builtin:stories"
 # What a first run on a small machine can afford: some passes over a small corpus, and an hour or less on a large one.
 _EPOCHS, _FEWEST_STEPS, _MOST_STEPS = 3, 100, 1000
 _BATCH, _LONGEST, _SHORTEST = 16, 256, 16
+# How often a run is validated and saved.
+_VALIDATIONS = 10
 # A validation on fewer windows than this says little; a small corpus is cut into shorter ones.
 _VALIDATION_WINDOWS = 8
 # The rates of the guides: for random weights, and for pretrained ones.
@@ -36,7 +39,6 @@ def quick_config(data: str | None, model: str | None, fields: dict[str, Any], ov
     length = _LONGEST
     while length > _SHORTEST and min(len(held_out), len(tokens.train.tokens)) <= _VALIDATION_WINDOWS * length:
         length //= 2
-    set_by_user = {override.partition("=")[0] for override in overrides}
     chosen: dict[str, Any] = {
         "experiment": _name(data, model),
         "model": {"name": model},
@@ -45,10 +47,20 @@ def quick_config(data: str | None, model: str | None, fields: dict[str, Any], ov
         "train": {"batch_size": _BATCH},
         **fields,
     }
-    if not set_by_user & {"train.max_steps", "train.epochs"}:
-        steps = _EPOCHS * len(tokens.train.tokens) / (length * _BATCH)
-        chosen["train"]["max_steps"] = min(_MOST_STEPS, max(_FEWEST_STEPS, math.ceil(steps)))
-    every = max(1, chosen["train"].get("max_steps", _MOST_STEPS) // 10)
+    set_by_user = {override.partition("=")[0] for override in overrides}
+    for name, option in (("data.path", "--data"), ("model.name", "--model")):
+        if name in set_by_user:
+            raise ConfigError(f"{name}: without a config file, give {option}, from which other settings follow")
+    # The user's settings first: how many steps an epoch has follows from them.
+    draft = RunConfig.load(chosen, overrides)
+    tokens_per_step = draft.data.sequence_length * draft.train.batch_size
+    steps_per_epoch = draft.data.fraction * len(tokens.train.tokens) / tokens_per_step
+    if "train.max_steps" in set_by_user or draft.train.epochs is not None:
+        steps = draft.train.max_steps or math.ceil((draft.train.epochs or 0) * steps_per_epoch)
+    else:
+        steps = min(_MOST_STEPS, max(_FEWEST_STEPS, math.ceil(_EPOCHS * steps_per_epoch)))
+        chosen["train"]["max_steps"] = steps
+    every = max(1, steps // _VALIDATIONS)
     return RunConfig.load({**chosen, "eval": {"every": every}, "checkpoint": {"every": every}}, overrides)
 
 

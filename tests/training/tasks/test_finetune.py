@@ -18,6 +18,7 @@ from oelm.data import judgement_tokenizer
 from oelm.errors import CheckpointError
 from oelm.evaluation.load import load_run
 from oelm.evaluation.use import evaluate_run, predict_one
+from oelm.lab.status import read_state
 from oelm.models.small import small_model
 from oelm.runs.folder import read_metrics
 from oelm.runs.schema import RecordedConfig
@@ -509,6 +510,9 @@ def test_a_run_without_a_best_model_can_be_evaluated_queried_and_exported(tmp_pa
     result = run_here(tmp_path, **changes)
     assert result["evaluations"]["test"]["step"] == result["steps"]
     run = config(tmp_path, **changes).folder
+    accuracy = result["evaluations"]["test"]["accuracy"]
+    assert read_state(run).split_accuracy == {"test": accuracy}
+    assert f"test, at step {result['steps']}: accuracy {accuracy:.4f} on 50" in (run / "train.log").read_text()
     assert predict_one(run, "film good")["label"] in ("0", "1")
     run_to_end("export", run, tmp_path / "plain")
     assert (tmp_path / "plain/tokenizer.json").is_file()
