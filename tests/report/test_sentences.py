@@ -88,12 +88,13 @@ def test_a_setup_is_named_by_the_settings_in_which_it_differs(tmp_path):
     changes_of_setups.append({"model": {"fields": {"hidden_size": 64}}})
     for number, changes in enumerate(changes_of_setups):
         language_run(tmp_path / str(number), changes=changes)
-    setups = {setup_name(setup): settings(setup) for setup in analyse([tmp_path]).groups[0].setups}
-    suffixes = ["", ", data.fraction 0.1", ", optimizer.layer_decay 0.8", ", model.fields.hidden_size 64"]
+    say = words("en")
+    setups = {setup_name(setup, say): settings(setup, say) for setup in analyse([tmp_path]).groups[0].setups}
+    suffixes = ["", ", 0.1 of the data", ", layer decay 0.8", ", hidden size 64"]
     assert set(setups) == {f"built-in stories{name}" for name in suffixes}
-    assert setups["built-in stories"].startswith("model.name gpt:tiny · train.batch_size 16 ")
-    narrow = setups["built-in stories, model.fields.hidden_size 64"]
-    assert narrow.startswith("model.name gpt:tiny · model.fields.hidden_size 64 · ")
+    assert setups["built-in stories"].startswith("model gpt:tiny · batch 16 · 400 steps · ")
+    narrow = setups["built-in stories, hidden size 64"]
+    assert narrow.startswith("model gpt:tiny · hidden size 64 · ")
 
 
 def test_no_two_setups_have_the_same_name(tmp_path):
@@ -102,10 +103,10 @@ def test_no_two_setups_have_the_same_name(tmp_path):
     language_run(tmp_path / "other-warmup", changes={"optimizer": {"warmup_steps": 1}})
     data = {"data": {"splits": {"train": {"sha256": "ef" * 32}}}}
     language_run(tmp_path / "other", steps=800, changes={"optimizer": {"warmup_steps": 20}}, environment=data)
-    names = [setup_name(setup) for setup in analyse([tmp_path]).groups[0].setups]
+    names = [setup_name(setup, words("en")) for setup in analyse([tmp_path]).groups[0].setups]
     assert len(set(names)) == 4
-    assert "built-in stories, train.max_steps 400, optimizer.warmup_steps 1" in names
-    assert sum("environment.data.splits.train.sha256 efef" in name for name in names) == 1
+    assert "built-in stories, 400 steps, warm-up of 1 steps" in names
+    assert sum("training data efef" in name for name in names) == 1
 
 
 @pytest.mark.full

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
 from ..analysis import Analysis, Run
 from ..analysis.analyse import cell_to_show, mean_of
 from ..analysis.arms import Setup
-from ..analysis.compare import Comparison
 from ..analysis.run import flop_ratio
-from ..analysis.stats import Estimate, too_noisy
+from ..runs.schema import Reached
 from .chart_records import (
     ChartContext,
     attention_figure,
     confusion_figure,
     map_figure,
+    reached_on_curves,
     thinned,
     training_figure,
     validation_figure,
 )
 from .charts import ChartFigure, IntervalRow, Intervals, Lines, Series, Styles
+from .forest import percent_row
 from .words import Words
 
 # The most dots of a row: more cannot be told apart on paper or on a phone.
@@ -37,18 +37,18 @@ def setup_figures(
         setup=setup,
         cells={arm.method: cell_to_show(analysis, setup, arm)[1] for arm in setup.arms},
         running=[run for run in analysis.running if run.dataset == setup.dataset and run.task == setup.task],
-        comparisons=analysis.of(setup),
+        benches=analysis.benches,
         number=number,
         styles=styles,
         say=say,
     )
     makers: list[tuple[Callable[[ChartContext], ChartFigure | None], str | None]] = [
-        (_change, None),
         (_accuracy, None),
         (validation_figure, "missing_validation"),
         (training_figure, None),
         (_sweep, "missing_sweep"),
-        (_parameters, None),
+        (_parameters, "missing_parameters"),
+        (_cache, "missing_cache" if setup.task.kind == "language" else None),
         (_time, "missing_time"),
         (_target, "missing_target"),
         (map_figure, "missing_map"),
@@ -66,47 +66,6 @@ def setup_figures(
     return figures, missing
 
 
-def _change(context: ChartContext) -> ChartFigure | None:
-    comparisons = [(comparison.arm, comparison) for comparison in context.comparisons]
-    return change_figure(f"{context.number}-change", comparisons, context.styles, context.say)
-
-
-def change_figure(
-    name: str, comparisons: Sequence[tuple[str, Comparison]], styles: Styles, say: Words
-) -> ChartFigure | None:
-    """Return the figure of labelled comparisons of one measure, a row each, or None when none has a pair of runs."""
-    rows = [row for label, comparison in comparisons if (row := _change_row(label, comparison, styles)) is not None]
-    if not rows:
-        return None
-    first = comparisons[0][1]
-    reference, measure = first.reference, say(f"m_{first.measure.name}")
-    axis = say("axis_points" if first.measure.points else "axis_change", measure=measure, reference=reference)
-    return ChartFigure(
-        name,
-        say("fig_change", reference=reference),
-        say("cap_change", measure=measure.capitalize(), reference=reference),
-        [Intervals(x_label=axis, rows=rows, line=0.0)],
-    )
-
-
-def _change_row(label: str, comparison: Comparison, styles: Styles) -> IntervalRow | None:
-    points = comparison.measure.points
-    estimate = comparison.difference if points else comparison.change
-    if estimate is None or not comparison.pairs:
-        return None
-    if not points and too_noisy(estimate):
-        estimate = replace(estimate, low=None, high=None)
-    dots = [100 * ((a - b) if points else (a / b - 1)) for a, b in comparison.values]
-    row = _percent_row(label, styles[comparison.arm], estimate, dots if len(dots) > 1 else [])
-    return row if comparison.sound else replace(row, hollow=True)
-
-
-def _percent_row(label: str, style: int, share: Estimate, dots: list[float]) -> IntervalRow:
-    percent = share.mapped(lambda value: 100 * value)
-    bounds = {"low": percent.low, "high": percent.high}
-    return IntervalRow(label=label, style=style, value=percent.mean, **bounds, hollow=percent.low is None, dots=dots)
-
-
 def _accuracy(context: ChartContext) -> ChartFigure | None:
     """Show the measure of each method of a classifier, with a dot for each run."""
     setup, rows = context.setup, []
@@ -116,7 +75,7 @@ def _accuracy(context: ChartContext) -> ChartFigure | None:
         estimate = mean_of(runs, setup.measure)
         if estimate is not None:
             dots = [100 * value for run in runs if (value := run.figure(setup.measure.name)) is not None]
-            rows.append(_percent_row(method, context.styles[method], estimate, dots))
+            rows.append(percent_row(method, context.styles[method], estimate, dots))
     if not rows:
         return None
     majority = setup.runs[0].result.majority
@@ -154,15 +113,33 @@ def _sweep(context: ChartContext) -> ChartFigure | None:
 
 def _parameters(context: ChartContext) -> ChartFigure | None:
     """Show the measure over the number of trainable parameters, a point for each method."""
+    trainable = {method: runs[0].figure("trainable") for method, runs in context.cells.items()}
+    millions = {method: count / 1e6 for method, count in trainable.items() if count}
+    chart = _points(context, millions, f"{context.say('m_trainable')} (10⁶)")
+    title = _sentence_case(context.say("fig_parameters", measure=context.measure))
+    return context.figure("parameters", title, context.say("cap_parameters"), chart) if chart is not None else None
+
+
+def _cache(context: ChartContext) -> ChartFigure | None:
+    """Show the measure over the size of the cache in generation, for the methods that a benchmark measured it for."""
+    sizes = {row.arm: row.cache_bytes_per_token for bench in context.benches for row in bench.decoding}
+    of_methods = {method: sizes[method] for method in context.cells if method in sizes}
+    chart = _points(context, of_methods, context.say("axis_cache"))
+    title = _sentence_case(context.say("fig_cache", measure=context.measure))
+    return context.figure("cache", title, context.say("cap_cache"), chart) if chart is not None else None
+
+
+def _points(context: ChartContext, sizes: Mapping[str, float], label: str) -> Lines | None:
+    """Return the measure over a size of each method, or None when fewer than two sizes differ."""
     series, factor = [], context.factor
-    for method, runs in context.cells.items():
-        estimate, trainable = mean_of(runs, context.setup.measure), runs[0].figure("trainable")
-        if estimate is not None and trainable:
+    for method, size in sizes.items():
+        estimate = mean_of(context.cells[method], context.setup.measure)
+        if estimate is not None:
             series.append(
                 Series(
                     name=method,
                     style=context.styles[method],
-                    x={"x": [trainable / 1e6]},
+                    x={"x": [size]},
                     y=[factor * estimate.mean],
                     low=[factor * (estimate.mean if estimate.low is None else estimate.low)],
                     high=[factor * (estimate.mean if estimate.high is None else estimate.high)],
@@ -171,11 +148,11 @@ def _parameters(context: ChartContext) -> ChartFigure | None:
             )
     if len({point.x["x"][0] for point in series}) < 2:
         return None
-    axes = {"x": f"{context.say('m_trainable')} (10⁶)"}
-    title = context.say("fig_parameters", measure=context.measure)
-    title = title[:1].upper() + title[1:]
-    chart = Lines(axes=axes, y_label=context.measure_axis, series=series)
-    return context.figure("parameters", title, context.say("cap_parameters"), chart)
+    return Lines(axes={"x": label}, y_label=context.measure_axis, series=series)
+
+
+def _sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _time(context: ChartContext) -> ChartFigure | None:
@@ -222,15 +199,20 @@ def _time_row(
 
 
 def _target(context: ChartContext) -> ChartFigure | None:
-    """Show when each method reached each target, for the targets that all its seeds reached."""
-    measure, series = context.setup.measure, []
-    for method, runs in context.cells.items():
-        reached = [run.result.reached for run in runs]
-        targets = set.intersection(*map(set, reached))
-        hardest_last = sorted(targets, reverse=measure.lower_is_better)
+    """Show when each method reached each target, for the targets that all its seeds reached.
+
+    Without two methods that reached targets of `eval.targets`, the targets come from the validation curves.
+    """
+    measure, caption = context.setup.measure, "cap_target"
+    reached = {method: [run.result.reached for run in runs] for method, runs in context.cells.items()}
+    if sum(bool(_common(of_runs)) for of_runs in reached.values()) < 2:
+        reached, caption = reached_on_curves(context.cells, measure), "cap_target_curves"
+    series = []
+    for method, of_runs in reached.items():
+        hardest_last = sorted(_common(of_runs), reverse=measure.lower_is_better)
         if hardest_last:
             x = {
-                axis: [fmean(getattr(by_target[target], key) for by_target in reached) for target in hardest_last]
+                axis: [fmean(getattr(by_target[target], key) for by_target in of_runs) for target in hardest_last]
                 for axis, key in (("steps", "step"), ("seconds", "seconds"))
             }
             y = [context.factor * target for target in hardest_last]
@@ -238,5 +220,9 @@ def _target(context: ChartContext) -> ChartFigure | None:
     if len(series) < 2:
         return None
     chart = Lines(axes=context.time_axes, y_label=context.measure_axis, series=series, log_y=measure.log)
-    caption = context.say("cap_target", measure=context.measure)
-    return context.figure("target", context.say("fig_target"), caption, chart)
+    return context.figure("target", context.say("fig_target"), context.say(caption, measure=context.measure), chart)
+
+
+def _common(of_runs: Sequence[Mapping[float, Reached]]) -> set[float]:
+    """Return the targets that all runs reached."""
+    return set.intersection(*(set(by_target) for by_target in of_runs))

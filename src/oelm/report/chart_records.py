@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
 from ..analysis import Run
-from ..analysis.arms import Setup
-from ..analysis.compare import Comparison
-from ..analysis.run import Attempt, finite
-from ..runs.schema import AuditRow, TrainLine, ValLine
+from ..analysis.arms import Measure, Setup
+from ..analysis.run import Attempt, Bench, finite
+from ..runs.schema import AuditRow, Reached, TrainLine, ValLine
 from .charts import Chart, ChartFigure, Grid, Lines, Series, Styles
 from .words import Words
 
@@ -19,8 +18,10 @@ T = TypeVar("T")
 # The most points of a curve: more cannot be told apart on paper or on a phone.
 _POINTS = 240
 _ROLES = ("q", "k", "v", "o", "ffn_in", "ffn_out")
+# How many targets a validation curve is cut at, when the runs recorded none.
+_TARGETS = 5
 # The most panels of a figure. When there are more methods, the caption says how many are shown.
-_PANELS = 6
+MOST_PANELS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class ChartContext:
     setup: Setup
     cells: dict[str, tuple[Run, ...]]
     running: list[Attempt]
-    comparisons: Sequence[Comparison]
+    benches: Sequence[Bench]
     number: int
     styles: Styles
     say: Words
@@ -63,13 +64,13 @@ class ChartContext:
         return ChartFigure(f"{self.number}-{kind}", title, caption, [chart])
 
     def panels(self, kind: str, charts: Sequence[Chart]) -> ChartFigure | None:
-        """Return a figure of one panel per method, at most `_PANELS`, or None when there is none."""
+        """Return a figure of one panel per method, at most `MOST_PANELS`, or None when there is none."""
         if not charts:
             return None
         caption = self.say(f"cap_{kind}")
-        if len(charts) > _PANELS:
-            caption = f"{caption} {self.say('cap_panels', shown=_PANELS, all=len(charts))}"
-        return ChartFigure(f"{self.number}-{kind}", self.say(f"fig_{kind}"), caption, list(charts[:_PANELS]))
+        if len(charts) > MOST_PANELS:
+            caption = f"{caption} {self.say('cap_panels', shown=MOST_PANELS, all=len(charts))}"
+        return ChartFigure(f"{self.number}-{kind}", self.say(f"fig_{kind}"), caption, list(charts[:MOST_PANELS]))
 
 
 def validation_figure(context: ChartContext) -> ChartFigure | None:
@@ -115,7 +116,10 @@ def attention_figure(context: ChartContext, kind: str, key: str) -> ChartFigure 
         for index, (label, by_step) in enumerate(values.items()):
             steps = sorted(by_step)
             x, y = [float(step) for step in steps], [fmean(by_step[step]) for step in steps]
-            series.append(Series(name=label, style=index, x={"steps": x}, y=y))
+            # The layers of a method have its colour, the last one the strongest: a colour stands for one method only.
+            shade = 0.35 + 0.65 * (index + 1) / len(values)
+            style = context.styles[method]
+            series.append(Series(name=label, style=style, x={"steps": x}, y=y, shade=shade, pattern=index))
         if series:
             axes, label = {"steps": context.say("axis_steps")}, context.say(f"axis_{kind}")
             charts.append(Lines(axes=axes, y_label=label, series=series, title=method))
@@ -169,6 +173,40 @@ def thinned(values: list[T], most: int = _POINTS) -> list[T]:
     if len(values) <= most:
         return values
     return [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]
+
+
+def reached_on_curves(cells: Mapping[str, Sequence[Run]], measure: Measure) -> dict[str, list[dict[float, Reached]]]:
+    """Return when the validation of each run first reached some targets, for the methods whose runs have curves.
+
+    The targets lie between the values that every run began worse than, and ended better than or equal to.
+    """
+    sign = 1 if measure.lower_is_better else -1
+    curves = {method: [_falling(run, measure.name, sign) for run in runs] for method, runs in cells.items()}
+    curves = {method: of_runs for method, of_runs in curves.items() if all(len(curve) > 1 for curve in of_runs)}
+    every_curve = [curve for of_runs in curves.values() for curve in of_runs]
+    if not every_curve:
+        return {}
+    easiest = min(curve[0][1] for curve in every_curve)
+    hardest = max(min(value for _, value in curve) for curve in every_curve)
+    if hardest >= easiest:
+        return {}
+    targets = [*(easiest + (hardest - easiest) * part / _TARGETS for part in range(1, _TARGETS)), hardest]
+    return {
+        method: [{sign * target: _first_at(curve, target) for target in targets} for curve in of_runs]
+        for method, of_runs in curves.items()
+    }
+
+
+def _falling(run: Run, name: str, sign: int) -> list[tuple[ValLine, float]]:
+    """Return the validations of a run with their values of a measure, negative when a higher value is better."""
+    lines = [line for line in run.metrics if isinstance(line, ValLine)]
+    return [(line, sign * value) for line in lines if (value := finite(getattr(line, name))) is not None]
+
+
+def _first_at(curve: Sequence[tuple[ValLine, float]], target: float) -> Reached:
+    """Return the first point of a curve that is not above the target."""
+    line = next(line for line, value in curve if value <= target)
+    return Reached(step=line.step, tokens=line.tokens, seconds=line.time.seconds)
 
 
 def map_figure(context: ChartContext) -> ChartFigure | None:

@@ -16,7 +16,8 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 class Series:
     """One line, or single points when `line` is False, with an optional band or error bars from `low` to `high`.
 
-    `x` has the values along each axis of the chart that the series can be drawn over.
+    `x` has the values along each axis of the chart that the series can be drawn over. `style` is that of the method;
+    several series of one method have its colour in different shades (from 0 to 1) and the dash and mark of `pattern`.
     """
 
     name: str
@@ -28,6 +29,8 @@ class Series:
     line: bool = True
     marks: bool = True
     faint: bool = False
+    shade: float = 1.0
+    pattern: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +61,12 @@ class IntervalRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Values with intervals in rows, with an optional vertical line at `line`."""
+    """Values with intervals in rows, with an optional vertical line at `line`, and a band behind them."""
 
     x_label: str
     rows: list[IntervalRow]
     line: float | None = None
+    band: tuple[float, float] | None = None
     line_label: str = ""
     cross_label: str = ""
     title: str = ""
@@ -81,12 +85,20 @@ class Grid:
     y_label: str = ""
 
 
+def colour_of(style: int) -> int:
+    """Return the number of a style's colour. The baseline's black is for no other; the dash and the mark differ."""
+    return 0 if style == 0 else 1 + (style - 1) % (len(COLOURS) - 1)
+
+
 Chart = Lines | Intervals | Grid
 
 
 @dataclass(frozen=True)
 class ChartFigure:
-    """A figure of a report: one chart or several side by side, with a title, a caption and a name for its file."""
+    """A figure of a report: one chart or several, with a title, a caption and a name for its file.
+
+    Charts of one quantity, those whose value axis has the same label, share that axis.
+    """
 
     name: str
     title: str

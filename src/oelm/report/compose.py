@@ -17,6 +17,7 @@ from . import numbers
 from .chart_choice import setup_figures
 from .charts import Styles
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
+from .overview import overview
 from .sections import (
     handles,
     hypotheses_section,
@@ -27,17 +28,7 @@ from .sections import (
     runs_section,
     times_section,
 )
-from .sentences import (
-    by_verdict,
-    count_text,
-    opening,
-    scenario_lines,
-    sentence,
-    setup_name,
-    shared_notes,
-    short_conclusion,
-    verdict_line,
-)
+from .sentences import count_text, setting_text, setup_name, shared_notes, short_conclusion
 from .words import Words, words
 
 
@@ -47,7 +38,7 @@ def compose(analysis: Analysis, out: Path, language: str = "en", title: str | No
     links = {analysis.handle(run): relative(run.path, out) for run in analysis.runs}
     methods = [arm.method for group in analysis.groups for setup in group.setups for arm in setup.arms]
     styles = Styles(methods)
-    blocks = _summary(analysis, say)
+    blocks = overview(analysis, styles, say)
     for number, setup in enumerate((setup for group in analysis.groups for setup in group.setups), start=1):
         blocks += _setup(analysis, setup, number, styles, say)
     blocks += hypotheses_section(analysis, say)
@@ -65,46 +56,20 @@ def compose(analysis: Analysis, out: Path, language: str = "en", title: str | No
     return Document(title, language, blocks, footer, links)
 
 
-def _summary(analysis: Analysis, say: Words) -> list[Block]:
-    blocks: list[Block] = [Heading(say("summary"), 2, "summary")]
-    blocks.append(Bullets([Cell(line) for line in opening(analysis, say)]))
-    if analysis.comparisons:
-        differences = []
-        for comparison in analysis.comparisons:
-            word, tone = short_conclusion(comparison, say)
-            text, runs = sentence(comparison, analysis, say), handles(analysis, runs_of(comparison))
-            differences.append(Cell(text, runs, tone=tone, badge=word))
-        blocks += [Heading(say("what_differs"), 3, "what-differs"), Bullets(differences)]
-    for key, verdicts in by_verdict(analysis):
-        tone = {"what_holds": "good", "what_fails": "bad"}.get(key, "open")
-        items = []
-        for verdict in verdicts:
-            text, runs = verdict_line(verdict, analysis, say), handles(analysis, verdict.runs)
-            items.append(Cell(text, runs, tone=tone, badge=say(verdict.verdict)))
-        blocks.append(Heading(say(key), 3, key.replace("_", "-")))
-        blocks.append(Bullets(items) if items else Paragraph(say("nothing")))
-    scenarios = scenario_lines(analysis, say)
-    if scenarios:
-        blocks += [Heading(say("scenario_title"), 3, "scenario"), *(Paragraph(line) for line in scenarios)]
-    return blocks
-
-
 def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: Words) -> list[Block]:
     blocks: list[Block] = [
-        Heading(say("headed", head=say("results"), text=setup_name(setup)), 2, f"results-{number}"),
-        Paragraph(settings(setup), tone="muted"),
+        Heading(say("headed", head=say("results"), text=setup_name(setup, say)), 2, f"results-{number}"),
+        Paragraph(settings(setup, say), tone="muted"),
         arms_table(analysis, setup, number, say),
     ]
     figures, missing = setup_figures(analysis, setup, number, styles, say)
     comparisons = analysis.of(setup)
-    first = [figure for figure in figures if figure.name.endswith(("-change", "-accuracy"))]
     if comparisons:
-        blocks += [Heading(say("comparisons"), 3, f"comparisons-{number}"), *first]
+        blocks.append(Heading(say("comparisons"), 3, f"comparisons-{number}"))
         blocks.append(comparison_table(analysis, list(comparisons), f"{number}-comparisons", say))
         blocks += notes(comparisons, say)
-    else:
-        blocks += first
-    blocks += [figure for figure in figures if figure not in first]
+    if figures:
+        blocks += [Heading(say("figures"), 3, f"figures-{number}"), *figures]
     equal = [comparison for comparison in analysis.equal if comparison.setup is setup]
     if len(equal) > len(comparisons):
         blocks.append(Heading(say("equal_rates"), 3, f"equal-{number}"))
@@ -161,13 +126,13 @@ def _span(steps: list[int]) -> str:
     return " – ".join(f"{step:,}" for step in sorted({min(steps), max(steps)})) if steps else "–"
 
 
-def settings(setup: Setup) -> str:
+def settings(setup: Setup, say: Words) -> str:
     """Return the most important settings of a setup in one line."""
     run, shared = setup.runs[0], dict(setup.settings)
     # The name of a model does not show a changed size.
     fields = [name for name in shared if name.startswith("model.fields.")]
     names = ("model.name", *fields, "train.batch_size", "train.max_steps", "train.epochs", "data.sequence_length")
-    values = [f"{name} {shared[name]}" for name in names if shared.get(name) is not None]
+    values = [setting_text(name, shared[name], say) for name in names if shared.get(name) is not None]
     return " · ".join([*values, run.environment.hardware])
 
 

@@ -12,7 +12,8 @@ class Cell:
     """A piece of text, in a table or alone, with what is shown along with it.
 
     `runs` are the handles of the runs that it comes from, `folder` is what it links to, `anchor` what others link to.
-    `tone` is good, bad, open or empty and sets the colour; `badge` is a word in front, such as a verdict.
+    `tone` is good, bad, open or empty and sets the colour. `style` is the number of the method that it names, whose
+    colour in the figures is shown beside it.
     """
 
     text: str
@@ -21,7 +22,8 @@ class Cell:
     tone: str = ""
     anchor: str | None = None
     code: bool = False
-    badge: str = ""
+    strong: bool = False
+    style: int | None = None
 
 
 def spans(handles: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -53,7 +55,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph; the tone "muted" is for remarks."""
+    """A paragraph; the tone "lead" is for the main finding, "muted" for remarks."""
 
     text: str
     tone: str = ""

@@ -21,7 +21,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from rich.cells import cell_len
 
-from .charts import COLOURS, DASHES, MARKS, Chart, ChartFigure, Grid, IntervalRow, Intervals, Lines, Series
+from .charts import COLOURS, DASHES, MARKS, Chart, ChartFigure, Grid, IntervalRow, Intervals, Lines, Series, colour_of
 from .svg import INK, MUTED, PANEL, PAPER, RULE, Notes, finish, printable
 
 # Fonts with Chinese characters, in order of preference.
@@ -33,9 +33,10 @@ CJK_FONTS = (
     "Microsoft YaHei",
     "PingFang SC",
 )
-# Inches. A figure is as wide as a page of the PDF, or narrower when it has one panel with short labels.
+# Inches. A figure is as wide as a page of the PDF, or so narrow that two fit beside each other, and one on a phone,
+# when it has one panel with short labels.
 FULL_WIDTH = 7.2
-_HALF_WIDTH = 5.2
+_HALF_WIDTH = 4.2
 # Labels: characters in a line, most lines, and inches from one line to the next.
 _LETTERS, _LINES, _LEADING = 32, 4, 0.16
 # Characters in a line of the label beside a row of an interval chart.
@@ -115,9 +116,19 @@ def width(figure: ChartFigure) -> float:
 
 def height(figure: ChartFigure) -> float:
     """Return how high a figure is drawn, in inches: as high as its content needs, even beyond a page."""
-    panels = sum(len(_panels(chart)) for chart in figure.charts)
-    rows = -(-panels // _columns(figure))
-    return max(_height(chart) for chart in figure.charts) * rows + _legend(figure)[2]
+    return sum(_row_heights(figure)) + _legend(figure)[2]
+
+
+def is_wide(figure: ChartFigure) -> bool:
+    """Return True when a figure needs the whole width, False when two of its kind fit beside each other."""
+    return width(figure) > _HALF_WIDTH
+
+
+def _row_heights(figure: ChartFigure) -> list[float]:
+    """Return the height of each row of a figure's panels: that of the highest panel in it."""
+    columns = _columns(figure)
+    heights = [_height(chart, columns) for chart in figure.charts for _ in _panels(chart)]
+    return [max(heights[start : start + columns]) for start in range(0, len(heights), columns)]
 
 
 def _is_crowded(chart: Chart) -> bool:
@@ -129,8 +140,11 @@ def _is_crowded(chart: Chart) -> bool:
 
 
 def _columns(figure: ChartFigure) -> int:
+    """Return how many panels are beside each other; rows of intervals are below each other, to be compared."""
+    if any(isinstance(chart, Intervals) for chart in figure.charts):
+        return 1
     panels = sum(len(_panels(chart)) for chart in figure.charts)
-    widest = max((_grid_width(chart) for chart in figure.charts if isinstance(chart, Grid)), default=FULL_WIDTH / 2)
+    widest = max((_grid_width(chart) for chart in figure.charts if isinstance(chart, Grid)), default=FULL_WIDTH / 3)
     return max(1, min(panels, 3, int(FULL_WIDTH / widest)))
 
 
@@ -146,11 +160,11 @@ def _label_width(chart: Grid) -> float:
 def _lay_out(figure: ChartFigure) -> tuple[Figure, Notes]:
     """Return the figure as a matplotlib figure, and the notes on its artists."""
     panels = [panel for chart in figure.charts for panel in _panels(chart)]
-    columns, notes = _columns(figure), Notes()
-    rows = -(-len(panels) // columns)
-    size = (width(figure), height(figure))
-    canvas = Figure(figsize=size, layout="constrained")
-    all_axes = [axes for line in canvas.subplots(rows, columns, squeeze=False) for axes in line]
+    columns, notes, heights = _columns(figure), Notes(), _row_heights(figure)
+    canvas = Figure(figsize=(width(figure), height(figure)), layout="constrained")
+    grid = canvas.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
+    all_axes = [axes for line in grid for axes in line]
+    _share(all_axes, [chart for chart, _ in panels])
     for axes, (chart, axis) in zip(all_axes, panels, strict=False):
         if isinstance(chart, Lines):
             _draw_lines(axes, chart, axis, notes)
@@ -160,8 +174,32 @@ def _lay_out(figure: ChartFigure) -> tuple[Figure, Notes]:
             _draw_grid(axes, chart, width(figure) / columns)
     for axes in all_axes[len(panels) :]:
         axes.set_visible(False)
+    _label_once(all_axes, [chart for chart, _ in panels], columns)
     _draw_legend(canvas, figure, all_axes[: len(panels)], notes)
     return canvas, notes
+
+
+def _share(all_axes: Sequence[Axes], charts: Sequence[Chart]) -> None:
+    """Give panels of one quantity the same scale."""
+    first: dict[str, Axes] = {}
+    for axes, chart in zip(all_axes, charts, strict=False):
+        if isinstance(chart, Lines) and axes is not first.setdefault(chart.y_label, axes):
+            axes.sharey(first[chart.y_label])
+        if isinstance(chart, Intervals) and axes is not first.setdefault(chart.x_label, axes):
+            axes.sharex(first[chart.x_label])
+
+
+def _label_once(all_axes: Sequence[Axes], charts: Sequence[Chart], columns: int) -> None:
+    """Remove the label and the numbers of a shared axis where the panel beside it, or below it, has them."""
+    for index, (axes, chart) in enumerate(zip(all_axes, charts, strict=False)):
+        before = charts[index - 1] if index % columns else None
+        if isinstance(chart, Lines) and isinstance(before, Lines) and before.y_label == chart.y_label:
+            axes.set_ylabel("")
+            axes.tick_params(axis="y", which="both", labelleft=False)
+        after = charts[index + 1] if index + 1 < len(charts) else None
+        if isinstance(chart, Intervals) and isinstance(after, Intervals) and after.x_label == chart.x_label:
+            axes.set_xlabel("")
+            axes.tick_params(axis="x", labelbottom=False)
 
 
 def _draw_legend(canvas: Figure, figure: ChartFigure, all_axes: Sequence[Axes], notes: Notes) -> None:
@@ -169,7 +207,7 @@ def _draw_legend(canvas: Figure, figure: ChartFigure, all_axes: Sequence[Axes], 
     names, columns, _ = _legend(figure)
     handles: dict[str, Any] = {}
     for axes in all_axes if names else ():
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        handles = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)} | handles
     shown = [name for name in names if name in handles]
     if shown:
         legend = canvas.legend(
@@ -217,15 +255,15 @@ def _panels(chart: Chart) -> list[tuple[Chart, str]]:
     return [(chart, axis) for axis in shown]
 
 
-def _height(chart: Chart) -> float:
+def _height(chart: Chart, columns: int) -> float:
     title = _LEADING * (_line_count(_wrapped(chart.title, 20 if isinstance(chart, Grid) else _LETTERS)) - 1)
     if isinstance(chart, Intervals):
-        return 0.9 + 0.3 * (sum(_row_height(row) for row in chart.rows)) + title
+        return (0.5 if chart.title else 0.75) + 0.3 * sum(_row_height(row) for row in chart.rows) + title
     if isinstance(chart, Grid):
         count, longest = len(chart.rows), max(cell_len(_cut(name)) for name in chart.columns)
         below = 0.6 * _LETTER * max(0, longest - 8)  # The labels of the columns are slanted.
         return 0.9 + max(min(3.6, 0.24 * max(count, 4)), 0.13 * count) + below + title
-    return 2.7 + title
+    return (2.7 if columns < 3 else 2.3) + title
 
 
 def _row_height(row: IntervalRow) -> float:
@@ -258,8 +296,11 @@ def _draw_lines(axes: Axes, chart: Lines, axis: str, notes: Notes) -> None:
 
 def _draw_series(axes: Axes, series: Series, x: list[float], notes: Notes) -> None:
     colour, dash, mark = _style(series.style)
+    if series.pattern is not None:
+        _, dash, mark = _style(series.pattern)
     name = _wrapped(series.name)
     options: dict[str, Any] = {"color": colour, "label": name, "linewidth": 1.4, "markersize": 4.5}
+    options |= {"alpha": series.shade} if series.shade < 1 else {}
     if series.faint:
         options |= {"alpha": 0.55, "linewidth": 1.0}
     low, high = series.low or series.y, series.high or series.y
@@ -307,6 +348,10 @@ def _draw_intervals(axes: Axes, chart: Intervals, notes: Notes) -> None:
             label = chart.cross_label if index == 0 else None
             (cross,) = axes.plot([row.cross], [y], "x", color=INK, markersize=6, markeredgewidth=1.4, label=label)
             notes.add(cross, f"{chart.cross_label}: {_number(row.cross)}")
+    if chart.band is not None:
+        axes.axvspan(*chart.band, color=RULE, alpha=0.55, linewidth=0, zorder=0)
+    if chart.title:
+        axes.set_title(_wrapped(chart.title), fontsize=9, loc="left")
     if chart.line is not None:
         axes.axvline(chart.line, color=INK, linewidth=1, linestyle="--", label=chart.line_label or None, zorder=1)
     axes.set_yticks(centres, [_wrapped(row.label, _BESIDE) for row in chart.rows])
@@ -351,10 +396,10 @@ def _draw_grid(axes: Axes, chart: Grid, inches: float) -> None:
 
 
 def _style(number: int) -> tuple[str, Any, str]:
-    """Return the colour, dash and mark of a style. After the last colour the dashes shift, so that no two are alike."""
-    dash = DASHES[(number + number // len(COLOURS)) % len(DASHES)]
+    """Return the colour, dash and mark of a style. There is one more of the latter, so no two styles are alike."""
+    dash = DASHES[number % len(DASHES)]
     line: Any = (0, [float(part) / 1.4 for part in dash.split()]) if dash else "-"
-    return COLOURS[number % len(COLOURS)], line, MARKS[(number + number // len(COLOURS)) % len(MARKS)]
+    return COLOURS[colour_of(number)], line, MARKS[number % len(MARKS)]
 
 
 def _value(value: float, low: float | None, high: float | None) -> str:

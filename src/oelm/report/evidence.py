@@ -25,30 +25,22 @@ from ..base.files import write_text
 from ..base.strict import Strict, explain
 from ..config import read_mapping
 from . import numbers
-from .chart_choice import change_figure, setup_figures
+from .chart_choice import setup_figures
 from .charts import ChartFigure, Styles
 from .compose import arms_table, comparison_table, notes, settings
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .drawing import draw as draw_figures
+from .forest import change_figure, change_figures
 from .markdown import block_text, to_markdown
 from .sections import bench_blocks, relative, runs_of
-from .sentences import setup_data, setup_name, setup_settings, short_conclusion
+from .sentences import setup_briefly, setup_name, short_conclusion
 from .words import Words, words
 
 _NUMBER = re.compile(r"\d+(\.\d+)?\s*(%|points|x\b)")
 # The table of headlines is written between these two lines of a README.
 _BEGIN, _END = "<!-- headlines: written by make results -->", "<!-- /headlines -->"
-# Short names of settings, for the rows of a figure.
-_SETTINGS = {
-    "train.max_steps": "{} steps",
-    "train.batch_size": "batch {}",
-    "data.fraction": "{} of the data",
-    "model.name": "{}",
-    "optimizer.layer_decay": "layer decay {}",
-}
-# The figures of a setup that a question shows when it has one setup, and when it has several: their changes are then in
-# one figure for all. The other figures are in a report only.
-_SHOWN = (("-change", "-accuracy"), ("-accuracy",))
+# The figures of a setup that a question shows beside the changes. The others are in a report only.
+_SHOWN = "-accuracy"
 
 
 class Pair(Strict, refusal=AnalysisError):
@@ -219,17 +211,18 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
     several = len(setups) > 1
     if several:
         blocks.append(_at_a_glance(question, analysis, setups, say))
-        overview = _overview(question, analysis, styles, say)
-        blocks += [overview] if overview is not None else []
+        changes = _changes(question, analysis, styles, say)
+        blocks += [changes] if changes is not None else []
     for index, setup in enumerate(setups, start=1):
         name = f"{question.id}-{index}"
         blocks += [
-            Heading(setup_name(setup), 3, name),
-            Paragraph(settings(setup), tone="muted"),
+            Heading(setup_name(setup, say), 3, name),
+            Paragraph(settings(setup, say), tone="muted"),
             arms_table(analysis, setup, index, say),
         ]
         drawn, _ = setup_figures(analysis, setup, index, styles, say)
-        selected = [figure for figure in drawn if figure.name.endswith(_SHOWN[several])]
+        selected = [] if several else change_figures(analysis, styles, say)
+        selected += [figure for figure in drawn if figure.name.endswith(_SHOWN)]
         blocks += [replace(figure, name=f"{question.id}-{figure.name}") for figure in selected]
         comparisons = analysis.of(setup)
         if comparisons:
@@ -260,7 +253,7 @@ def _at_a_glance(question: Question, analysis: Analysis, setups: Sequence[Setup]
     columns = say.all("col_method", "col_change", "col_interval", "col_seeds", "col_reading")
     table = Table(f"{question.id}-glance", ["data", *columns], numeric=(2, 3, 4))
     for index, setup in enumerate(setups, start=1):
-        link = Cell(_short_name(setup), folder=f"#{question.id}-{index}")
+        link = Cell(setup_name(setup, say), folder=f"#{question.id}-{index}")
         for comparison in analysis.of(setup):
             word, tone = short_conclusion(comparison, say)
             values = [numbers.change(comparison, say), numbers.change_range(comparison, say), str(comparison.n)]
@@ -269,27 +262,15 @@ def _at_a_glance(question: Question, analysis: Analysis, setups: Sequence[Setup]
     return table
 
 
-def _short_name(setup: Setup) -> str:
-    return ", ".join([setup_data(setup), *map(_in_words, setup_settings(setup))])
-
-
-def _overview(question: Question, analysis: Analysis, styles: Styles, say: Words) -> ChartFigure | None:
+def _changes(question: Question, analysis: Analysis, styles: Styles, say: Words) -> ChartFigure | None:
     """Return a figure with all changes of a question, sorted by method, to show what a change depends on."""
     if len({comparison.measure.name for comparison in analysis.comparisons}) != 1:
         return None
-    one_dataset = len({comparison.setup.dataset for comparison in analysis.comparisons}) == 1
-    labelled = []
-    for comparison in sorted(analysis.comparisons, key=lambda comparison: comparison.arm):
-        dataset = [] if one_dataset else [comparison.setup.dataset.split(",")[0].split(":")[0]]
-        settings_in_words = [_in_words(setting) for setting in setup_settings(comparison.setup)]
-        labelled.append((": ".join([comparison.arm, ", ".join([*dataset, *settings_in_words])]), comparison))
-    return change_figure(f"{question.id}-all", labelled, styles, say)
-
-
-def _in_words(setting: str) -> str:
-    """Return a setting in the short form for a figure or a table."""
-    field, _, value = setting.partition(" ")
-    return _SETTINGS.get(field, f"{field} {{}}").format(value)
+    labelled = [
+        (f"{comparison.arm}: {setup_briefly(comparison.setup, analysis, say)}", comparison)
+        for comparison in sorted(analysis.comparisons, key=lambda comparison: comparison.arm)
+    ]
+    return change_figure(f"{question.id}-all", [("", labelled)], styles, say)
 
 
 def _is_within(path: Path, folders: Sequence[Path]) -> bool:

@@ -10,7 +10,9 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from .charts import colour_of
 from .document import Block, Cell, Document, Heading, spans
+from .drawing import is_wide
 from .svg import themed
 from .words import words
 
@@ -48,6 +50,7 @@ def _environment() -> Environment:
     )
     environment.filters["link"] = quote
     environment.globals |= {"spans": spans, "cell_class": _cell_class, "kind_of": lambda block: type(block).__name__}
+    environment.globals |= {"is_wide": is_wide, "colour_of": colour_of}
     return environment
 
 
@@ -62,12 +65,14 @@ def _sections(document: Document) -> list[_Section]:
 
 
 def _cell_class(cell: Cell, numeric: bool) -> str | None:
-    """Return the CSS class of a table's cell: numbers are aligned right, and long texts get a wider column."""
+    """Return the CSS class of a table's cell: numbers are aligned right, short names never broken."""
     if numeric:
-        return "number"
-    if cell.folder is not None or len(cell.text) <= 36:
+        return "number" if len(cell.text) <= 11 else "number loose"
+    if cell.code and len(cell.text) <= 20:
+        return "short"
+    if cell.folder is None and not cell.code and len(cell.text) <= 36:
         return None
-    return "long" if len(cell.text) > 110 else "wide"
+    return "long" if len(cell.text) > 110 and not cell.code else "wide"
 
 
 def _read(name: str) -> str:

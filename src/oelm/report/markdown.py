@@ -30,7 +30,8 @@ def block_text(block: Block) -> str:
     if isinstance(block, Heading):
         return f'<a id="{block.anchor}"></a>\n\n{"#" * block.level} {escape(block.text)}'
     if isinstance(block, Paragraph):
-        return f"*{escape(block.text)}*" if block.tone == "muted" else escape(block.text)
+        mark = {"lead": "**", "muted": "*"}.get(block.tone, "")
+        return f"{mark}{escape(block.text)}{mark}"
     if isinstance(block, Bullets):
         return "\n".join(f"- {_cell(item, False)}" for item in block.items)
     if isinstance(block, Table):
@@ -58,8 +59,7 @@ def _cell(cell: Cell, in_table: bool) -> str:
         text = ""
     runs = " ".join("–".join(f"[{handle}]" for handle in span) for span in spans(cell.runs))
     content = f"{text} {runs}".strip() if in_table else f"{text} {f'({runs})' if runs else ''}".strip()
-    badge = f"**{escape(cell.badge)}**: " if cell.badge else ""
-    return _TONES.get(cell.tone, "") + badge + content
+    return _TONES.get(cell.tone, "") + (f"**{content}**" if cell.strong else content)
 
 
 def _target(folder: str) -> str:

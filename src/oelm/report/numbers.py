@@ -8,6 +8,7 @@ from ..analysis.stats import Estimate, too_noisy
 from .words import Words
 
 MINUS = "−"
+_FIXED = "\N{NO-BREAK SPACE}"
 # Larger numbers get an exponent: a run that nearly diverged may have a perplexity of a hundred digits.
 _LONG = 1e9
 
@@ -63,6 +64,29 @@ def change(comparison: Comparison, say: Words) -> str:
         return "–" if estimate is None else signed(estimate.mean, 4)
     relative = comparison.change
     return "–" if relative is None else percent(relative.mean)
+
+
+def size(comparison: Comparison) -> float:
+    """Return the number that `change` formats, to sort by; zero where there is none."""
+    estimate = comparison.change if comparison.measure.log else comparison.difference
+    return 0.0 if estimate is None else estimate.mean
+
+
+def change_in_full(comparison: Comparison, say: Words) -> str:
+    """Return a change with its interval, if it has one, for a narrow cell: numbers keep their units."""
+    limits = _limits(comparison)
+    text = change(comparison, say).replace(" ", _FIXED)
+    if limits is None:
+        return text
+    fixed = [limit.replace(" ", _FIXED) for limit in limits]
+    return say("in_brackets", text=text, more=span(fixed[0], fixed[1], say))
+
+
+def span(low: str, high: str, say: Words) -> str:
+    """Return "low to high", with a unit that both have written once; or the number alone when both are the same."""
+    number, gap, unit = low.replace(_FIXED, " ").partition(" ")
+    same_unit = gap != "" and high.endswith(unit)
+    return low if low == high else say("range", low=number if same_unit else low, high=high)
 
 
 def change_range(comparison: Comparison, say: Words) -> str:

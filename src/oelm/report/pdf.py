@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from importlib import import_module, resources
 from pathlib import Path
+from typing import TypeGuard
 
 from matplotlib import get_data_path
 from rich.cells import cell_len
 
 from ..base.files import write_bytes
+from .charts import COLOURS, ChartFigure, colour_of
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
-from .drawing import CJK_FONTS, FULL_WIDTH, height, width
+from .drawing import CJK_FONTS, FULL_WIDTH, height, is_wide, width
 
 # Environment variable with a folder of fonts, for systems where none can be installed.
 FONTS_VARIABLE = "OELM_FONTS"
 _LATIN = "Libertinus Serif"
-# The height in inches at which a figure still fits on a page together with its caption.
-_HIGHEST = 9.5
+# The height in inches at which a figure still fits on a page together with its caption, and on the first page together
+# with the title and the finding: without this, that page would be empty below them.
+_HIGHEST, _HIGHEST_FIRST = 9.5, 6.6
 # Columns with longer texts than this share the rest of the page's width; the others are as wide as they need.
 _WIDE = 34
 
@@ -61,8 +65,7 @@ def to_typst(document: Document, fonts: list[str]) -> str:
     """Return the report in typst's language. What comes from a record becomes a string literal, never markup."""
     head = resources.files(__package__).joinpath("page.typ").read_text(encoding="utf-8")
     families = "".join(f"{_string(font)}, " for font in fonts)
-    parts = [f"heading(level: 1, {_string(document.title)})"]
-    parts += [_block(block) for block in document.blocks]
+    parts = [f"heading(level: 1, {_string(document.title)})", *_parts(document.blocks)]
     language = _string(document.language)
     body = "\n".join(parts)
     return (
@@ -71,27 +74,57 @@ def to_typst(document: Document, fonts: list[str]) -> str:
     )
 
 
-def _block(block: Block) -> str:
+def _parts(blocks: Sequence[Block]) -> Iterator[str]:
+    """Yield the calls for some blocks: two narrow figures that follow each other are beside each other."""
+    waiting = list(blocks)
+    first = next((block for block in blocks if isinstance(block, ChartFigure)), None)
+    while waiting:
+        block = waiting.pop(0)
+        after = waiting[0] if waiting else None
+        if _is_narrow(block) and _is_narrow(after):
+            del waiting[0]
+            yield f"beside({_picture(block, 1.0)}, {_picture(after, 1.0)})"
+        elif isinstance(block, ChartFigure):
+            highest = _HIGHEST_FIRST if block is first else _HIGHEST
+            share = width(block) / FULL_WIDTH * min(1.0, highest / height(block))
+            yield _picture(block, share)
+        else:
+            yield _block(block)
+
+
+def _is_narrow(block: Block | None) -> TypeGuard[ChartFigure]:
+    return isinstance(block, ChartFigure) and not is_wide(block)
+
+
+def _picture(figure: ChartFigure, share: float) -> str:
+    """Return the call for a figure that takes this share of the width."""
+    file = _string(f"/figures/{figure.name}.svg")
+    return f"picture({file}, {round(100 * share)}%, {_string(figure.title)}, {_string(figure.caption)})"
+
+
+def _block(block: Heading | Paragraph | Bullets | Table) -> str:
     if isinstance(block, Heading):
         return f"heading(level: {block.level}, {_string(block.text)})"
     if isinstance(block, Paragraph):
-        text = _string(block.text)
-        return f"par(aside({text}))" if block.tone == "muted" else f"par({text})"
+        function = {"lead": "lead", "muted": "aside"}.get(block.tone)
+        return f"par({function}({_string(block.text)}))" if function else f"par({_string(block.text)})"
     if isinstance(block, Bullets):
         return "\n".join(f"point({_string(item.tone)}, {_cell(item)})" for item in block.items)
-    if isinstance(block, Table):
-        return _table(block)
-    share = width(block) / FULL_WIDTH * min(1.0, _HIGHEST / height(block))  # At most one page.
-    file = _string(f"/figures/{block.name}.svg")
-    return f"picture({file}, {round(100 * share)}%, {_string(block.title)}, {_string(block.caption)})"
+    return _table(block)
 
 
 def _table(table: Table) -> str:
     columns_of_cells = zip(*table.rows, strict=True)
     needed = [max(max(cell_len(cell.text), 8 * len(spans(cell.runs))) for cell in cells) for cells in columns_of_cells]
     total = sum(min(size, _WIDE) for size in needed)
-    limit = _WIDE if total < 110 else 16
-    columns = ", ".join(f"{min(4, size / 30):.2f}fr" if size > limit else "auto" for size in needed)
+    if total < 90:
+        columns = ", ".join(f"{min(4, size / 30):.2f}fr" if size > _WIDE else "auto" for size in needed)
+    else:
+        # Every column gives way: short ones by little, long ones by more, and none below the words of its title.
+        titles = [max(map(cell_len, title.split())) for title in table.columns]
+        wanted = [min(size, 16) + 2 * max(0, size - 16) ** 0.5 for size in needed]
+        weights = [max(title + 3, size) for title, size in zip(titles, wanted, strict=True)]
+        columns = ", ".join(f"{weight:.1f}fr" for weight in weights)
     align = ", ".join("right" if index in table.numeric else "left" for index in range(len(table.columns)))
     letters = "8pt" if len(table.columns) <= 7 and total < 90 else "6.6pt"
     header = "".join(f"{_string(title)}, " for title in table.columns)
@@ -101,8 +134,8 @@ def _table(table: Table) -> str:
 
 def _cell(cell: Cell, in_table: bool = False) -> str:
     parts = []
-    if cell.badge:
-        parts += [f"chip({_string(cell.tone)}, {_string(cell.badge)})", '" "']
+    if cell.style is not None:
+        parts += [f'dot("{COLOURS[colour_of(cell.style)]}")', '" "']
     if cell.anchor is not None:
         parts.append(f"target({_string(cell.text)})")
     elif cell.code:
@@ -111,6 +144,8 @@ def _cell(cell: Cell, in_table: bool = False) -> str:
         parts.append(f"chip({_string(cell.tone)}, {_string(cell.text)})")
     else:
         parts.append(_string(_breakable(cell.text) if cell.folder is not None else cell.text))
+    if cell.strong:
+        parts[-1] = f"strong({parts[-1]})"
     for span in spans(cell.runs):
         parts += ['" "', '; "–"; '.join(f"ref-to({_string(handle)})" for handle in span)]
     return "{ " + "; ".join(parts) + " }"

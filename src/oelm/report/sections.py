@@ -8,24 +8,25 @@ from pathlib import Path
 
 from ..analysis import Analysis, Run
 from ..analysis.compare import Comparison
-from ..analysis.hypotheses import uneven_times
+from ..analysis.hypotheses import REFUTED, SUPPORTED, uneven_times
 from ..analysis.replication import Replication
 from ..analysis.run import Bench, flop_ratio
 from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
 from ..runs.schema import DecodeBench, StepBench
 from . import numbers
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
-from .sentences import note_text, setup_label, verdict_numbers, why_left_out
+from .sentences import note_text, scenario_lines, setup_label, verdict_numbers, why_left_out
 from .words import Words
 
+_ORDER = {SUPPORTED: 0, REFUTED: 1}
 _TONES = {"supported": "good", "agrees": "good", "refuted": "bad", "differs": "bad"}
 
 
 def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
-    """Return the verdicts on the hypotheses; those without suitable runs are listed by reason."""
+    """Return the verdicts on the hypotheses, the decided ones first; those without suitable runs by reason."""
     columns = ["id", *say.all("col_verdict", "col_hypothesis", "col_rule", "col_found", "col_p")]
     table, ids_by_reason = Table("hypotheses", columns, numeric=(5,)), dict[str, list[str]]()
-    for verdict in analysis.verdicts:
+    for verdict in sorted(analysis.verdicts, key=lambda verdict: _ORDER.get(verdict.verdict, len(_ORDER))):
         codes = ("no_runs", "other_model", "pretrained")
         reason = next((note_text(note, say) for note in verdict.notes if note.code in codes), None)
         if reason is not None:
@@ -42,7 +43,11 @@ def hypotheses_section(analysis: Analysis, say: Words) -> list[Block]:
     blocks: list[Block] = [Heading(say("hypotheses"), 2, "hypotheses")]
     blocks += [table] if table.rows else []
     not_judged = [say("headed", head=reason, text=", ".join(ids)) for reason, ids in ids_by_reason.items()]
-    return blocks + [Paragraph(text, tone="muted") for text in not_judged]
+    blocks += [Paragraph(text, tone="muted") for text in not_judged]
+    scenarios = scenario_lines(analysis, say)
+    if scenarios:
+        blocks += [Heading(say("scenario_title"), 3, "scenario"), *(Paragraph(line) for line in scenarios)]
+    return blocks
 
 
 def published_section(analysis: Analysis, say: Words) -> list[Block]:
@@ -64,7 +69,7 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
         if replication.comparison is not None:
             interval = numbers.interval(replication.comparison, say)
             change = say("in_brackets", text=numbers.change(replication.comparison, say), more=interval)
-        metric, setup_text = say(f"m_{replication.metric}"), setup_label(replication.setup, analysis)
+        metric, setup_text = say(f"m_{replication.metric}"), setup_label(replication.setup, analysis, say)
         differing = "; ".join(f"{item.field} {item.one} → {item.other}" for item in replication.differs)
         table.add(
             replication.experiment.id,

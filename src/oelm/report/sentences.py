@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -20,6 +21,8 @@ _DOUBTS = ("edge_low", "edge_high", "better_elsewhere")
 _FOLLOW_LENGTH = ("eval.every", "optimizer.warmup_steps")
 # Values that mean "not used". A setup's name leaves them out, even when another setup has other values.
 _NEUTRAL = {"data.fraction": "1.0", "optimizer.layer_decay": "1.0", "model.fields": "{}"}
+
+_WHOLE = re.compile(r"\d+(\.0)?")
 
 
 def summary(analysis: Analysis, language: str = "en") -> list[str]:
@@ -82,7 +85,7 @@ def sentence(comparison: Comparison, analysis: Analysis, say: Words) -> str:
     doubts = [note_text(note, say) for note in comparison.notes if note.code in _DOUBTS]
     if doubts:
         text = say("but", sentence=text, doubts=say("and_then").join(doubts))
-    where = setup_label(comparison.setup, analysis)
+    where = setup_label(comparison.setup, analysis, say)
     return say("sentence_on", dataset=where, sentence=text) if where else text
 
 
@@ -161,7 +164,7 @@ def verdict_numbers(verdict: Verdict, analysis: Analysis, say: Words) -> str:
     corrected = verdict.adjusted is not None and verdict.p is not None and verdict.p < ALPHA <= verdict.adjusted
     if corrected:
         extra.append(say("corrected_away", towards=say(verdict.towards), p=numbers.p_value(verdict.adjusted)))
-    where = setup_label(verdict.setup, analysis) if verdict.setup is not None else ""
+    where = setup_label(verdict.setup, analysis, say) if verdict.setup is not None else ""
     if where and text:
         text = say("numbers_on", numbers=text, where=where)
     return say("and_then").join([*([text] if text else []), *extra])
@@ -173,20 +176,27 @@ def scenario_lines(analysis: Analysis, say: Words) -> list[str]:
     for verdict in analysis.verdicts:
         if verdict.hypothesis.scenarios and verdict.estimate is not None:
             text = say(f"scenario_{verdict.scenario or 'none'}")
-            where = setup_label(verdict.setup, analysis) if verdict.setup is not None else ""
+            where = setup_label(verdict.setup, analysis, say) if verdict.setup is not None else ""
             lines.append(say("sentence_on", dataset=where, sentence=text) if where else text)
     return lines
 
 
-def setup_label(setup: Setup, analysis: Analysis) -> str:
+def setup_label(setup: Setup, analysis: Analysis, say: Words) -> str:
     """Return the name of a setup, or nothing when it is the only one of the report."""
     several = len(analysis.groups) > 1 or any(len(group.setups) > 1 for group in analysis.groups)
-    return setup_name(setup) if several else ""
+    return setup_name(setup, say) if several else ""
 
 
-def setup_name(setup: Setup) -> str:
+def setup_name(setup: Setup, say: Words) -> str:
     """Return the data of a setup, and the settings in which it differs from the others on the same data."""
-    return ", ".join([setup_data(setup), *setup_settings(setup)])
+    return ", ".join([setup_data(setup), *setup_settings(setup, say)])
+
+
+def setup_briefly(setup: Setup, analysis: Analysis, say: Words) -> str:
+    """Return the beginning of the data's name if several data sets are compared, and the settings; may be empty."""
+    one_dataset = len({comparison.setup.dataset for comparison in analysis.comparisons}) == 1
+    dataset = [] if one_dataset else [setup.dataset.split(",")[0].split(":")[0]]
+    return ", ".join([*dataset, *setup_settings(setup, say)])
 
 
 def setup_data(setup: Setup) -> str:
@@ -195,15 +205,28 @@ def setup_data(setup: Setup) -> str:
     return setup.dataset if has_task else f"{setup.task.name}: {setup.dataset}"
 
 
-def setup_settings(setup: Setup) -> list[str]:
+def setup_settings(setup: Setup, say: Words) -> list[str]:
     """Return the settings in which a setup differs from others on the same data, enough to make its name unique."""
     few = _few(setup.apart)
     twins = [dict(other) for other in setup.others if _few(other) == few]
-    more = [f"{field} {value}" for field, value in setup.apart if any(twin[field] != value for twin in twins)]
-    return few + [setting for setting in more if setting not in few][:2]
+    more = [(field, value) for field, value in setup.apart if any(twin[field] != value for twin in twins)]
+    settings = few + [setting for setting in more if setting not in few][:2]
+    return [setting_text(field, value, say) for field, value in settings]
 
 
-def _few(apart: tuple[tuple[str, str], ...]) -> list[str]:
+def setting_text(field: str, value: object, say: Words) -> str:
+    """Return a setting in words: "2,000 steps" for train.max_steps 2000, "latent 256" for model.fields.latent 256."""
+    text = str(value)
+    if _WHOLE.fullmatch(text):
+        text = f"{int(float(text)):,}"
+    if (key := f"set_{field}") in say.texts:
+        return say(key, value=text)
+    name = field.removeprefix("environment.data.").removeprefix("model.fields.")
+    name = name if name != field else field.partition(".")[2]
+    return f"{name.replace('_', ' ').replace('.', ' ')} {text}"
+
+
+def _few(apart: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
     """Return at most four settings for a name.
 
     Those that follow from others are left out, and so are hashes of the environment, of which many differ at once.
@@ -212,7 +235,7 @@ def _few(apart: tuple[tuple[str, str], ...]) -> list[str]:
     if "train.max_steps" in fields:
         fields = {field: value for field, value in fields.items() if field not in _FOLLOW_LENGTH}
     in_use = {field: value for field, value in fields.items() if value not in (_NEUTRAL.get(field), "null")}
-    return [f"{field} {value}" for field, value in in_use.items()][:4]
+    return list(in_use.items())[:4]
 
 
 def _letters(text: str) -> str:
