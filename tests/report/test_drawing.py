@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from oelm.report import drawing
-from oelm.report.charts import COLOURS, ChartFigure, Grid, IntervalRow, Intervals, Lines, Series
+from oelm.report.charts import COLOURS, ChartFigure, Grid, IntervalRow, Intervals, Lines, Series, Styles
 from oelm.report.svg import themed
 
 LONG = "oelm-freeze (adapter.kind=lora, adapter.rank=16, adapter.targets=q,k, costs=$5 or $6, 名字)"
@@ -112,3 +112,30 @@ def test_themed_figures_have_variables_for_colours_and_unique_ids():
     assert len(ids) == len(set(ids))
     assert "<style" not in page
     assert "<image" not in page
+
+
+def test_panels_of_one_quantity_share_an_axis():
+    def lines(label, high, title):
+        series = Series(name="a", style=0, x={"steps": [1.0, 2.0]}, y=[1.0, high])
+        return Lines(axes={"steps": "steps"}, y_label=label, series=[series], title=title)
+
+    def rows(value):
+        return Intervals(x_label="change", rows=[IntervalRow(label="a", style=1, value=value, low=0.0, high=value)])
+
+    shared = ChartFigure("shared", "", "", [lines("entropy", 2.0, "x"), lines("entropy", 9.0, "y")])
+    other = ChartFigure("other", "", "", [lines("loss", 2.0, ""), lines("rate", 9.0, "")])
+    forest = ChartFigure("forest", "", "", [rows(3.0), rows(30.0)])
+    limits = {}
+    for figure in (shared, other, forest):
+        canvas, _ = drawing._lay_out(figure)
+        limits[figure.name] = [(axes.get_xlim(), axes.get_ylim()) for axes in canvas.axes]
+    assert limits["shared"][0][1] == limits["shared"][1][1]
+    assert limits["other"][0][1] != limits["other"][1][1]
+    assert limits["forest"][0][0] == limits["forest"][1][0]
+
+
+def test_black_is_the_baselines_and_styles_of_one_colour_differ_in_their_mark():
+    assert Styles(["oelm-freeze"])["oelm-freeze"] != Styles(["oelm-freeze"])["baseline"] == 0
+    styles = [drawing._style(number) for number in range(50)]
+    assert [number for number, (colour, _, _) in enumerate(styles) if colour == COLOURS[0]] == [0]
+    assert len({(colour, mark) for colour, _, mark in styles}) == 50

@@ -111,8 +111,7 @@ def test_a_chinese_report_has_no_english_sentences(runs, tmp_path):
     report = write_report([runs], tmp_path / "out", language="zh", formats=("md", "html"))
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert "## 摘要" in text
-    assert "困惑度 +10.5 %" in text
-    assert "显著更差。" in text
+    assert "困惑度：oelm-freeze（+10.5 %）显著更差" in text
     english = [sentence for sentence in words("en").texts.values() if len(sentence) > 25 and "{" not in sentence]
     assert [sentence for sentence in english if sentence in text] == []
     assert 'lang="zh-CN"' in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -134,6 +133,20 @@ def test_without_a_chinese_font_pdf_and_png_are_left_out_with_a_reason(runs, tmp
     suffixes = {path.suffix for path in (out / "figures").iterdir()}
     assert suffixes == {".svg"}, "an SVG uses the reader's fonts; a PNG would show boxes"
     assert "困惑度" in (out / "figures" / "1-validation.svg").read_text(encoding="utf-8")
+
+
+@needs_typst
+def test_no_page_of_the_pdf_is_empty(report):
+    """Every page but the last has something in its lower half: a figure that does not fit leaves no page behind."""
+    pdfium = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed")
+    document = pdfium.PdfDocument(report.files[0].parent.parent / "report.pdf")
+    lowest = []
+    for page in document:
+        dark = page.render(scale=0.5, grayscale=True).to_numpy().min(axis=1) < 200
+        content = dark[: int(0.92 * len(dark))]  # without the line at the foot of the page
+        lowest.append(max((row / len(dark) for row in content.nonzero()[0]), default=0.0))
+    assert len(lowest) > 5
+    assert min(lowest[:-1]) > 0.5, lowest
 
 
 @needs_typst

@@ -2,18 +2,24 @@
 
 import csv
 import json
+import math
 import re
 
 import pytest
 
+from oelm.analysis import analyse
 from oelm.report import summary, write_report
+from oelm.report.chart_choice import setup_figures
+from oelm.report.charts import Styles
 from oelm.report.words import words
 from tests.support.records import (
     bench_row,
     change,
     classification_run,
+    decode_row,
     language_run,
     study,
+    write,
 )
 
 
@@ -23,6 +29,46 @@ def test_a_figure_says_how_many_of_the_methods_it_shows(tmp_path):
         language_run(tmp_path / "runs", method)
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("html",))
     assert "6 of 8 methods" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def _figures(root):
+    """Return the figures of the first setup of some runs, by kind."""
+    analysis = analyse([root])
+    setup = analysis.groups[0].setups[0]
+    figures, _ = setup_figures(analysis, setup, 1, Styles(arm.method for arm in setup.arms), words("en"))
+    return {figure.name.partition("-")[2]: figure for figure in figures}
+
+
+def test_time_to_a_target_is_read_from_the_curves_of_runs_without_targets(tmp_path):
+    for method, loss in (("baseline", 3.0), ("oelm-freeze", 3.1)):
+        for seed in (0, 1):
+            language_run(tmp_path, method, seed, loss + seed / 100, changes={"eval": {"targets": []}})
+    figure = _figures(tmp_path)["target"]
+    (chart,) = figure.charts
+    baseline, freeze = chart.series
+    assert baseline.y == freeze.y == sorted(baseline.y, reverse=True)
+    assert baseline.y[-1] == pytest.approx(math.exp(3.11)), "what the worst run ends with is reached by all"
+    assert all(one <= other for one, other in zip(baseline.x["steps"], freeze.x["steps"], strict=True))
+    assert (baseline.x["steps"][-1], freeze.x["steps"][-1]) == (300, 400)
+    assert "recorded no common targets" in figure.caption
+
+
+def test_quality_is_shown_against_the_cache_that_a_benchmark_measured(tmp_path):
+    for method, loss in (("baseline", 3.0), ("identity-key", 3.1), ("oelm-freeze", 3.2)):
+        language_run(tmp_path, method, 0, loss)
+    assert "cache" not in _figures(tmp_path)
+    cache = {"baseline": 12288.0, "identity-key": 6144.0, "another": 1.0}
+    write(tmp_path / "bench", "decode.json", [decode_row(arm, size) for arm, size in cache.items()])
+    (chart,) = _figures(tmp_path)["cache"].charts
+    assert {series.name: series.x["x"] for series in chart.series} == {"baseline": [12288.0], "identity-key": [6144.0]}
+
+
+def test_the_layers_of_a_method_have_its_colour_in_shades(tmp_path):
+    for method in ("baseline", "oelm-freeze"):
+        language_run(tmp_path, method)
+    for chart, style in zip(_figures(tmp_path)["entropy"].charts, (0, 1), strict=True):
+        assert {series.style for series in chart.series} == {style}
+        assert sorted({series.shade for series in chart.series}) == [series.shade for series in chart.series]
 
 
 @pytest.mark.full

@@ -81,6 +81,13 @@ def bench_row(arm: str = "baseline", **fields: Any) -> dict[str, Any]:
     return {"arm": arm, **times, **batch, "trainable": 10, "peak_memory": None, "rounds": 5, **fields}
 
 
+def decode_row(arm: str, cache: float) -> dict[str, Any]:
+    """Return a row of `oelm bench --decode --json`."""
+    times = {"token_ms": 2.0, "tokens_per_second": 500.0, "ratio": 1.0, "ratio_95": None}
+    setting = {"context": 4096, "batch_size": 8, "compiled": False, "rounds": 5}
+    return {"arm": arm, **times, "cache_bytes_per_token": cache, "cache_ratio": 1.0, **setting}
+
+
 def change(folder: Path, name: str, **values: Any) -> None:
     """Change fields of a record's file."""
     write(folder, name, {**json.loads((folder / name).read_text(encoding="utf-8")), **values})

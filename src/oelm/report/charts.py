@@ -107,11 +107,10 @@ class ChartFigure:
 
 
 class Styles:
-    """The number of the style of each method, the same in all figures of a report. The baseline's is 0."""
+    """The number of the style of each method, the same in all figures of a report. 0 is the baseline's alone."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        ordered = sorted(dict.fromkeys(names), key=lambda name: name != "baseline")
-        self._numbers = {name: number for number, name in enumerate(ordered)}
+        self._numbers = {name: number for number, name in enumerate(dict.fromkeys(["baseline", *names]))}
 
     def __getitem__(self, name: str) -> int:
         return self._numbers.setdefault(name, len(self._numbers))
