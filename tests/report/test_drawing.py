@@ -5,6 +5,7 @@ import warnings
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.font_manager import findSystemFonts, fontManager
 
 from oelm.report import drawing
 from oelm.report.charts import COLOURS, ChartFigure, Grid, IntervalRow, Intervals, Lines, Series, Styles
@@ -139,3 +140,11 @@ def test_black_is_the_baselines_and_styles_of_one_colour_differ_in_their_mark():
     styles = [drawing._style(number) for number in range(50)]
     assert [number for number, (colour, _, _) in enumerate(styles) if colour == COLOURS[0]] == [0]
     assert len({(colour, mark) for colour, _, mark in styles}) == 50
+
+
+def test_a_chinese_font_that_was_installed_after_matplotlibs_first_use_is_found(monkeypatch):
+    if not any("CJK" in path for path in findSystemFonts()):
+        pytest.skip("no CJK font: fonts-noto-cjk has one")
+    known = [font for font in fontManager.ttflist if "CJK" not in font.fname]
+    monkeypatch.setattr(fontManager, "ttflist", known)
+    assert drawing.cjk_font() in drawing.CJK_FONTS

@@ -16,7 +16,7 @@ from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import fontManager
+from matplotlib.font_manager import findSystemFonts, fontManager
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from rich.cells import cell_len
@@ -78,8 +78,22 @@ class Drawing:
 
 def cjk_font() -> str | None:
     """Return the name of a font with Chinese characters that matplotlib can use, or None."""
+    return _known_cjk_font() or _new_cjk_font()
+
+
+def _known_cjk_font() -> str | None:
     names = {font.name for font in fontManager.ttflist}
     return next((name for name in CJK_FONTS if name in names), None)
+
+
+def _new_cjk_font() -> str | None:
+    """Add the fonts that matplotlib does not know: it lists the system's at its first use, and keeps that list."""
+    for path in set(findSystemFonts()) - {font.fname for font in fontManager.ttflist}:
+        try:
+            fontManager.addfont(path)
+        except (OSError, RuntimeError):  # It is no font that matplotlib can read, which is why it is not in the list.
+            continue
+    return _known_cjk_font()
 
 
 def draw(figures: Sequence[ChartFigure], png: bool = False) -> dict[str, Drawing]:

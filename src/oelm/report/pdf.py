@@ -115,7 +115,7 @@ def _block(block: Heading | Paragraph | Bullets | Table) -> str:
 
 def _table(table: Table) -> str:
     columns_of_cells = zip(*table.rows, strict=True)
-    needed = [max(max(cell_len(cell.text), 8 * len(spans(cell.runs))) for cell in cells) for cells in columns_of_cells]
+    needed = [max(map(_cell_size, cells)) for cells in columns_of_cells]
     total = sum(min(size, _WIDE) for size in needed)
     if total < 90:
         columns = ", ".join(f"{min(4, size / 30):.2f}fr" if size > _WIDE else "auto" for size in needed)
@@ -130,6 +130,11 @@ def _table(table: Table) -> str:
     header = "".join(f"{_string(title)}, " for title in table.columns)
     cells = "".join(f"{_cell(cell, in_table=True)}, " for row in table.rows for cell in row)
     return f"grid-of(({columns},), ({align},), {letters}, ({header}), ({cells}), {_string(table.caption)})"
+
+
+def _cell_size(cell: Cell) -> int:
+    """Return how many letters wide a cell is in one line; a chip has an edge."""
+    return max(cell_len(cell.text) + (3 if cell.tone else 0), 8 * len(spans(cell.runs)))
 
 
 def _cell(cell: Cell, in_table: bool = False) -> str:
