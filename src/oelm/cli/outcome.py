@@ -66,7 +66,7 @@ def _setup_lines(setup: Setup, analysis: Analysis, say: Words) -> list[str]:
         cells.append("–" if mean is None else numbers.figure(setup.measure.name, mean.mean))
         cells += _against(comparisons.get(arm.method), say) if reference else [count_of(len(runs), "seed")]
         table.add_row(*cells)
-    title = setup_label(setup, analysis)
+    title = setup_label(setup, analysis, say)
     return [*textwrap.wrap(title, WIDTH), *plain_text(table).splitlines(), ""]
 
 
