@@ -109,9 +109,10 @@ def test_an_override_has_the_last_word_and_a_form_may_have_its_own_batch_size():
         ("grouped-4", "gpt:small", False, ["'grouped-4'", "groups of 4", "6 heads"]),
         ("multi-head-fp8", "gpt:tiny", False, ["'multi-head-fp8'", "--decode"]),
         ("identity-key", "gpt:modern-tiny", True, ["'identity-key'", "rotary", "identity-channel"]),
+        ("identiy-channel", "gpt:tiny", True, ["'identiy-channel'", "--forms", "'identity-channel'"]),
     ],
 )
-def test_a_form_that_does_not_fit_is_refused(name, model, decode, parts):
+def test_a_form_that_does_not_fit_or_exist_is_refused(name, model, decode, parts):
     with pytest.raises(ConfigError, match=".*".join(parts)):
         planned(name, model=model, decode=decode)
     result = command(name, "--model", model, *(["--decode"] if decode else []))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..base.strict import merge
 from ..config import GPT, RANDOM, RunConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 from ..method.families import family_of
 from ..method.presets import PRESET_FIELDS
 from ..models.hf_config import build_hf_config
@@ -80,6 +80,9 @@ def plan_arms(names: Sequence[str], setting: BenchSetting) -> dict[str, RunConfi
 def _arm_fields(name: str, setting: BenchSetting, common: RunConfig) -> dict[str, Any]:
     """Return what an arm sets in its run's config: the method and, for a form of attention, the model's fields."""
     is_gpt = setting.model.startswith(GPT)
+    if is_gpt and name not in FORMS and name not in PRESET_FIELDS:
+        hint = nearest(name, [*FORMS, *PRESET_FIELDS])
+        raise ConfigError(f"arm {name!r}: neither a form (see --forms) nor a preset (see `oelm methods`).{hint}")
     if name not in FORMS or (not is_gpt and name in PRESET_FIELDS):
         return {"method": name}
     if not is_gpt:
