@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 import oelm
+from oelm.cli.app import app
 from oelm.config import RunConfig
 from oelm.method import families
 from oelm.method.spec import PRESETS, Method, Projection
@@ -78,6 +80,12 @@ def test_every_preset_init_and_field_is_described():
     inits = Projection.model_fields["init"].annotation.__args__
     for name in (*PRESETS, *inits, *Method.model_fields):
         assert f"`{name}`" in text, name
+
+
+def test_every_command_is_listed():
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^oelm (\w+)", text, re.MULTILINE))
+    assert listed == set(typer.main.get_command(app).commands)
 
 
 def test_every_family_is_in_the_table():
