@@ -42,14 +42,15 @@ def setup_figures(
         styles=styles,
         say=say,
     )
+    # The narrow figures come first: two of them fit beside each other.
     makers: list[tuple[Callable[[ChartContext], ChartFigure | None], str | None]] = [
         (_accuracy, None),
-        (validation_figure, "missing_validation"),
-        (training_figure, None),
         (_sweep, "missing_sweep"),
         (_parameters, "missing_parameters"),
         (_cache, "missing_cache" if setup.task.kind == "language" else None),
         (_time, "missing_time"),
+        (validation_figure, "missing_validation"),
+        (training_figure, None),
         (_target, "missing_target"),
         (map_figure, "missing_map"),
         (partial(attention_figure, kind="entropy", key="entropy_share"), "missing_attention"),

@@ -73,9 +73,9 @@ def size(comparison: Comparison) -> float:
 
 
 def change_in_full(comparison: Comparison, say: Words) -> str:
-    """Return a change with its interval, if it has one, for a narrow cell: numbers keep their units."""
+    """Return a change with its interval, if it has one, for a narrow cell: a number and its % stay together."""
     limits = _limits(comparison)
-    text = change(comparison, say).replace(" ", _FIXED)
+    text = change(comparison, say).replace(" %", f"{_FIXED}%")
     if limits is None:
         return text
     fixed = [limit.replace(" ", _FIXED) for limit in limits]
