@@ -17,11 +17,12 @@ from oelm.bench.arms import BenchSetting, plan_arms
 from oelm.bench.rounds import ratio_of_rounds
 from oelm.bench.steps import benchmark
 from oelm.cli.app import app
-from oelm.cli.bench_tables import bench_table
+from oelm.cli.bench_tables import bench_table, render_bench
 from oelm.cli.terminal import progress_bar
 from oelm.config import RunConfig
 from oelm.errors import OelmError
 from oelm.models.small import small_model
+from oelm.runs.schema import DecodeBench, StepBench
 from oelm.training.tasks.classification import ClassifierLoss
 from oelm.training.tasks.open import open_task
 from tests.support.training import config
@@ -225,6 +226,47 @@ def test_the_table_shows_both_ratios_untruncated(unequal):
     assert f"{small.ratio:.3f} ± " in line
     assert f"{small.ratio_per_example:.3f} ± " in line
     assert "per example" not in " ".join(bench_table(unequal[0][:2]).split())
+
+
+def test_the_tables_of_a_gpu_fit_a_terminal_too():
+    """With memory, MFU and kernels, which a CPU has none of."""
+    step = StepBench(
+        arm="oelm-freeze",
+        step_ms=123.456,
+        tokens_per_second=1234567.0,
+        mfu=0.512,
+        ratio=0.971,
+        ratio_95=0.012,
+        flop_bound=0.977,
+        trainable=124_009_728,
+        peak_memory=45_678_000_000,
+        rounds=5,
+        batch_size=64,
+        ratio_per_example=0.971,
+        ratio_per_example_95=0.01,
+        warning=None,
+    )
+    decode = DecodeBench(
+        arm="identity-channel",
+        token_ms=12.345,
+        tokens_per_second=12345.6,
+        ratio=0.612,
+        ratio_95=0.012,
+        cache_bytes_per_token=98304.0,
+        cache_ratio=0.5,
+        layers=12,
+        context=16384,
+        batch_size=64,
+        compiled=True,
+        rounds=5,
+        prefill_ms=1234.5,
+        prefill_rows=8,
+        kernel="split-128",
+    )
+    for row, shown in ((step, ("51.2%", "45,678", "124.01 M")), (decode, ("split-128", "12.345", "8,192", "1,234.5"))):
+        text = render_bench([row])
+        assert all(figure in text for figure in shown)
+        assert max(map(len, text.splitlines())) <= 80, text
 
 
 def test_json_goes_to_stdout_and_the_warning_to_stderr():

@@ -4,6 +4,7 @@ import errno
 import inspect
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -81,6 +82,26 @@ def test_methods_lists_every_preset():
     assert [line.split()[0] for line in result.stdout.splitlines()] == list(PRESETS)
     listed = json.loads(invoke("methods", "--json").stdout)
     assert {name: oelm.Method.load(fields) for name, fields in listed.items()} == dict(PRESETS)
+
+
+@pytest.mark.parametrize("command", [("methods",), ("experiments",), ("bench", "--forms"), ("--help",)])
+def test_lists_and_help_fit_a_terminal_and_keep_words_whole(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = invoke(*command).stdout
+    assert max(map(len, narrow.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "200")
+    words = set(re.findall(r"[\w./-]+", invoke(*command).stdout))
+    assert words <= set(re.findall(r"[\w./-]+", narrow))
+
+
+def test_help_has_groups_and_every_command_has_examples():
+    shown = invoke("--help").stdout
+    panels = ["Apply a method", "Train a model and use it", "Run experiments", "Look at results"]
+    assert sorted(map(shown.find, panels)) == list(map(shown.find, panels))
+    assert "Commands" not in shown, "every command is in a group"
+    for command in app.registered_commands:
+        assert "Examples:" in command.epilog
+        assert f"oelm {command.name}" in command.epilog
 
 
 def test_families_lists_every_known_type():

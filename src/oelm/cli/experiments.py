@@ -13,7 +13,7 @@ import typer
 from ..errors import AnalysisError
 from . import completion
 from .options import RUNS, JsonOption, OutOption, YesOption
-from .terminal import confirm, count_of, duration, errors, listing, repeat_command
+from .terminal import confirm, count_of, duration, errors, folded, listing, repeat_command
 from .train import train_and_print
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def _experiment_lines(experiments: Sequence[Experiment]) -> list[str]:
             figures = _published_figures(experiment)
             published = f"  [published: {figures}]" if figures else ""
             entries.append((f"{experiment.id:<{width}}", f"{experiment.asks}{published}"))
-        lines += [*([""] if lines else []), group, *listing(entries, indent=2)]
+        lines += [*([""] if lines else []), *folded(group), *listing(entries, indent=2)]
     return lines
 
 

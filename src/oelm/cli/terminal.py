@@ -97,17 +97,23 @@ def screen_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else None
 
 
+def folded(text: str, indent: int = 0) -> list[str]:
+    """Return a text in the lines that a terminal has room for beside an indent; elsewhere in one line."""
+    width = screen_width()
+    # In a terminal that is too narrow the words are left to it.
+    return (
+        [text] if width is None or width < indent + 20 else textwrap.wrap(text, width - indent, break_on_hyphens=False)
+    )
+
+
 def listing(entries: Iterable[tuple[str, str]], indent: int = 0) -> list[str]:
     """Return names with their descriptions beside them as lines; in a terminal long descriptions are folded."""
     pairs = list(entries)
     column = indent + max(len(name) for name, _ in pairs) + 2
-    width = screen_width()
     lines = []
     for name, text in pairs:
-        head = f"{' ' * indent}{name}".ljust(column)
-        # In a terminal too narrow for two columns the words are left to it.
-        folded = [text] if width is None or width < column + 20 else textwrap.wrap(text, width - column)
-        lines += [head + folded[0], *(" " * column + line for line in folded[1:])]
+        first, *more = folded(text, column)
+        lines += [f"{' ' * indent}{name}".ljust(column) + first, *(" " * column + line for line in more)]
     return lines
 
 
