@@ -61,8 +61,9 @@ def train(
             train_and_print(RunConfig.load(names[0], [*overrides, *options]), quiet)
         if data is None and model is None:
             first = f"{overrides[0]}: the config file comes first" if overrides else "no config file"
+            order = " ".join(["oelm train run.yaml", *overrides[:1]])
             raise ConfigError(
-                f"{first}, as in oelm train run.yaml; without one, name data or a model, as in "
+                f"{first}, as in {order}; without one, name data or a model, as in "
                 "oelm train --data data/mine --model gpt:tiny"
             )
         from .quick_run import describe, quick_config

@@ -306,7 +306,7 @@ def test_progress_is_reported(tmp_path, gpt2, monkeypatch, capsys):
     prepare(corpus, tmp_path / "bar", gpt2, val_fraction=0.2, progress=True)
     captured = capsys.readouterr()
     assert "encode" in captured.err
-    assert "0.0 M tokens" in captured.err
+    assert "29.6 k tokens" in captured.err
     assert captured.out == ""
 
 
