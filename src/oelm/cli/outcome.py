@@ -16,6 +16,9 @@ from ..report.sentences import setup_label, short_conclusion
 from ..report.words import Words, words
 from .terminal import count_of
 
+# The longest name of a preset; longer names, of presets that were changed, are folded.
+_METHOD_WIDTH = 22
+
 
 def analyse_finished(folders: Sequence[Path]) -> Analysis | None:
     """Analyse those of these run folders that hold a result; return None where none does."""
@@ -54,7 +57,7 @@ def _setup_lines(setup: Setup, analysis: Analysis, say: Words) -> list[str]:
     several_rates = len({rate for _, rate, _ in shown}) > 1
     reference = next((comparison.reference for comparison in comparisons.values()), None)
     table = plain_table()
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", max_width=_METHOD_WIDTH)
     if several_rates:
         table.add_column("rate", no_wrap=True)
     for name in (say(f"m_{setup.measure.name}"), *([f"against\n{reference}", "95 % interval"] if reference else [])):
@@ -66,8 +69,10 @@ def _setup_lines(setup: Setup, analysis: Analysis, say: Words) -> list[str]:
         cells.append("–" if mean is None else numbers.figure(setup.measure.name, mean.mean))
         cells += _against(comparisons.get(arm.method), say) if reference else [count_of(len(runs), "seed")]
         table.add_row(*cells)
-    title = setup_label(setup, analysis, say)
-    return [*textwrap.wrap(title, WIDTH), *plain_text(table).splitlines(), ""]
+    unequal = len({len(runs) for _, _, runs in shown}) > 1
+    note = "A mean is over a method's own seeds, a change over those that the baseline has too." if unequal else ""
+    lines = [*plain_text(table).splitlines(), *textwrap.wrap(note, WIDTH), ""]
+    return [*textwrap.wrap(setup_label(setup, analysis, say), WIDTH), *lines]
 
 
 def _against(comparison: Comparison | None, say: Words) -> list[str]:
@@ -75,5 +80,6 @@ def _against(comparison: Comparison | None, say: Words) -> list[str]:
     if comparison is None:
         return ["", "", ""]
     verdict, interval = short_conclusion(comparison, say)[0], numbers.change_range(comparison, say)
-    # Why there is no interval is said once.
-    return [numbers.change(comparison, say), "–" if interval == verdict else interval, verdict]
+    if interval == verdict:  # why there is no interval is said once
+        return [numbers.change(comparison, say), "–", verdict.partition(":")[0]]
+    return [numbers.change(comparison, say), interval.replace(" % – ", " – "), verdict]
