@@ -132,7 +132,9 @@ def _plan(out: Path, plan: DemoPlan, seeds: tuple[int, ...]) -> list[PlannedRun]
 
 def _print_outcome(out: Path, runs: Sequence[PlannedRun], start: float) -> None:
     """Print a table of the methods, a sentence about them and the next command; write the report."""
-    from .outcome import analyse_finished, outcome_lines, sentence_about
+    from ..report.overview import findings
+    from ..report.words import words
+    from .outcome import analyse_finished, outcome_lines
 
     try:
         analysis = analyse_finished([run.folder for run in runs])
@@ -143,7 +145,8 @@ def _print_outcome(out: Path, runs: Sequence[PlannedRun], start: float) -> None:
         return
     typer.echo("\n".join(["", *outcome_lines(analysis)]))
     caution = "The text is synthetic and the model tiny: this shows how the lab works, not what holds for real text."
-    typer.echo(textwrap.fill(f"{sentence_about(analysis, ALWAYS[1:])} {caution}", WIDTH, break_on_hyphens=False))
+    sentences = [*findings(analysis, words("en")), caution]
+    typer.echo(textwrap.fill(" ".join(sentences), WIDTH, break_on_hyphens=False))
     try:
         from ..report import write_report
 

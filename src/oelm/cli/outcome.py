@@ -35,16 +35,6 @@ def outcome_lines(analysis: Analysis) -> list[str]:
     return lines
 
 
-def sentence_about(analysis: Analysis, methods: Sequence[str]) -> str:
-    """Return in one sentence what these methods cost or gain against their reference."""
-    say = words("en")
-    known = [comparison for comparison in analysis.comparisons if comparison.arm in methods and comparison.pairs]
-    if not known:
-        return "No method can be compared with the baseline yet."
-    parts = [f"{item.arm} {numbers.change(item, say)} ({short_conclusion(item, say)[0]})" for item in known]
-    return f"Change in {say(f'm_{known[0].measure.name}')} against {known[0].reference}: {', '.join(parts)}."
-
-
 def _setup_lines(setup: Setup, analysis: Analysis, say: Words) -> list[str]:
     comparisons = {comparison.arm: comparison for comparison in analysis.of(setup)}
     shown = [(arm, *cell_to_show(analysis, setup, arm)) for arm in setup.arms]
