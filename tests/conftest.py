@@ -1,5 +1,6 @@
 """Settings for every test: one thread, quiet libraries, and which tests the quick gate leaves to `make test-full`."""
 
+import os
 import zlib
 from collections import Counter, defaultdict
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 import transformers
 
+# pytest-xdist tells its workers a terminal's width, and lists would be folded as in a terminal.
+os.environ.pop("COLUMNS", None)
 # One thread, so that results do not depend on the machine.
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()

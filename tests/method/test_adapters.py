@@ -245,7 +245,7 @@ def test_counts_of_adapters_beside_frozen_matrices_equal_those_computed_by_hand(
     assert report.adapter_trainable == 2 * rank * 2 * WIDTH
     elsewhere = report.trainable - report.adapter_trainable - HEAD
     adapters = f"{report.adapter_trainable:,} in adapters (lora, rank 2, alpha 16, on q, k)"
-    assert f"{adapters}, {HEAD:,} in the head, {elsewhere:,} elsewhere" in str(report)
+    assert f"{adapters},\n{HEAD:,} in the head, {elsewhere:,} elsewhere" in str(report)
 
 
 @needs_peft

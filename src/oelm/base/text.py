@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # The width of a terminal that all tables should fit.
 WIDTH = 80
@@ -18,11 +16,17 @@ _CALLS = frozenset("(|!=@")
 
 def plain_table() -> Table:
     """Return an empty table with a line below its headings and no other lines, which leaves most room for its cells."""
+    from rich import box
+    from rich.table import Table
+
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def plain_text(table: Table, title: str = "") -> str:
     """Return a table as text without colours below its title. It is as wide as its cells need: no number is cut."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
     console = Console(file=io.StringIO(), color_system=None, legacy_windows=False)
     console.width = Measurement.get(console, console.options.update(width=10_000), table).maximum
     console.print(table)

@@ -72,7 +72,7 @@ def run_demo(out: Path, budget: float) -> int:
         f"stories (synthetic), {jobs} at a time on the CPU, in {budget / 60:g} min. Runs that do not fit are left "
         f"out, but never the first of {', '.join(ALWAYS)}. They go to {out / 'runs'}."
     )
-    typer.echo(f"{textwrap.fill(introduction, WIDTH, break_on_hyphens=False)}\n")
+    typer.echo(f"{textwrap.fill(introduction, WIDTH, break_on_hyphens=False, break_long_words=False)}\n")
     runs = _plan(out, plan, tuple(range(SEEDS)))
     first = [run for run in runs if run.config.seed == 0 and run.config.method.name in ALWAYS]
     others = [run for run in runs if run not in first]
