@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-full lint format types pytest results docs slow clean help
+.PHONY: demo test test-full lint format types pytest results docs attacks slow clean help
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ results: $(STAMP)  ## write docs/results.md, and the README's table and picture,
 
 docs: $(VENV)/.docs  ## build the site of the guides and the API reference in build/site, and check its links
 	$(BIN)/python docs/site/build.py
+
+attacks: $(STAMP)  ## every attack on files, proofs and processes, 50 times as often as in make test-full
+	OELM_ATTACKS=50 $(BIN)/pytest -q -rP -n 2 --dist worksteal -m full --timeout 3600 tests/attacks
 
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/pytest -q -n 2 --dist worksteal -m slow
