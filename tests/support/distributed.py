@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from oelm.base.strict import merge
-from oelm.method.seal import content_hash
+from oelm.method.seal import content_hash, whole
 from oelm.training.checkpoint import list_checkpoints
 from tests.support.training import LIMIT, PRELOADED, SERVERS, Held, Process, read, start, tiny, write_yaml
 
@@ -128,12 +128,13 @@ def finish(config: dict[str, Any], *arguments: str, size: int = 2, sabotage: Any
 class Torchrun:
     """`torchrun --standalone --nproc-per-node 2 -m oelm train CONFIG`, started as a user starts it.
 
-    A sabotage is one of those at the end of this file.
+    Other `options` than the two replace them. A sabotage is one of those at the end of this file.
     """
 
     def __init__(self, config: dict[str, Any], *options: str, sabotage: str | None = None) -> None:
         file = write_yaml(Path(config["output"]) / "run.yaml", config)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+        where = [] if "--nnodes" in options else ["--standalone", "--nproc-per-node", "2"]
+        command = [sys.executable, "-m", "torch.distributed.run", *where, *options]
         command += ["-m", "oelm"] if sabotage is None else ["-m", __name__, sabotage]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
@@ -157,6 +158,10 @@ class Torchrun:
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -263,6 +268,27 @@ class Watch:
 
     def _write(self) -> None:
         (self.folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(self.notes))
+
+
+class NoteGradients:
+    """Saves the whole gradients that the optimiser of every process gets, as `folder/rank-N-step-S.safetensors`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self) -> None:
+        from oelm.training.step import Stepper
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        update = Stepper._update
+
+        def noted(stepper: Stepper, state: Any, loss_sum: Tensor) -> None:
+            parameters = stepper.model.named_parameters()
+            gradients = {name: whole(p.grad).clone() for name, p in parameters if p.grad is not None}
+            save_file(gradients, self.folder / f"rank-{stepper.world.rank}-step-{state.step}.safetensors")
+            update(stepper, state, loss_sum)
+
+        Stepper._update = noted  # type: ignore[method-assign]
 
 
 def holds_the_group(obj: Any) -> bool:
