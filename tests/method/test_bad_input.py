@@ -489,6 +489,18 @@ def test_a_family_that_does_not_exist_is_refused_at_once(family, message):
     assert "own-type" not in _FAMILIES
 
 
+@pytest.mark.parametrize(
+    ("family", "field"), [("bert", "is_decoder"), ("gemma2", "query_pre_attn_scalar"), ("qwen3", None)]
+)
+def test_a_family_that_reads_other_fields_of_the_config_is_refused(own_type, family, field):
+    oelm.register_family(own_type, family=family)
+    model = as_own_type(small_model("llama"))
+    if field is None:
+        oelm.apply(model, FREEZE)
+    else:
+        assert_refused(model, FREEZE, FamilyError, f"has no field '{field}', which its family reads", "register_family")
+
+
 def test_paths_beside_a_whole_family_are_refused():
     with pytest.raises(FamilyError, match="block, q would be ignored"):
         oelm.register_family("own-type", family="llama", block="layers.*", q="attn.q")

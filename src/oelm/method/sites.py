@@ -65,13 +65,19 @@ def find_sites(model: nn.Module, family: Family | None = None) -> tuple[Family, 
     if not model_type:
         raise FamilyError(f"{type(model).__name__} has no config.model_type: oelm works on Hugging Face models")
     family = family or family_of(model_type)
-    prefix = base_prefix(model)
-    sites: list[Site] = []
-    for stack in family.stacks:
-        if stack.present(config):
-            sites += _sites_of_stack(model, prefix, family, stack)
+    try:
+        for function in (family.meets, family.normed, family.divisor):  # what these read is missed here, not later
+            function(config)
+        sites = [site for stack in family.stacks if stack.present(config) for site in _sites_of(model, family, stack)]
+    except AttributeError as error:
+        if error.obj is not config:
+            raise
+        raise FamilyError(
+            f"the config of model_type {model_type!r} has no field {error.name!r}, which its family reads. "
+            "Register the right family with oelm.register_family(..., replace_existing=True)"
+        ) from None
     if not sites:
-        expected = ", ".join(prefix + stack.block for stack in family.stacks)
+        expected = ", ".join(base_prefix(model) + stack.block for stack in family.stacks)
         raise FamilyError(
             f"{type(model).__name__}: found no attention of family {model_type!r}; looked for {expected}. "
             "If its blocks live elsewhere, name them with oelm.register_family(..., replace_existing=True)"
@@ -141,9 +147,9 @@ def base_prefix(model: nn.Module) -> str:
     return f"{name}." if name and isinstance(getattr(model, name, None), nn.Module) else ""
 
 
-def _sites_of_stack(model: nn.Module, prefix: str, family: Family, stack: Stack) -> list[Site]:
+def _sites_of(model: nn.Module, family: Family, stack: Stack) -> list[Site]:
     """Return the sites of one stack. Raise where the number of blocks is not the config's."""
-    config = model.config
+    config, prefix = model.config, base_prefix(model)
     blocks = _expand(model, prefix, stack.block)
     if not blocks:
         return []  # a class without this half of the model, such as an encoder of an encoder-decoder
