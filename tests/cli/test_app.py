@@ -116,6 +116,7 @@ def test_families_suggests_how_to_register_a_model_by_its_config_alone(tmp_path)
         assert result.exit_code == 0, result.stderr
         assert "2 attentions were found with it, and their heads came out orthogonal:" in result.stdout
         assert "oelm.register_family(\n    'olmo',\n    block='layers.*',\n" in result.stdout
+        assert "oelm --plugin FILE" in result.stdout
     known = invoke("families", "--guess", "random:bert")
     assert known.stdout == "'bert' is a supported model type: there is nothing to register\n"
     MambaConfig(num_hidden_layers=2).save_pretrained(tmp_path / "mamba")

@@ -60,7 +60,10 @@ class Guess:
     def __str__(self) -> str:
         works = ", and their heads came out orthogonal" if self.tried else ""
         found = f"{self.attentions} attentions were found with it{works}"
-        return f"The names of its modules suggest this layout; {found}:\n{self.call}\n{self.to_check}"
+        return (
+            f"The names of its modules suggest this layout; {found}:\n{self.call}\n{self.to_check} "
+            "On the command line, the call stands in a file of yours, after `import oelm`: oelm --plugin FILE ..."
+        )
 
 
 def require_known_type(model: nn.Module) -> None:
