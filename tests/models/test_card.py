@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
 from huggingface_hub import ModelCard
 
 import oelm
@@ -71,16 +70,11 @@ def test_a_card_that_is_there_is_kept(tmp_path):
     assert (tmp_path / CARD).read_text() == "mine"
 
 
-def test_pushing_from_export_is_refused_since_the_card_would_stay_behind(tmp_path):
-    with pytest.raises(oelm.ModelError, match="upload_folder"):
-        oelm.export(model_with_method("bert"), tmp_path / "plain", push_to_hub=True)
-    assert not (tmp_path / "plain").exists()
-
-
 _PUSH = """
 import sys
 from huggingface_hub import HfApi, ModelCard
 from transformers import AutoModelForSequenceClassification
+import oelm
 folder = sys.argv[1]
 api = HfApi(token="hf_local")
 api.create_repo("me/plain")
@@ -91,10 +85,14 @@ card = ModelCard.load("me/plain").text
 loaded.push_to_hub("me/plain", token="hf_local")  # transformers keeps the card that is there
 assert ModelCard.load("me/plain").text == card
 loaded.push_to_hub("me/again", token="hf_local")
+oelm.apply(loaded, "oelm-freeze")
+oelm.export(loaded, "direct", push_to_hub=True, repo_id="me/direct", token="hf_local", commit_message="first")
+oelm.export(loaded, "unnamed", push_to_hub=True, token="hf_local")
 """
 
 
 def test_an_exported_folder_is_pushed_with_its_card_and_loaded_again(tmp_path):
+    """By the upload of the folder, by transformers, and by export itself."""
     folder = oelm.export(model_with_method("bert"), tmp_path / "plain", training=TRAINING)
     with local_hub() as hub:
         environment = {
@@ -103,12 +101,15 @@ def test_an_exported_folder_is_pushed_with_its_card_and_loaded_again(tmp_path):
             "HF_HOME": str(tmp_path / "home"),
             "HF_HUB_DISABLE_TELEMETRY": "1",
         }
-        done = subprocess.run(
-            [sys.executable, "-c", _PUSH, str(folder)], env=environment, capture_output=True, text=True, timeout=120
-        )
+        command = [sys.executable, "-c", _PUSH, str(folder)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         pushed, again = hub.repositories["me/plain"], hub.repositories["me/again"]
     assert set(pushed) == {path.name for path in folder.iterdir()}
     assert pushed[CARD] == (folder / CARD).read_bytes()
     assert pushed["model.safetensors"] == (folder / "model.safetensors").read_bytes()
     assert again["model.safetensors"] == pushed["model.safetensors"]
+    for name, repository in (("direct", "me/direct"), ("unnamed", "me/unnamed")):
+        written = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        assert hub.repositories[repository] == written, "the card is oelm's, not the one that transformers makes"
+        assert b"## What was frozen" in written[CARD]

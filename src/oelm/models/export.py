@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import sys
 from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import create_repo, upload_folder
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..errors import CheckpointError, ModelError
+from ..errors import CheckpointError, FreezeError, ModelError
 from ..method.adapters import merge_adapters, merged_by_peft
 from ..method.apply import check_operable
 from ..method.fused import fuse
@@ -22,6 +24,9 @@ from .card import Training, write_card
 from .convert import to_transformers
 from .gpt import OelmGPTPreTrainedModel
 
+# What `save_pretrained` takes about an upload.
+_UPLOAD = ("repo_id", "private", "token", "revision", "create_pr", "commit_message", "commit_description")
+
 
 def export(model: nn.Module, path: str | PathLike[str], *, training: Training | None = None, **options: Any) -> Path:
     """Write the model as a plain transformers checkpoint with the same outputs, loadable without oelm.
@@ -29,14 +34,12 @@ def export(model: nn.Module, path: str | PathLike[str], *, training: Training | 
     Cores and adapters are folded into the matrices, those that peft added after `apply` too, identities written out,
     fused projections fused again; the project's own GPT becomes a GPT-2, GPT-NeoX, Llama, Qwen3 or DeepSeek-V3 by its
     config, and is refused where none of these holds it exactly. A model card, README.md, says what was frozen and,
-    given `training`, how the model was trained; one that is there already is kept. `options` go to `save_pretrained`.
-    The model itself is not changed. Returns the folder.
+    given `training`, how the model was trained; one that is there already is kept. `options` go to `save_pretrained`;
+    with `push_to_hub=True` the folder is uploaded with its card, to `repo_id` or its own name. The model itself is not
+    changed. Returns the folder.
     """
-    if options.get("push_to_hub"):
-        raise ModelError(
-            "push_to_hub would upload the folder without its model card: export it first, then upload the folder with "
-            "huggingface_hub.upload_folder(repo_id=..., folder_path=...) or `hf upload`"
-        )
+    push = options.pop("push_to_hub", False)
+    upload = {name: options.pop(name) for name in _UPLOAD if name in options} if push else {}
     bare = unwrapped(model)
     check_operable(bare)
     if not isinstance(bare, PreTrainedModel):
@@ -45,14 +48,34 @@ def export(model: nn.Module, path: str | PathLike[str], *, training: Training | 
     if out.is_file():
         raise CheckpointError(f"{out} is a file; name a folder")
     if record_of(bare) is not None:
-        verify(bare)
+        try:
+            verify(bare)
+        except FreezeError as error:
+            if "peft" not in sys.modules:
+                raise
+            hint = "If peft merged adapters into them (merge_and_unload), export the model before that, as a PeftModel"
+            raise FreezeError(f"{error}\n{hint}") from None
     plain: Any = merged_by_peft(model) if hasattr(bare, "peft_config") else copy.deepcopy(bare)
     make_plain(plain)
     if isinstance(plain, OelmGPTPreTrainedModel):
         plain = to_transformers(plain)
     plain.save_pretrained(out, **options)
     write_card(out, bare, plain, training)
+    if push:
+        _upload(out, **upload)
     return out
+
+
+def _upload(
+    folder: Path,
+    repo_id: str | None = None,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    **commit: Any,
+) -> None:
+    """Upload the folder as it is: save_pretrained would put a card of its own in the place of the one written here."""
+    repository = create_repo(repo_id or folder.resolve().name, private=private, token=token, exist_ok=True)
+    upload_folder(repo_id=repository.repo_id, folder_path=folder, token=token, **commit)
 
 
 def make_plain(model: nn.Module) -> None:
