@@ -79,7 +79,7 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., Any], list[str]]]] = {
         ),
         "matrix": (
             experiments.matrix,
-            ["oelm matrix GPT-01 GPT-02 --seeds 3", "oelm matrix mine.yaml --seeds 3 --lr-grid 3e-4,1e-3 --gpus 0,1"],
+            ["oelm matrix ABC-tinystories --seeds 3", "oelm matrix mine.yaml --seeds 3 --lr-grid 3e-4,1e-3 --gpus 0,1"],
         ),
         "stop": (manage.stop, ["oelm stop GPT-02/oelm-freeze/seed-0", "oelm stop --all"]),
         "clean": (manage.clean, ["oelm clean runs"]),
