@@ -5,6 +5,7 @@ tests/method/test_families.py does all three for each family and structure.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -321,9 +322,12 @@ def test_adapters_that_peft_added_to_frozen_matrices_are_merged_by_an_export(nam
 def test_adapters_that_peft_cannot_merge_are_refused_with_the_way_out(tmp_path):
     peft = pytest.importorskip("peft")
     model = model_with_method("bert")
-    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], r=4))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], r=4, init_lora_weights=False))
     with pytest.raises(oelm.ModelError, match="pass the model that get_peft_model returned"):
         oelm.export(model, tmp_path)
+    merged = copy.deepcopy(adapted).merge_and_unload()
+    with pytest.raises(oelm.FreezeError, match=r"\(merge_and_unload\), export the model before"):
+        oelm.export(merged, tmp_path)
     flip_bit(model.bert.encoder.layer[1].attention.self.query.base_layer.weight)
     with pytest.raises(oelm.FreezeError, match=r"query\.weight: its content changed"):
         oelm.export(adapted, tmp_path)
