@@ -5,13 +5,15 @@ import os
 
 import pytest
 import yaml
-from transformers import OlmoConfig, OlmoForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, OlmoConfig, OlmoForCausalLM
 
+import oelm
 from oelm.base import plugin
 from oelm.errors import ConfigError, FileError
 from oelm.lab.launch.slurm import TrainJob
 from oelm.method import families
 from oelm.method.families import known_types
+from oelm.models.load import build_model
 from tests.support.lab import experiment_file, lab, refusal, start_command
 
 FAMILY = """
@@ -28,6 +30,25 @@ oelm.register_family(
     kv_heads="num_key_value_heads",
     rotary=True,
 )
+"""
+
+OWN_CLASS = """
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import oelm
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own-llama"
+
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+
+
+AutoConfig.register("own-llama", OwnConfig)
+AutoModelForCausalLM.register(OwnConfig, OwnForCausalLM)
+oelm.register_family("own-llama", family="llama")
 """
 
 
@@ -107,6 +128,25 @@ def test_the_path_is_handed_on_to_processes_that_are_started(file, fresh, tmp_pa
     (tmp_path / "other.py").write_text("")
     with pytest.raises(FileError, match=r"olmo_family\.py \(.* is loaded already"):
         plugin.load_plugin("other.py")
+
+
+def test_a_class_that_a_plugin_registers_is_loaded(fresh, tmp_path):
+    """With and without a method: transformers does not have the class that the folder's config names."""
+    (tmp_path / "own.py").write_text(OWN_CLASS)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=99, eos_token_id=2)).save_pretrained(tmp_path / "own")
+    config = tmp_path / "own" / "config.json"
+    own = {"model_type": "own-llama", "architectures": ["OwnForCausalLM"]}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **own}))
+    done = lab("--plugin", tmp_path / "own.py", "diagnose", tmp_path / "own", "--method", "oelm-freeze")
+    assert done.exit_code == 0, done.output
+    model = build_model(str(tmp_path / "own"))
+    assert type(model).__name__ == "OwnForCausalLM"
+    oelm.apply(model, "oelm-freeze")
+    model.save_pretrained(tmp_path / "applied")
+    assert type(oelm.load(tmp_path / "applied")) is type(model)
+    config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["OtherForCausalLM"]}))
+    assert "oelm --plugin FILE" in refusal("diagnose", tmp_path / "own", "--method", "oelm-freeze")
 
 
 def test_a_job_of_a_scheduler_runs_the_plugin_first(file, fresh, tmp_path):

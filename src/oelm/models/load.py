@@ -12,6 +12,7 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 from ..config import RANDOM
 from ..errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
@@ -34,9 +35,9 @@ def load(
 ) -> PreTrainedModel:
     """Load a folder (or Hub name) that `save_pretrained` wrote after `oelm.apply`: rebuilt, frozen again, verified.
 
-    The config names the model's class; pass `model_class` for a class that is not part of transformers. `options` go
-    to its `from_pretrained` (dtype, device_map, revision, ...). Only safetensors are read, no remote code is run, and
-    a missing or unexpected key is an error.
+    The config names the model's class; pass `model_class` for a class that transformers does not have, or register it
+    with transformers' Auto classes. `options` go to its `from_pretrained` (dtype, device_map, revision, ...). Only
+    safetensors are read, no remote code is run, and a missing or unexpected key is an error.
     """
     for name, value in _FIXED_OPTIONS.items():
         if options.pop(name, value) not in (value, None):
@@ -113,16 +114,26 @@ def build_outline(name: str) -> PreTrainedModel:
 
 
 def _class_of(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:
-    """Return the class that a config's `architectures` names, in transformers or in this project's GPT."""
+    """Return the class that a config's `architectures` names: of transformers, this project's GPT, or registered."""
     names = config.architectures or []
     module = gpt if config.model_type == OelmGPTConfig.model_type else transformers
-    model_class = getattr(module, names[0], None) if len(names) == 1 else None
-    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
-        raise CheckpointError(
-            f"{path}: its config names the architectures {names}, and transformers has no such model. "
-            "If the class is your own, pass it: oelm.load(path, model_class=...)"
-        )
-    return model_class
+    model_class = None
+    if len(names) == 1:
+        model_class = getattr(module, names[0], None) or _registered_class(config, names[0])
+    if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel):
+        return model_class
+    raise CheckpointError(
+        f"{path}: its config names the architectures {names}, and transformers has no such model. If the class is your "
+        "own, pass it, oelm.load(path, model_class=...), or register it with AutoModelForCausalLM or another of "
+        "transformers' Auto classes; on the command line, in a file: oelm --plugin FILE ..."
+    )
+
+
+def _registered_class(config: Any, name: str) -> Any:
+    """Return the class of that name that transformers' Auto classes have for this type of config, or None."""
+    mappings = (mapping for key, mapping in vars(modeling_auto).items() if key.endswith("_MAPPING"))
+    classes = (mapping.get(type(config), None) for mapping in mappings)
+    return next((one for one in classes if getattr(one, "__name__", None) == name), None)
 
 
 def _recorded_method(config: Any, path: str | PathLike[str]) -> Method:
