@@ -18,8 +18,8 @@ from .visible import Visible
 
 # Content and channel of the query, or latent and channel of the cache.
 Parts = tuple[Tensor, Tensor | None]
-# The numbers of all parts that the second kernel joins at a time, and the rows of the values in one of its programs.
-_JOINED_NUMBERS, _VALUE_ROWS = 16384, 32
+# The second kernel joins at most so many parts at a time, and numbers of them; the rows of the values in a program.
+_JOINED_PARTS, _JOINED_NUMBERS, _VALUE_ROWS = 16, 8192, 32
 
 
 def read_on_gpu(query: Parts, cache: Parts, values: Tensor, visible: Visible, scaling: float, device: Device) -> Tensor:
@@ -50,7 +50,7 @@ def read_on_gpu(query: Parts, cache: Parts, values: Tensor, visible: Visible, sc
     columns = wide * (2 if rest else 1)
     _join_parts[(batch * heads, -(-d_value // _VALUE_ROWS))](
         sums, tops, values, *values.stride(), out, parts, HEADS=heads, R=r, D_VALUE=d_value,
-        PARTS=_JOINED_NUMBERS // columns, COLUMNS=columns, ROWS=_VALUE_ROWS, num_warps=8,
+        PARTS=min(_JOINED_PARTS, _JOINED_NUMBERS // columns), COLUMNS=columns, ROWS=_VALUE_ROWS, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -105,6 +105,8 @@ def _mix_part(
     text, part = (tl.program_id(0) // GROUPS).to(tl.int64), tl.program_id(1)
     head, token = tl.program_id(0) % GROUPS * ROWS + tl.arange(0, ROWS), tl.arange(0, TILE)
     content += text * content_by_text
+    # The first tile waits for this load, so it comes before those of the query.
+    first, end, mask_end = range_of_part(ranges + text * ranges_by_text, tokens, MASK)
     query = _turn(_load_content(content, head, content_by_head, HEADS, SLICED, 0, WIDE, R), TURNED)
     mixture = tl.zeros(query.shape, tl.float32)
     if REST > 0:
@@ -118,7 +120,6 @@ def _mix_part(
     total = _turn(tl.zeros((ROWS, TILE), tl.float32), TURNED)
     factor = tl.cast(factor, tl.float32)  # a compiled model passes its floats as doubles
     mask += text * mask_by_text
-    first, end, mask_end = range_of_part(ranges + text * ranges_by_text, tokens, MASK)
     for start in range(first, end, TILE):
         exists = start + token < end
         bias = load_bias(mask, start + token, mask_by_token, start + token < mask_end, MASK)

@@ -45,7 +45,16 @@ def visible_ranges(mask: Tensor) -> Tensor:
     end = torch.where(seen, position + 1, 0).amax(-1)
     count = seen.sum(-1)
     first, end = torch.where(count == 0, 0, first), torch.where(count == 0, tokens, end)
-    return torch.stack([first, end, torch.where(count < end - first, end, 0)], -1).to(torch.int32)
+    return _ranges(first, end, torch.where(count < end - first, end, 0))
+
+
+def _ranges(first: Tensor, end: Tensor, mask_end: Tensor) -> Tensor:
+    """Return the three as the columns of one tensor: as running sums, whose result the compiler stores.
+
+    Stacked they would be copied once more in front of each layer's kernel, since the compiler stores no result that it
+    could compute again as fast.
+    """
+    return torch.stack([first, end - first, mask_end - end], -1).cumsum(-1, dtype=torch.int32)
 
 
 def visible_to_token(mask: Any, cached: int | Tensor, is_padded: bool) -> Visible | None:
@@ -56,6 +65,6 @@ def visible_to_token(mask: Any, cached: int | Tensor, is_padded: bool) -> Visibl
     """
     if isinstance(cached, Tensor) and cached.is_cuda and not is_padded:
         end = cached.view(1) + 1
-        return Visible(None, torch.stack([torch.zeros_like(end), end, torch.zeros_like(end)], -1).to(torch.int32))
+        return Visible(None, _ranges(torch.zeros_like(end), end, torch.zeros_like(end)))
     is_mask = isinstance(mask, Tensor) and mask.is_cuda and mask.dtype == torch.bool
     return Visible.of(mask) if is_mask and mask.ndim == 4 and mask.shape[1:3] == (1, 1) else None
