@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 import typer
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from oelm.cli import report as commands
@@ -50,11 +51,30 @@ def test_report_writes_the_files_and_prints_the_summary(runs, tmp_path):
     empty.mkdir()
     result = oelm("report", runs, empty, "--out", tmp_path / "out", "--formats", "html", "--title", "Mine")
     assert result.returncode == 0, result.stderr
-    assert "oelm-freeze against baseline" in result.stdout
+    lines = result.stdout.splitlines()
+    assert lines[0] == "Against baseline, perplexity is significantly worse with oelm-freeze (+10.5 %)."
+    assert any(re.fullmatch(r" oelm-freeze +[\d.]+ +\+10\.5 % .* worse", line) for line in lines)
     assert f"wrote {tmp_path / 'out' / 'report.html'}" in result.stdout
     assert str(empty) in result.stderr
     assert "<title>Mine</title>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert not (tmp_path / "out" / "report.pdf").exists()
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_report_is_summed_up_in_80_columns(tmp_path, monkeypatch, language):
+    for seed in (0, 1, 2):
+        language_run(tmp_path / "runs", "baseline", seed, 3.0 + seed / 50)
+        for layers in ("except-first:1", "except-first:2"):
+            method = {"preset": "oelm-freeze", "layers": layers}
+            language_run(tmp_path / "runs" / layers, method, seed, 3.1 + seed / 50)
+    monkeypatch.setenv("COLUMNS", "80")
+    result = oelm_here("report", tmp_path / "runs", "--out", tmp_path / "out", "--formats", "md", "--lang", language)
+    assert result.exit_code == 0, result.output
+    assert [line for line in result.stdout.splitlines() if cell_len(line) > 80 and str(tmp_path) not in line] == []
+    assert "…" not in result.stdout
+    table = result.stdout.replace("\n ", "")
+    assert "except-first:1)" in table
+    assert "except-first:2)" in table
 
 
 @pytest.mark.parametrize(

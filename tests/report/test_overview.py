@@ -1,5 +1,7 @@
 """The first screen of a report: what was found in a sentence, the forest plot, and the table with the best in bold."""
 
+import re
+
 import pytest
 
 from oelm.analysis import analyse
@@ -113,3 +115,13 @@ def test_no_verdict_is_repeated_beside_its_sentence(tmp_path):
     bullets = [part.split("</ul>")[0] for part in page.split('<ul class="points">')[1:]]
     assert bullets
     assert not any('class="chip' in part for part in bullets)
+
+
+def test_one_seed_is_said_once_and_a_number_stays_beside_its_per_cent_sign(tmp_path):
+    for method, loss in (("baseline", 3.0), ("oelm-freeze", 3.1)):
+        language_run(tmp_path / "runs", method, 0, loss)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("html",))
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert '<span class="chip open">one seed</span>' in page
+    assert "+10.5\u00a0%" in page
+    assert not re.search(r"\d %", page)

@@ -1,8 +1,7 @@
-"""What a matrix or the demo ends with: a table of its methods, each compared with the baseline."""
+"""What a matrix, the demo and a report end with: a table of its methods, each compared with the baseline."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,9 +11,10 @@ from ..analysis.arms import Arm, Setup
 from ..analysis.compare import Comparison
 from ..base.text import WIDTH, plain_table, plain_text
 from ..report import numbers
-from ..report.sentences import setup_label, short_conclusion
+from ..report.overview import findings
+from ..report.sentences import opening, setup_label, short_conclusion, verdict_lines
 from ..report.words import Words, words
-from .terminal import count_of
+from .terminal import count_of, fold, folded
 
 # The longest name of a preset; longer names, of presets that were changed, are folded.
 _METHOD_WIDTH = 22
@@ -28,11 +28,26 @@ def analyse_finished(folders: Sequence[Path]) -> Analysis | None:
 
 def outcome_lines(analysis: Analysis) -> list[str]:
     """Return a table for each setup, and below them how many runs are in none of them."""
-    say = words("en")
-    lines = [line for group in analysis.groups for setup in group.setups for line in _setup_lines(setup, analysis, say)]
+    lines = _tables(analysis, words("en"))
     if analysis.left_out:
         lines.append(f"{count_of(len(analysis.left_out))} left out; `oelm report` says why")
     return lines
+
+
+def summary_lines(analysis: Analysis, language: str = "en") -> list[str]:
+    """Return what `oelm report` prints: what was found, a table for each setup, and the verdicts on hypotheses."""
+    say = words(language)
+    lines = [line for text in findings(analysis, say) for line in folded(text)]
+    lines += [*folded(" ".join(opening(analysis, say))), "", *_tables(analysis, say)]
+    for text in verdict_lines(analysis, say)[1:]:
+        bullet = "- " if text.startswith("- ") else ""
+        first, *more = folded(text.removeprefix(bullet), len(bullet))
+        lines += [bullet + first, *(" " * len(bullet) + line for line in more)]
+    return lines
+
+
+def _tables(analysis: Analysis, say: Words) -> list[str]:
+    return [line for group in analysis.groups for setup in group.setups for line in _setup_lines(setup, analysis, say)]
 
 
 def _setup_lines(setup: Setup, analysis: Analysis, say: Words) -> list[str]:
@@ -47,29 +62,29 @@ def _setup_lines(setup: Setup, analysis: Analysis, say: Words) -> list[str]:
     several_rates = len({rate for _, rate, _ in shown}) > 1
     reference = next((comparison.reference for comparison in comparisons.values()), None)
     table = plain_table()
-    table.add_column("method", max_width=_METHOD_WIDTH)
+    table.add_column(say("col_method"), max_width=_METHOD_WIDTH, overflow="fold")
     if several_rates:
-        table.add_column("rate", no_wrap=True)
-    for name in (say(f"m_{setup.measure.name}"), *([f"against\n{reference}", "95 % interval"] if reference else [])):
+        table.add_column(say("col_rate_short"), no_wrap=True)
+    against = [f"{say('col_against')}\n{reference}", say("col_interval")] if reference else []
+    for name in (say(f"m_{setup.measure.name}"), *against):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict" if reference else "", no_wrap=True)
+    table.add_column(say("col_reading") if reference else say("col_seeds"), no_wrap=True)
     for arm, rate, runs in sorted(shown, key=worse_last):
         mean = means[arm.method]
         cells = [arm.method, *([numbers.rate(rate)] if several_rates else [])]
         cells.append("–" if mean is None else numbers.figure(setup.measure.name, mean.mean))
-        cells += _against(comparisons.get(arm.method), say) if reference else [count_of(len(runs), "seed")]
+        cells += _against(comparisons.get(arm.method), say) if reference else [str(len(runs))]
         table.add_row(*cells)
     unequal = len({len(runs) for _, _, runs in shown}) > 1
-    note = "A mean is over a method's own seeds, a change over those that the baseline has too." if unequal else ""
-    lines = [*plain_text(table).splitlines(), *textwrap.wrap(note, WIDTH), ""]
-    return [*textwrap.wrap(setup_label(setup, analysis, say), WIDTH), *lines]
+    note = fold(say("cli_unequal"), WIDTH) if unequal and reference else []
+    label = setup_label(setup, analysis, say)
+    return [*(fold(label, WIDTH) if label else []), *plain_text(table).splitlines(), *note, ""]
 
 
 def _against(comparison: Comparison | None, say: Words) -> list[str]:
     """Return the cells of a comparison: the change, its interval and the conclusion; the reference itself has none."""
     if comparison is None:
         return ["", "", ""]
-    verdict, interval = short_conclusion(comparison, say)[0], numbers.change_range(comparison, say)
-    if interval == verdict:  # why there is no interval is said once
-        return [numbers.change(comparison, say), "–", verdict.partition(":")[0]]
-    return [numbers.change(comparison, say), interval.replace(" % – ", " – "), verdict]
+    # Why a single pair has no interval is what the verdict says.
+    interval = numbers.change_range(comparison, say).replace(" % – ", " – ") if comparison.n > 1 else "–"
+    return [numbers.change(comparison, say), interval, short_conclusion(comparison, say)[0]]

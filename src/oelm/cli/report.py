@@ -32,10 +32,10 @@ def report(
 ) -> None:
     """Report what runs show: summary, comparisons with intervals, hypotheses, figures; as Markdown, HTML and PDF."""
     with errors():
-        from ..report.sentences import summary
         from ..report.words import words
         from ..report.write import Report, write_report
         from ..report.write import watch as follow
+        from .outcome import summary_lines
 
         say = words(lang)
         format_names = [name.strip() for name in formats.split(",") if name.strip()]
@@ -57,8 +57,7 @@ def report(
         else:
             written = write_report(runs, out, **options)
     if not quiet:
-        typer.echo("\n".join(summary(written.analysis, lang)))
-        typer.echo()
+        typer.echo("\n".join([*summary_lines(written.analysis, lang), ""]))
     for problem in written.problems:
         typer.secho(f"oelm: {problem}", fg="yellow", err=True)
     for path in written.files:

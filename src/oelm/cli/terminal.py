@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shlex
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +23,10 @@ _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, 
 # How torch reports too little memory: with its own class for a GPU, and by these words for the CPU. They are compared
 # by name, so that `oelm --help` need not import torch.
 _GPU_MEMORY_ERROR, _CPU_MEMORY_WORDS = "OutOfMemoryError", "DefaultCPUAllocator"
+
+# What stays in one line: a word, or one Chinese character, with the punctuation beside it and the space after it.
+_PIECE = re.compile(r"（*(?:[^ \u2e80-\uffff]+|[\u2e80-\uffff])[，。；：、）]* *")
+_NO_BREAK = "\u00a0"
 
 
 def quiet_libraries() -> None:
@@ -101,9 +105,22 @@ def folded(text: str, indent: int = 0) -> list[str]:
     """Return a text in the lines that a terminal has room for beside an indent; elsewhere in one line."""
     width = screen_width()
     # In a terminal that is too narrow the words are left to it.
-    return (
-        [text] if width is None or width < indent + 20 else textwrap.wrap(text, width - indent, break_on_hyphens=False)
-    )
+    return [text] if width is None or width < indent + 20 else fold(text, width - indent)
+
+
+def fold(text: str, width: int) -> list[str]:
+    """Return a text in lines of this display width. Chinese breaks anywhere, a number stays beside its per cent sign.
+
+    A word that is longer than a line has one of its own.
+    """
+    from rich.cells import cell_len
+
+    lines = [""]
+    for piece in _PIECE.findall(text.replace(" %", f"{_NO_BREAK}%")):
+        if lines[-1] and cell_len(lines[-1] + piece.rstrip(" ")) > width:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip(" ").replace(_NO_BREAK, " ") for line in lines]
 
 
 def listing(entries: Iterable[tuple[str, str]], indent: int = 0) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from .charts import ChartFigure
+
+_PERCENT = re.compile(r"(?<=\d) %")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ def spans(handles: tuple[str, ...]) -> list[tuple[str, ...]]:
         else:
             merged += [(f"R{number}",) for number in group]
     return merged
+
+
+def unbroken(text: str) -> str:
+    """Return a text whose numbers stay in one line with their per cent sign."""
+    return _PERCENT.sub("\u00a0%", text)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from .charts import colour_of
-from .document import Block, Cell, Document, Heading, spans
+from .document import Block, Cell, Document, Heading, spans, unbroken
 from .drawing import is_wide
 from .svg import themed
 from .words import words
@@ -31,7 +31,7 @@ def to_html(document: Document, drawings: Mapping[str, str], refresh: int | None
     Whatever a record contains is escaped by the template, which has autoescape on.
     """
     page = _environment().get_template("page.html.j2")
-    return page.render(
+    html = page.render(
         document=document,
         sections=_sections(document),
         drawings={name: themed(svg) for name, svg in drawings.items()},
@@ -41,6 +41,7 @@ def to_html(document: Document, drawings: Mapping[str, str], refresh: int | None
         css=_read("page.css"),
         script=_read("page.js"),
     )
+    return unbroken(html)
 
 
 @cache

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from ..base.files import write_bytes
 from .charts import COLOURS, ChartFigure, colour_of
-from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans
+from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table, spans, unbroken
 from .drawing import CJK_FONTS, FULL_WIDTH, height, is_wide, width
 
 # Environment variable with a folder of fonts, for systems where none can be installed.
@@ -163,5 +163,5 @@ def _breakable(text: str) -> str:
 
 def _string(text: str) -> str:
     """Return the text as a string literal of typst, in one line."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    escaped = unbroken(text).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + escaped.replace("\n", " ").replace("\r", " ").replace("\t", " ") + '"'

@@ -31,7 +31,12 @@ def summary(analysis: Analysis, language: str = "en") -> list[str]:
     lines = [*opening(analysis, say)]
     differences = [f"- {sentence(comparison, analysis, say)}" for comparison in analysis.comparisons]
     lines += ["", say("heading_of", head=say("what_differs")), *differences] if differences else []
-    judged = by_verdict(analysis)
+    return [*lines, *verdict_lines(analysis, say)]
+
+
+def verdict_lines(analysis: Analysis, say: Words) -> list[str]:
+    """Return which hypotheses hold, which do not and which are undecided, and the scenarios that this selects."""
+    lines, judged = [], by_verdict(analysis)
     for key, verdicts in judged if any(verdicts for _, verdicts in judged) else []:
         lines += ["", say("heading_of", head=say(key))]
         lines += [f"- {verdict_line(verdict, analysis, say)}" for verdict in verdicts] or [f"- {say('nothing')}"]
@@ -118,7 +123,7 @@ def short_conclusion(comparison: Comparison, say: Words) -> tuple[str, str]:
     if comparison.no_spread:
         return say("undecided"), "open"
     if comparison.adjusted is None:
-        return say("one_seed_short") if comparison.pairs else say("no_pair_short"), "open"
+        return say("one_seed") if comparison.pairs else say("no_pair"), "open"
     alike = comparison.alike is not None and comparison.alike < ALPHA
     if comparison.conclusive:
         better = comparison.winner == comparison.arm
