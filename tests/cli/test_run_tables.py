@@ -56,6 +56,13 @@ def test_a_narrow_terminal_drops_columns_and_keeps_words_whole(width, dropped, t
     assert all(name not in shown for name in dropped)
 
 
+def test_a_long_name_is_folded_at_its_slashes(tmp_path):
+    figures = {"step": 146, "max_steps": 1800, "loss": 1.7194, "val_loss": 1.7615, "perplexity": 5.82}
+    run = RunState(name="demo/oelm-nofreeze/seed-0", path=tmp_path, state="stopped", **figures)
+    first, second = [line.split() for line in status_text([run], 80).splitlines()[1:3]]
+    assert (first[:2], second) == (["demo/oelm-nofreeze/", "stopped"], ["seed-0"])
+
+
 def test_the_accuracy_on_other_splits_is_shown_where_a_run_has_one(tmp_path):
     labelled = RunState(name="a", path=tmp_path, state="finished", accuracy=0.9, split_accuracy={"test": 0.875})
     language = RunState(name="b", path=tmp_path, state="finished", perplexity=4.2)

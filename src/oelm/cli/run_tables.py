@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -57,8 +58,11 @@ def status_table(runs: Sequence[RunState], width: int | None = None) -> Group:
         name = _COLUMNS[column]
         justify: Literal["left", "right"] = "left" if name in ("run", "state", "host") else "right"
         table.add_column(name, justify=justify, overflow="fold", no_wrap=column > 0)
+    others = sum(_widths([_COLUMNS, *rows])[column] + 2 for column in columns[1:])
     for row in rows:
         run_name, state, *cells = (row[column] for column in columns)
+        if width is not None:
+            run_name = _fold_name(run_name, width - others)
         table.add_row(run_name, Text(state, style=_STYLES.get(state, "")), *cells)
     problems = [Text(f"{run.name}: {run.message}", style="red") for run in runs if run.message]
     return Group(table, *problems)
@@ -111,6 +115,16 @@ def _cells(run: RunState) -> list[str]:
         run.host or "",
         "" if run.memory is None else f"{run.memory / 2**30:.1f} GiB",
     ]
+
+
+def _fold_name(name: str, width: int) -> str:
+    """Return a run's name in lines of this width that end at its slashes; a longer part is left to the table."""
+    lines = [""]
+    for part in re.findall(r"[^/]*/?", name):
+        if lines[-1] and cell_len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
