@@ -130,6 +130,7 @@ def test_diagnose_prints_the_report_and_what_changed():
     assert "BertForSequenceClassification: oelm-freeze, seed 0" in result.stdout
     assert "12 of 12 frozen tensors are bit-identical to the sealed ones" in result.stdout
     assert result.stdout.endswith("no frozen tensor changed, every trainable one did\n")
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 @pytest.mark.full

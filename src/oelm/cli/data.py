@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .terminal import errors, quiet_libraries
+from .terminal import errors, folded, quiet_libraries
 
 data_app = typer.Typer(help="Prepare text for training.", no_args_is_help=True)
 
@@ -56,7 +56,8 @@ def prepare_data(
         smaller = train_bpe is not None and data.vocab_size < train_bpe
         reason = f" (not {train_bpe:,}: the text has no more pairs to merge)" if smaller else ""
         counts = f"{len(data.train):,} tokens for training{validation}, vocabulary {data.vocab_size:,}{reason}"
-        typer.echo(f"{out}: already holds this data, complete: {counts}" if already_there else f"wrote {out}: {counts}")
+        done = f"{out}: already holds this data, complete:" if already_there else f"wrote {out}:"
+        typer.echo("\n".join(folded(f"{done} {counts}")))
         if data.overlap:
             typer.echo(f"warning: {data.overlap}", err=True)
         if data.val:

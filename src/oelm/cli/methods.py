@@ -160,7 +160,7 @@ def _print_diagnosis(diagnosis: Diagnosis, steps: int) -> None:
     typer.echo(str(diagnosis.report))
     losses = ", ".join(f"{loss:.4f}" for loss in diagnosis.losses)
     typer.echo(f"\n{steps} AdamW steps with weight decay on a built-in batch: loss {losses}")
-    typer.echo(f"tensors that changed: {len(diagnosis.moved)}; {diagnosis.verification}")
+    typer.echo(f"tensors that changed: {len(diagnosis.moved)}\n{diagnosis.verification}")
     for title, names in (
         ("FROZEN BUT MOVED", diagnosis.frozen_but_moved),
         ("TRAINABLE BUT DID NOT MOVE", diagnosis.trainable_but_still),
