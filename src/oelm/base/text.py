@@ -27,7 +27,8 @@ def plain_text(table: Table, title: str = "") -> str:
     from rich.console import Console
     from rich.measure import Measurement
 
-    console = Console(file=io.StringIO(), color_system=None, legacy_windows=False)
+    # In a notebook rich would display the table on its own and return an empty text.
+    console = Console(file=io.StringIO(), color_system=None, legacy_windows=False, force_jupyter=False)
     console.width = Measurement.get(console, console.options.update(width=10_000), table).maximum
     console.print(table)
     assert isinstance(console.file, io.StringIO)
