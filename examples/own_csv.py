@@ -11,15 +11,16 @@ import oelm
 from oelm.data import builtin_labelled, judgement_tokenizer
 from oelm.evaluation.use import predict_one
 
-# Stands in for your files: train.csv, and if you have them validation.csv and test.csv.
+# Put your own files here: train.csv, and if you have them validation.csv and test.csv. Without any, some are made up.
 folder = Path("reviews")
-folder.mkdir(exist_ok=True)
-for split, examples in builtin_labelled("sentiment", seed=0).splits.items():
-    with open(folder / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["review", "stars"])
-        for text, label in zip(examples.texts, examples.labels, strict=True):
-            writer.writerow([text, "good" if label else "bad"])
+if not folder.exists():
+    folder.mkdir()
+    for split, examples in builtin_labelled("sentiment", seed=0).splits.items():
+        with open(folder / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["review", "stars"])
+            for text, label in zip(examples.texts, examples.labels, strict=True):
+                writer.writerow([text, "good" if label else "bad"])
 judgement_tokenizer().save_pretrained("tokenizer")
 
 config = oelm.RunConfig.load(

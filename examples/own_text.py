@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Your own text to a small GPT
 #
-# From a text file to tokens, a trained model, generated text and a plain checkpoint. The text here is made up on the
-# spot: put your own into `mine.txt`, with `<|endoftext|>` between documents.
+# From a text file to tokens, a trained model, generated text and a plain checkpoint. Put your own text into `mine.txt`,
+# with `<|endoftext|>` between documents; where that file is missing, one is made up.
 
 # %%
 from pathlib import Path
@@ -12,8 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oelm
 from oelm.data import prepare, stories
 
-Path("mine.txt").write_text("<|endoftext|>".join(stories(seed=0, count=1000)), encoding="utf-8")
-data = prepare("mine.txt", "data/mine", train_bpe=1000, val_fraction=0.05)
+text = Path("mine.txt")
+if not text.exists():
+    text.write_text("<|endoftext|>".join(stories(seed=0, count=1000)), encoding="utf-8")
+data = prepare(text, "data/mine", train_bpe=1000, val_fraction=0.05)
 print(f"{len(data.train):,} tokens to train on, {len(data.val):,} to validate on")
 
 # %% [markdown]

@@ -57,6 +57,19 @@ def test_own_text_to_a_small_gpt(tmp_path):
 
 
 @pytest.mark.full
+def test_files_of_ones_own_are_used_and_kept(tmp_path):
+    text, rows = tmp_path / "mine.txt", tmp_path / "reviews" / "train.csv"
+    text.write_text("<|endoftext|>".join(f"text number {n} is about {n} owls. " * 5 for n in range(2000)))
+    rows.parent.mkdir()
+    rows.write_text("review,stars\n" + "".join(f"good film {n},five\ndull film {n},one\n" for n in range(200)))
+    before = text.read_bytes(), rows.read_bytes()
+    assert "owls" in run("own_text.py", tmp_path).splitlines()[-1]
+    assert "{'label': '" in run("own_csv.py", tmp_path)
+    assert (text.read_bytes(), rows.read_bytes()) == before
+    assert [path.name for path in rows.parent.iterdir()] == ["train.csv"]
+
+
+@pytest.mark.full
 def test_hugging_faces_trainer_goes_on_from_its_checkpoint(tmp_path):
     """The model is built anew, with other random weights; the second call of the same cell has no first 100 steps."""
     output = run("huggingface_trainer.ipynb", tmp_path)
