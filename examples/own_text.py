@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oelm
 from oelm.data import prepare, stories
+from oelm.evaluation.training_facts import training_facts
 
 text = Path("mine.txt")
 if not text.exists():
@@ -39,12 +40,14 @@ result = oelm.train(config)
 print(f"perplexity {result['perplexity']:.1f} after {result['steps']} steps")
 
 # %% [markdown]
-# The exported folder is a plain GPT-2 with its tokenizer and a model card.
+# The exported folder is a plain GPT-2 with its tokenizer, and a model card with how it was trained and its figures.
 
 # %%
 best = config.folder / "best"
-oelm.export(oelm.load(best), "plain-gpt")
-tokenizer = AutoTokenizer.from_pretrained(best)
+oelm.export(oelm.load(best), "plain-gpt", training=training_facts(config.folder))
+AutoTokenizer.from_pretrained(best).save_pretrained("plain-gpt")
+
+tokenizer = AutoTokenizer.from_pretrained("plain-gpt")
 model = AutoModelForCausalLM.from_pretrained("plain-gpt")
 prompt = tokenizer("anna has", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=40, do_sample=False)[0]))

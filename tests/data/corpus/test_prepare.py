@@ -193,7 +193,7 @@ def test_another_recipe_for_the_same_folder_is_refused(tmp_path, gpt2):
     with pytest.raises(DataError, match=r"tokenizer: .* there, None now; train_bpe: None there, 300 now"):
         prepare(corpus, tmp_path / "out", train_bpe=300, val_fraction=0.2)
     write_corpus(corpus, documents(51))
-    with pytest.raises(DataError, match=r"sources: a\.txt there, a\.txt now"):
+    with pytest.raises(DataError, match=r"sources: the content of a\.txt has changed"):
         prepare(corpus, tmp_path / "out", gpt2, val_fraction=0.2)
     assert content(tmp_path / "out") == before
 

@@ -318,12 +318,14 @@ def _reuse(out: Path, recipe: dict[str, Any]) -> TokenDataset | None:
         discard(out)
         return dataset
     differing = [key for key in sorted({*recipe, *old_recipe}) if recipe.get(key) != old_recipe.get(key)]
-    changes = "; ".join(
-        f"{key}: {_short(old_recipe.get(key))} there, {_short(recipe.get(key))} now" for key in differing
-    )
+    changes = "; ".join(_change(key, _short(old_recipe.get(key)), _short(recipe.get(key))) for key in differing)
     raise DataError(
         f"{out}: holds a dataset prepared differently ({changes}); choose another folder or delete this one"
     )
+
+
+def _change(key: str, old: str, new: str) -> str:
+    return f"{key}: {old} there, {new} now" if old != new else f"{key}: the content of {new} has changed"
 
 
 def _short(value: Any) -> str:
