@@ -66,6 +66,14 @@ def test_a_runs_config_in_place_of_an_experiment_is_explained(tmp_path):
         assert "`config:`" in message
 
 
+def test_a_dry_run_fits_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    file = experiment_file(tmp_path, axes={"method": ["baseline", "identity-key"]})
+    lines = lab("matrix", file, "--dry-run").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.endswith("matrices set or frozen")], lines
+
+
 def test_listing_experiments_loads_no_heavy_module():
     code = "from typer.testing import CliRunner; from oelm.cli import app; "
     loaded = loaded_modules(code + "assert 'GPT-02' in CliRunner().invoke(app, ['experiments']).output")

@@ -26,6 +26,16 @@ def test_a_terminal_shows_events_and_a_live_table(tmp_path):
         assert text in shown
 
 
+def test_a_narrow_terminal_folds_events_between_words(tmp_path):
+    planned = plan(tmp_path, axes={"seed": [0]})
+    console = Console(file=io.StringIO(), force_terminal=True, width=50, height=40, color_system=None)
+    with MatrixView(console, pause=60.0) as view:
+        Matrix(planned, ForkLauncher(), notify=view.print_event).run()
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60, "what is beyond 50 columns are codes that move the cursor"
+    assert any(line.startswith("  ") and line.endswith("[1/1]") for line in lines), lines
+
+
 def test_the_cursor_stays_visible_during_the_live_view():
     console = terminal()
     with MatrixView(console):

@@ -64,6 +64,16 @@ def test_a_terminal_shows_the_run_and_its_time_left_and_ctrl_c_ends_with_how_to_
     assert max(map(len, shown.replace("\r", "\n").splitlines())) <= 80
 
 
+def test_a_terminal_shows_an_error_in_whole_words_and_its_command_in_one_line(tmp_path):
+    file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
+    terminal = Terminal(tmp_path, "matrix", file.name)
+    lines = terminal.end().split("\r\n")
+    assert terminal.process.returncode == 2
+    assert max(map(len, lines)) <= 80
+    assert any("`oelm train run.yaml`." in line for line in lines)
+    assert "such as method: [baseline, oelm-freeze]" in " ".join(lines)
+
+
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
     """Prepare a short text in data/mine, and return what the command printed."""

@@ -262,10 +262,11 @@ def _print_dry_runs(planned: list[PlannedRun]) -> None:
         stand_in = f" (counted on a default {counts.stand_in})" if counts.stand_in else ""
         adapters = f", {counts.adapters} adapters" if counts.adapters else ""
         changes = f"; changes at steps {', '.join(map(str, counts.changes_at))}" if counts.changes_at else ""
-        typer.echo(
+        text = (
             f"{run.name}: {counts.parameters:,} parameters{stand_in}, {counts.trainable:,} of them trained, "
             f"{counts.matrices} matrices set or frozen{adapters}{changes}"
         )
+        typer.echo("\n  ".join(folded(text, 2)))
     typer.echo(f"{count_of(len(planned))}, all valid; their data was not read")
 
 

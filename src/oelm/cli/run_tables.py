@@ -18,7 +18,7 @@ from rich.text import Text
 from ..lab.launch.interface import LaunchInfo
 from ..lab.matrix import Matrix, MatrixEvent
 from ..lab.status import RunState, read_state
-from .terminal import count_of, duration, pad
+from .terminal import count_of, duration, fold, pad
 
 _STYLES = {
     "running": "bold cyan",
@@ -173,8 +173,10 @@ class MatrixView:
 
     def print_event(self, event: MatrixEvent) -> None:
         """Print an event with the time of day."""
-        stamp = datetime.now().strftime("%H:%M:%S")
-        self._console.print(f"{stamp} {event_line(event)}", highlight=False, markup=False, soft_wrap=True)
+        text = f"{datetime.now():%H:%M:%S} {event_line(event)}"
+        if self._console.is_terminal:
+            text = "\n  ".join(fold(text, max(20, self._console.width - 2)))
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, matrix: Matrix) -> None:
         """Redraw the live table, at most once per pause."""

@@ -24,8 +24,9 @@ _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, 
 # by name, so that `oelm --help` need not import torch.
 _GPU_MEMORY_ERROR, _CPU_MEMORY_WORDS = "OutOfMemoryError", "DefaultCPUAllocator"
 
-# What stays in one line: a word, or one Chinese character, with the punctuation beside it and the space after it.
-_PIECE = re.compile(r"（*(?:[^ \u2e80-\uffff]+|[\u2e80-\uffff])[，。；：、）]* *")
+# What stays in one line: a command in backticks, which a reader copies, a word, or one Chinese character, with the
+# punctuation beside it and the space after it.
+_PIECE = re.compile(r"[（(]*(?:`[^`]+`[^ `\u2e80-\uffff]*|[^ \u2e80-\uffff]+|[\u2e80-\uffff])[，。；：、）]* *")
 _NO_BREAK = "\u00a0"
 
 
@@ -60,7 +61,10 @@ def errors() -> Iterator[None]:
 
 
 def _refuse(reason: str) -> NoReturn:
-    typer.secho(f"oelm: {reason}", fg="red", err=True)
+    text = f"oelm: {reason}"
+    if sys.stderr.isatty() and "\n" not in text:  # A text of several lines holds code that a reader copies.
+        text = "\n".join(fold(text, shutil.get_terminal_size().columns))
+    typer.secho(text, fg="red", err=True)
     sys.exit(2)
 
 
