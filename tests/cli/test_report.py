@@ -67,14 +67,16 @@ def test_a_report_is_summed_up_in_80_columns(tmp_path, monkeypatch, language):
         for layers in ("except-first:1", "except-first:2"):
             method = {"preset": "oelm-freeze", "layers": layers}
             language_run(tmp_path / "runs" / layers, method, seed, 3.1 + seed / 50)
+        schedule = {"kind": "unfreeze", "order": "bottom-up", "steps": [1], "layers_each": 2}
+        method = {"preset": "oelm-freeze", "schedule": schedule}
+        language_run(tmp_path / "runs" / "schedule", method, seed, 3.2 + seed / 10)
     monkeypatch.setenv("COLUMNS", "80")
     result = oelm_here("report", tmp_path / "runs", "--out", tmp_path / "out", "--formats", "md", "--lang", language)
     assert result.exit_code == 0, result.output
     assert [line for line in result.stdout.splitlines() if cell_len(line) > 80 and str(tmp_path) not in line] == []
     assert "…" not in result.stdout
-    table = result.stdout.replace("\n ", "")
-    assert "except-first:1)" in table
-    assert "except-first:2)" in table
+    for words in ("(layers=except-first:1)", "(layers=except-first:2)", "schedule.order=bottom-up,"):
+        assert words in result.stdout, "a setting is in one line where there is room for it"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.cells import cell_len
+
 from ..analysis import Analysis, analyse
 from ..analysis.analyse import cell_to_show, mean_of
 from ..analysis.arms import Arm, Setup
@@ -16,7 +18,7 @@ from ..report.sentences import opening, setup_label, short_conclusion, verdict_l
 from ..report.words import Words, words
 from .terminal import count_of, fold, folded
 
-# The longest name of a preset; longer names, of presets that were changed, are folded.
+# The longest name of a preset; longer names, of presets that were changed, are folded where a terminal has no room.
 _METHOD_WIDTH = 22
 
 
@@ -61,24 +63,37 @@ def _setup_lines(setup: Setup, analysis: Analysis, say: Words) -> list[str]:
 
     several_rates = len({rate for _, rate, _ in shown}) > 1
     reference = next((comparison.reference for comparison in comparisons.values()), None)
-    table = plain_table()
-    table.add_column(say("col_method"), max_width=_METHOD_WIDTH, overflow="fold")
-    if several_rates:
-        table.add_column(say("col_rate_short"), no_wrap=True)
-    against = [f"{say('col_against')}\n{reference}", say("col_interval")] if reference else []
-    for name in (say(f"m_{setup.measure.name}"), *against):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(say("col_reading") if reference else say("col_seeds"), no_wrap=True)
+    rows = []
     for arm, rate, runs in sorted(shown, key=worse_last):
         mean = means[arm.method]
         cells = [arm.method, *([numbers.rate(rate)] if several_rates else [])]
         cells.append("–" if mean is None else numbers.figure(setup.measure.name, mean.mean))
         cells += _against(comparisons.get(arm.method), say) if reference else [str(len(runs))]
+        rows.append(cells)
+    rate_title = [say("col_rate_short")] if several_rates else []
+    against = [f"{say('col_against')}\n{reference}", say("col_interval")] if reference else []
+    numeric = [say(f"m_{setup.measure.name}"), *against]
+    last = say("col_reading") if reference else say("col_seeds")
+    table = plain_table()
+    room = _room_beside([*rate_title, *numeric, last], [cells[1:] for cells in rows])
+    table.add_column(say("col_method"), max_width=max(_METHOD_WIDTH, room), overflow="fold")
+    for name in rate_title:
+        table.add_column(name, no_wrap=True)
+    for name in numeric:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(last, no_wrap=True)
+    for cells in rows:
         table.add_row(*cells)
     unequal = len({len(runs) for _, _, runs in shown}) > 1
     note = fold(say("cli_unequal"), WIDTH) if unequal and reference else []
     label = setup_label(setup, analysis, say)
     return [*(fold(label, WIDTH) if label else []), *plain_text(table).splitlines(), *note, ""]
+
+
+def _room_beside(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return the width that a terminal has left for the first column, beside the others with their gaps."""
+    columns = [[line for cell in column for line in cell.split("\n")] for column in zip(titles, *rows, strict=True)]
+    return WIDTH - 1 - sum(2 + max(map(cell_len, lines)) for lines in columns)
 
 
 def _against(comparison: Comparison | None, say: Words) -> list[str]:
