@@ -76,7 +76,7 @@ def generate(
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most likely tokens; 0: from all.")] = 50,
-    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
 ) -> None:
     """Generate text from a prompt with a trained model. A prompt that does not fit loses its start, and says so."""
     with errors():

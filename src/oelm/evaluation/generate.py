@@ -41,6 +41,8 @@ def generate_text(
     """
     if 0 < temperature < _MIN_TEMPERATURE:
         raise ConfigError(f"--temperature {temperature}: too low to sample with; 0 always takes the most likely token")
+    if not 0 <= seed < 2**64:
+        raise ConfigError(f"--seed {seed}: must be at least 0 and below 2**64")
     model, tokenizer = _load(source)
     device = device_for("auto")
     model.to(device).eval()
