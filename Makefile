@@ -27,8 +27,8 @@ types: $(STAMP)
 pytest: $(STAMP)
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
-results: $(STAMP)  ## write docs/results.md, and the README's table and picture, from the records in results/
-	$(BIN)/python -m oelm.report.evidence results/questions.yaml docs/results.md README.md
+results: $(STAMP)  ## write docs/results.md, and the READMEs' table and picture, from the records in results/
+	$(BIN)/python -m oelm.report.evidence results/questions.yaml docs/results.md README.md README.zh-CN.md
 	$(BIN)/python docs/attention/overview.py
 
 docs: $(VENV)/.docs  ## build the site of the guides and the API reference in build/site, and check its links

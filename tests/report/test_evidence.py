@@ -24,11 +24,13 @@ def test_the_results_document_is_up_to_date():
     assert expected == committed.read_text(encoding="utf-8"), "run `make results`"
 
 
-def test_the_headlines_of_the_readme_are_up_to_date(tmp_path):
-    committed = (ROOT / "README.md").read_text(encoding="utf-8")
-    copy = tmp_path / "README.md"
+@pytest.mark.parametrize(("name", "language"), [("README.md", "en"), ("README.zh-CN.md", "zh")])
+def test_the_headlines_of_a_readme_are_up_to_date(name, language, tmp_path):
+    committed = (ROOT / name).read_text(encoding="utf-8")
+    assert committed.count("\n| [") == 4
+    copy = tmp_path / name
     copy.write_text(committed.replace("oelm-freeze` |", "oelm-freeze` | 1 %"), encoding="utf-8")
-    write_headlines(ROOT / "results/questions.yaml", copy)
+    write_headlines(ROOT / "results/questions.yaml", copy, language)
     assert copy.read_text(encoding="utf-8") == committed, "run `make results`"
 
 
@@ -44,7 +46,7 @@ def test_headlines_are_written_between_their_markers_and_each_needs_one_comparis
     for seed, noise in enumerate((0.0, 0.01)):
         language_run(tmp_path / "study", "baseline", seed, 3.0 + noise)
         language_run(tmp_path / "study", "oelm-freeze", seed, 3.2 + 2 * noise)
-    headline = {"text": "both frozen", "arm": "oelm-freeze", "runs": ["study"], "question": "cost"}
+    headline = {"text": {"en": "both frozen"}, "arm": "oelm-freeze", "runs": ["study"], "question": "cost"}
     file, readme = tmp_path / "questions.yaml", tmp_path / "README.md"
 
     def write(**changes):
@@ -62,8 +64,11 @@ def test_headlines_are_written_between_their_markers_and_each_needs_one_comparis
     assert "old" not in text
     assert "| [both frozen](<docs/results.md#cost>) | `oelm-freeze` | perplexity +22." in text
     for wrong in ({"arm": "oelm-frozen"}, {"question": "costs"}):
-        with pytest.raises(AnalysisError, match="both frozen"):
+        with pytest.raises(AnalysisError, match=f"headline of '{wrong.get('arm', 'oelm-freeze')}'"):
             write(**wrong)
+    write()
+    with pytest.raises(AnalysisError, match="has no text in 'zh'"):
+        write_headlines(file, readme, "zh")
     assert readme.read_text() == text
     language_run(tmp_path / "other", "freeze-pretrained", 0, 3.0)
     language_run(tmp_path / "other", "oelm-freeze", 0, 3.2)

@@ -82,9 +82,12 @@ def _without_number(text: str) -> str:
 
 
 class Headline(Strict, refusal=AnalysisError):
-    """One row of the README's table: an arm against its reference in these runs, as compared for the question."""
+    """One row of the README's table: an arm against its reference in these runs, as compared for the question.
 
-    text: str
+    `text` says in each language of a README what the row is about.
+    """
+
+    text: dict[str, str]
     arm: str
     runs: tuple[str, ...]
     question: str
@@ -124,7 +127,7 @@ def write_evidence(source: str | PathLike[str], out: str | PathLike[str], draw: 
     return path
 
 
-def write_headlines(source: str | PathLike[str], readme: str | PathLike[str], results: str = "docs/results.md") -> Path:
+def write_headlines(source: str | PathLike[str], readme: str | PathLike[str], language: str = "en") -> Path:
     """Write the table of headlines between its two lines in a README; the rest of the file stays as it is."""
     path = Path(readme)
     text = path.read_text(encoding="utf-8")
@@ -132,21 +135,22 @@ def write_headlines(source: str | PathLike[str], readme: str | PathLike[str], re
     _, end, after = after_begin.partition(_END)
     if not mark or not end:
         raise AnalysisError(f"{path}: has no place for the table: add the lines {_BEGIN} and {_END}")
-    table = block_text(headlines(source, results))
+    table = block_text(headlines(source, "docs/results.md", words(language)))
     write_text(path, f"{before}{_BEGIN}\n{table}\n{_END}{after}")
     return path
 
 
-def headlines(source: str | PathLike[str], results: str) -> Table:
+def headlines(source: str | PathLike[str], results: str, say: Words) -> Table:
     """Return the table of headlines, each with a link to its question in the document `results`."""
-    say = words("en")
-    columns = ["setting", "method", "against {}", *say.all("col_interval", "col_reading", "col_seeds")]
+    columns = say.all("col_setting", "col_method", "col_against", "col_interval", "col_reading", "col_seeds")
     table, references = Table("headlines", columns, numeric=(2, 3, 5)), set()
     for line, comparison in headline_comparisons(source):
+        if say.language not in line.text:
+            raise AnalysisError(f"{source}: headline of {line.arm!r} has no text in {say.language!r}")
         references.add(comparison.reference)
         word, tone = short_conclusion(comparison, say)
         table.add(
-            Cell(line.text, folder=f"{results}#{line.question}"),
+            Cell(line.text[say.language], folder=f"{results}#{line.question}"),
             Cell(line.arm, code=True),
             f"{say(f'm_{comparison.measure.name}')} {numbers.change(comparison, say)}",
             numbers.change_range(comparison, say),
@@ -156,7 +160,7 @@ def headlines(source: str | PathLike[str], results: str) -> Table:
     if len(references) != 1:
         compared = ", ".join(sorted(references)) or "nothing: it has no headlines"
         raise AnalysisError(f"{source}: headlines must share one reference, but these are against {compared}")
-    columns[2] = f"against {references.pop()}"
+    columns[2] = f"{columns[2]} {references.pop()}"
     return table
 
 
@@ -168,7 +172,7 @@ def headline_comparisons(source: str | PathLike[str]) -> list[tuple[Headline, Co
     found = []
     for line in evidence.headlines:
         if line.question not in runs:
-            raise AnalysisError(f"{source}: headline {line.text!r}: no question has the id {line.question!r}")
+            raise AnalysisError(f"{source}: headline of {line.arm!r}: no question has the id {line.question!r}")
         folders = _folders(root, line.runs)
         matching = [
             comparison
@@ -177,7 +181,7 @@ def headline_comparisons(source: str | PathLike[str]) -> list[tuple[Headline, Co
         ]
         if len(matching) != 1:
             count = f"{len(matching)} comparisons of {line.arm!r} match"
-            raise AnalysisError(f"{source}: headline {line.text!r}: {count}; exactly one must")
+            raise AnalysisError(f"{source}: headline of {line.arm!r}: {count}; exactly one must")
         found.append((line, matching[0]))
     return found
 
@@ -293,3 +297,4 @@ if __name__ == "__main__":
 
     print(f"wrote {write_evidence(sys.argv[1], sys.argv[2])}")
     print(f"wrote {write_headlines(sys.argv[1], sys.argv[3])}")
+    print(f"wrote {write_headlines(sys.argv[1], sys.argv[4], 'zh')}")
