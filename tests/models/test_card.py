@@ -100,11 +100,13 @@ def test_an_exported_folder_is_pushed_with_its_card_and_loaded_again(tmp_path):
             "HF_ENDPOINT": hub.url,
             "HF_HOME": str(tmp_path / "home"),
             "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_XET": "1",
         }
         command = [sys.executable, "-c", _PUSH, str(folder)]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         pushed, again = hub.repositories["me/plain"], hub.repositories["me/again"]
+    assert hub.objects, "weights went through LFS, as they do on the Hub"
     assert set(pushed) == {path.name for path in folder.iterdir()}
     assert pushed[CARD] == (folder / CARD).read_bytes()
     assert pushed["model.safetensors"] == (folder / "model.safetensors").read_bytes()

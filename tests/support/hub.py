@@ -1,4 +1,7 @@
-"""A stand-in for the Hub on localhost: just enough of its API to create a repository, push a folder and load it."""
+"""A stand-in for the Hub on localhost: just enough of its API to create a repository, push a folder and load it.
+
+Weights go through Git LFS, as on the Hub for clients without Xet: set HF_HUB_DISABLE_XET=1.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ class HubServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
+        self.objects: dict[str, bytes] = {}  # what was uploaded to LFS, by its SHA-256
 
     @property
     def url(self) -> str:
@@ -42,18 +46,39 @@ class _Handler(BaseHTTPRequestHandler):
             assert isinstance(yaml.safe_load(front_matter), dict)
             self._answer({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
-            files = [file["path"] for file in json.loads(body)["files"]]
-            self._answer({"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in files]})
+            modes = {
+                file["path"]: "lfs" if file["path"].endswith(".safetensors") else "regular"
+                for file in json.loads(body)["files"]
+            }
+            files = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
+            self._answer({"files": files})
+        elif self.path.endswith(".git/info/lfs/objects/batch"):
+            objects = json.loads(body)["objects"]
+            for entry in objects:
+                entry["actions"] = {"upload": {"href": f"{self.server.url}/lfs/{entry['oid']}"}}
+            self._answer({"transfer": "basic", "objects": objects})
         elif "/commit/" in self.path:
             name = self.path.removeprefix("/api/models/").split("/commit/")[0]
+            repository = self.server.repositories[name]
             for line in map(json.loads, body.splitlines()):
+                file = line["value"]
                 if line["key"] == "file":
-                    file = line["value"]
-                    self.server.repositories[name][file["path"]] = base64.b64decode(file["content"])
+                    repository[file["path"]] = base64.b64decode(file["content"])
+                elif line["key"] == "lfsFile":
+                    repository[file["path"]] = self.server.objects[file["oid"]]
             commit = {"commitUrl": f"{self.server.url}/{name}/commit/{COMMIT}", "commitOid": COMMIT}
             self._answer(commit)
         else:
             self._refuse()
+
+    def do_PUT(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        oid = self.path.removeprefix("/lfs/")
+        if hashlib.sha256(content).hexdigest() != oid:
+            self._refuse()
+            return
+        self.server.objects[oid] = content
+        self._head(200, b"")
 
     def do_GET(self) -> None:
         if self.path.startswith("/api/models/"):
