@@ -408,11 +408,30 @@ def test_a_registered_family_can_be_trained_saved_loaded_and_exported(own_type, 
         ({"k": ""}, "no path for k"),
         ({"q": "", "v": ""}, "no path for q, v"),
         ({"q": "", "k": "", "v": "", "o": "", "fused": oelm.Fused("attn.qkv")}, "no path for o, whose width"),
+        ({"k": "attn.wq"}, "two of q, k, v, o have the same path"),
+        ({"kind": "causal"}, "kind is 'causal'; use one of encoder, decoder, cross"),
+        ({"heads": 4}, "heads is 4, not the name of a config field, or a function of the config such as lambda"),
+        ({"block": ["blocks.*"]}, r"block is \['blocks\.\*'\], not a path"),
+        ({"fused": "attn.qkv"}, r"fused is 'attn\.qkv', not an oelm\.Fused"),
+        ({"divisor": 1.0}, "divisor is 1.0, not a function of the config"),
+        ({"rotary": "yes"}, "rotary is 'yes', not True or False"),
     ],
 )
-def test_a_family_with_a_missing_path_is_refused(own_type, changes, message):
+def test_a_family_that_no_model_can_have_is_refused(own_type, changes, message):
     with pytest.raises(FamilyError, match=message):
         register_own_family(**changes)
+    assert own_type not in _FAMILIES
+
+
+@pytest.mark.parametrize(("model_type", "given"), [("", "''"), (None, "of type NoneType"), (OwnModel, "of type type")])
+def test_a_model_type_that_is_no_name_is_refused(model_type, given):
+    with pytest.raises(FamilyError, match=f"model_type is {given}, not what config.model_type says"):
+        oelm.register_family(model_type, family="bert")
+
+
+def test_an_order_of_fused_rows_that_does_not_exist_is_refused():
+    with pytest.raises(FamilyError, match="layout is 'group'; use 'blocks' or 'groups'"):
+        oelm.Fused("attn.qkv", layout="group")
 
 
 def test_a_path_without_a_module_is_refused(own_type):
@@ -464,9 +483,21 @@ def test_fields_that_disagree_with_the_modules_are_refused(own_type):
     oelm.register_family(own_type, **layout, kv_heads="num_attention_heads")
     wrong = "24 rows are not 4 key-value heads of 12, as heads='num_attention_heads' and kv_heads='num_attention_heads'"
     assert_refused(model, FREEZE, FamilyError, wrong)
-    del layout["k"]
-    oelm.register_family(own_type, replace_existing=True, **layout, k="self_attn.q_proj", kv_heads=lambda config: 4)
-    assert_refused(model, FREEZE, FamilyError, "v_proj: 24 rows are not 4 key-value heads of 12", "kv_heads=a function")
+    layout |= {"v": "mlp.gate_proj", "kv_heads": "num_key_value_heads"}
+    oelm.register_family(own_type, replace_existing=True, **layout)
+    rows = model.get_submodule("model.layers.0.mlp.gate_proj").out_features
+    assert_refused(model, FREEZE, FamilyError, f"gate_proj: {rows} rows are not 2 key-value heads of 12")
+
+
+def test_heads_that_fit_the_rows_but_not_the_attention_are_refused(own_type):
+    """Twice as many heads of half the size cut every matrix, but the model uses other rows as heads."""
+    model = as_own_type(small_model("llama"))
+    halves = {"heads": lambda config: 8, "kv_heads": lambda config: 4}
+    oelm.register_family(own_type, block="layers.*", kind="decoder", **SEPARATE, **halves)
+    message = "q_proj: its attention has heads of 12, and heads=a function of its family makes them 6"
+    assert_refused(model, FREEZE, FamilyError, message)
+    oelm.register_family(own_type, replace_existing=True, block="layers.*", **SEPARATE, kv_heads=lambda config: 0)
+    assert_refused(model, FREEZE, FamilyError, "a function gives 0, not a number above 0")
 
 
 def test_a_family_is_given_by_the_name_of_a_known_type(own_type):

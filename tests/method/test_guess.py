@@ -99,7 +99,7 @@ def test_scores_that_are_divided_by_another_number_are_noted(unknown):
 def test_heads_that_the_attention_does_not_have_are_not_suggested(unknown):
     model = unknown(small_model("gptj"))
     model.config.n_head = 8
-    with pytest.raises(FamilyError, match="q_proj: its attention has heads of 12, its config makes 6"):
+    with pytest.raises(FamilyError, match=r"q_proj: its attention has heads of 12, and .* makes them 6"):
         guess_layout(model)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from ..errors import FamilyError, nearest
 from .spec import Kind
@@ -31,6 +31,10 @@ class Fused:
     path: str
     roles: tuple[Literal["q", "k", "v"], ...] = ("q", "k", "v")
     layout: Literal["blocks", "groups"] | Callable[[Config], Literal["blocks", "groups"]] = "blocks"
+
+    def __post_init__(self) -> None:
+        if not callable(self.layout) and self.layout not in ("blocks", "groups"):
+            raise FamilyError(f"Fused({self.path!r}): layout is {self.layout!r}; use 'blocks' or 'groups'")
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,9 @@ def register_family(
     unknown = [name for name in layout if name not in StackLayout.__annotations__]
     if unknown:
         raise TypeError(f"register_family() got an unexpected keyword argument {unknown[0]!r}")
+    if not isinstance(model_type, str) or not model_type:
+        given = repr(model_type) if isinstance(model_type, str) else f"of type {type(model_type).__name__}"
+        raise FamilyError(f"register_family: model_type is {given}, not what config.model_type says, such as 'olmo'")
     if model_type in _FAMILIES and not replace_existing:
         raise FamilyError(f"model_type {model_type!r} has a family already; pass replace_existing=True to change it")
     if family is not None and layout:
@@ -187,7 +194,8 @@ def _whole_family(model_type: str, family: Family | str) -> Family:
 
 
 def one_stack_family(model_type: str, layout: StackLayout) -> Family:
-    """Return the family that the keywords of `register_family` describe. Raise where a path is missing."""
+    """Return the family that the keywords of `register_family` describe. Raise where one is missing or of no use."""
+    _require_usable(model_type, layout)
     fields: dict[str, Any] = {"block": "", "kind": "encoder", **layout}
     if not fields["block"]:
         raise FamilyError(f"register_family({model_type!r}): name the block's path, such as 'encoder.layer.*'")
@@ -199,6 +207,9 @@ def one_stack_family(model_type: str, layout: StackLayout) -> Family:
     unnamed = [role for role in ("q", "k", "v") if not getattr(stack, role) and role not in in_fused]
     if unnamed:
         raise FamilyError(f"register_family({model_type!r}): no path for {', '.join(unnamed)}")
+    paths_of = {role: path for role in ("q", "k", "v", "o") if isinstance(path := getattr(stack, role), str) and path}
+    if len({*paths_of.values()}) < len(paths_of):
+        raise FamilyError(f"register_family({model_type!r}): two of {', '.join(paths_of)} have the same path")
     if stack.fused and not stack.o:
         raise FamilyError(
             f"register_family({model_type!r}): no path for o, whose width tells the size of the heads that are fused"
@@ -206,6 +217,27 @@ def one_stack_family(model_type: str, layout: StackLayout) -> Family:
     meets = "rotary positions" if rotary else "a norm" if qk_norm else None
     normed = ("q", "k") if qk_norm else ()
     return Family((stack,), meets=lambda config: meets, normed=lambda config: normed, divisor=divisor)
+
+
+def _require_usable(model_type: str, layout: StackLayout) -> None:
+    """Raise for a keyword of `register_family` that is not of the type that it takes."""
+    number = (str, Callable), "the name of a config field, or a function of the config such as lambda config: 4"
+    path, truth = (str, "a path"), (bool, "True or False")
+    takes: dict[str, tuple[Any, str]] = {
+        **dict.fromkeys(("block", "q", "k", "v", "o", "ffn_out"), path),
+        **dict.fromkeys(("rotary", "qk_norm"), truth),
+        **dict.fromkeys(("layers", "heads", "kv_heads"), number),
+        "ffn_in": ((str, tuple, list), "a path or several"),
+        "fused": (Fused, "an oelm.Fused(path, layout=...)"),
+        "divisor": (Callable, "a function of the config, such as lambda config: 1.0"),
+    }
+    for name, value in layout.items():
+        unset = value is None and name in ("kv_heads", "fused")
+        if name in takes and not unset and not isinstance(value, takes[name][0]):
+            raise FamilyError(f"register_family({model_type!r}): {name} is {value!r}, not {takes[name][1]}")
+    kinds = get_args(Kind)
+    if layout.get("kind", kinds[0]) not in kinds:
+        raise FamilyError(f"register_family({model_type!r}): kind is {layout['kind']!r}; use one of {', '.join(kinds)}")
 
 
 def _stack(kind: Kind, block: str, attention: str, names: str, ffn: str = "", **fields: Any) -> Stack:

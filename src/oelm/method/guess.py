@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from .changes import carry_out
 from .families import KV_HEADS_FIELDS, Family, Fused, StackLayout, describe_unknown, known_families, one_stack_family
 from .matrices import orthogonality_error
 from .plan import Operation, Target, plan
-from .sites import Site, base_prefix, weight_matrix
+from .sites import Site, around_query, base_prefix, weight_matrix
 from .spec import Kind, Method
 
 # What the last part of a projection's path is called, in lower case.
@@ -36,7 +35,6 @@ _NORM_NAME = re.compile(r"(q|query)_?(layer_?)?norm")
 # Fields of a config and attributes of an attention, the most common first.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
-_HEAD_SIZES = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "dim_head", "d_head")
 _ROTARY_FIELDS = ("rope_parameters", "rope_theta", "rotary_dim", "rotary_pct")
 _TOLERANCE = 1e-5
 _TRIAL = {"preset": "oelm-freeze", "layers": "first:1"}
@@ -293,35 +291,18 @@ def _give_values(model: nn.Module, path: str) -> None:
 def _require_orthogonal_heads(model: nn.Module, target: Target) -> None:
     """Raise unless a matrix is orthonormal in heads of the size that the attention itself gives them."""
     weight = weight_matrix(model.get_submodule(target.path)).detach().double() / target.factor
-    size = next(_own_head_sizes(model, target.site), target.site.d_head)
-    if size != target.site.d_head:
-        raise FamilyError(f"{target.path}: its attention has heads of {size}, its config makes {target.site.d_head}")
+    size = target.site.d_head
     error = orthogonality_error(weight, len(weight) // size)
     if not error < _TOLERANCE:
         raise FamilyError(f"{target.path}: heads of {size} rows did not come out orthogonal ({error:.1e})")
 
 
-def _own_head_sizes(model: nn.Module, site: Site) -> Iterator[int]:
-    """Yield what the modules around Q, from the nearest to its block, have as the size of a head."""
-    for module in _around_query(model, site):
-        values = (getattr(module, name, None) for name in _HEAD_SIZES)
-        yield from (value for value in values if isinstance(value, int))
-
-
 def _note_on_scaling(model: nn.Module, site: Site) -> str:
     """Return a sentence where the attention has a factor of its scores that is not the usual one, or nothing."""
-    factors = [value for m in _around_query(model, site) if isinstance(value := getattr(m, "scaling", None), float)]
+    factors = [value for m in around_query(model, site) if isinstance(value := getattr(m, "scaling", None), float)]
     if not factors or math.isclose(factors[0], site.d_head**-0.5, rel_tol=1e-6):
         return ""
     return (
         f" It seems to divide them by {1 / factors[0]:.4g} and not by {site.d_head**0.5:.4g}: if so, give that as "
         "divisor, a function of the config."
     )
-
-
-def _around_query(model: nn.Module, site: Site) -> Iterator[nn.Module]:
-    """Yield the modules that hold Q, from the nearest to the block."""
-    path = site.fused_path if site.fused and "q" in site.fused.roles else site.roles["q"]
-    while path != site.block:
-        path = path.rpartition(".")[0]
-        yield model.get_submodule(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,6 +14,9 @@ from ..errors import FamilyError, ModelError
 from .families import KV_HEADS_FIELDS, Config, Family, FromConfig, Fused, Stack, family_of, read
 from .projections import CoreProjection, IdentityProjection, SplitProjection
 from .spec import Kind
+
+# What an attention calls the size of a head, the most common first.
+_HEAD_SIZES = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "dim_head", "d_head")
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def _sites_of(model: nn.Module, family: Family, stack: Stack) -> list[Site]:
     blocks = _expand(model, prefix, stack.block)
     if not blocks:
         return []  # a class without this half of the model, such as an encoder of an encoder-decoder
-    expected = int(read(config, stack.layers))
+    expected = _number(config, stack.layers)
     if len(blocks) != expected:
         raise FamilyError(
             f"{type(model).__name__}: the config calls for {expected} blocks at {prefix}{stack.block}, "
@@ -179,8 +182,8 @@ def _expand(model: nn.Module, prefix: str, pattern: str) -> list[str]:
 def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str) -> Site:
     """Return the site of one block. Raise where a module is missing or its rows do not fit the heads."""
     config = model.config
-    heads = int(read(config, stack.heads))
-    kv_heads = int(read(config, stack.kv_heads)) if stack.kv_heads is not None else heads
+    heads = _number(config, stack.heads)
+    kv_heads = _number(config, stack.kv_heads) if stack.kv_heads is not None else heads
     in_fused: tuple[str, ...] = stack.fused.roles if stack.fused else ()
     fused_path = f"{block}.{stack.fused.path}" if stack.fused else ""
     roles = {}
@@ -221,7 +224,24 @@ def _site(model: nn.Module, family: Family, stack: Stack, index: int, block: str
         channel=stack.channel(config),
     )
     _require_key_value_heads(model, site, stack)
+    own_size = next(_own_head_sizes(model, site), site.d_head)
+    if own_size != site.d_head:
+        raise FamilyError(
+            f"{roles['q']}: its attention has heads of {own_size}, and heads={_written(stack.heads)} of its family "
+            f"makes them {site.d_head}. Register it again with the right ones: "
+            "oelm.register_family(..., replace_existing=True)"
+        )
     return site
+
+
+def _number(config: Config, source: FromConfig) -> int:
+    """Return a number of layers or heads. Raise where the config has something else in its place."""
+    value = read(config, source)
+    if not isinstance(value, int) or value < 1:
+        raise FamilyError(
+            f"the config of model_type {config.model_type!r}: {_written(source)} gives {value!r}, not a number above 0"
+        )
+    return value
 
 
 def _require_key_value_heads(model: nn.Module, site: Site, stack: Stack) -> None:
@@ -249,6 +269,21 @@ def _require_key_value_heads(model: nn.Module, site: Site, stack: Stack) -> None
             f"{sizes}, as heads={_written(stack.heads)} and kv_heads={_written(stack.kv_heads)} of its family make "
             "them. Register it again with the right ones: oelm.register_family(..., replace_existing=True)"
         )
+
+
+def around_query(model: nn.Module, site: Site) -> Iterator[nn.Module]:
+    """Yield the modules that hold Q, from the nearest to the block."""
+    path = site.fused_path if site.fused and "q" in site.fused.roles else site.roles["q"]
+    while path != site.block:
+        path = path.rpartition(".")[0]
+        yield model.get_submodule(path)
+
+
+def _own_head_sizes(model: nn.Module, site: Site) -> Iterator[int]:
+    """Yield what the modules around Q, from the nearest to its block, have as the size of a head."""
+    for module in around_query(model, site):
+        values = (getattr(module, name, None) for name in _HEAD_SIZES)
+        yield from (value for value in values if isinstance(value, int))
 
 
 def _matrix_of(model: nn.Module, site: Site, role: str) -> tuple[str, tuple[str, ...]]:
