@@ -121,6 +121,9 @@ def test_families_suggests_how_to_register_a_model_by_its_config_alone(tmp_path)
     assert known.stdout == "'bert' is a supported model type: there is nothing to register\n"
     MambaConfig(num_hidden_layers=2).save_pretrained(tmp_path / "mamba")
     assert_refused(invoke("families", "--guess", tmp_path / "mamba"), "no field such as num_attention_heads")
+    OlmoConfig(**sizes | {"num_attention_heads": 0}).save_pretrained(tmp_path / "none")
+    none = invoke("families", "--guess", tmp_path / "none")
+    assert_refused(none, "transformers builds no model from its config (ZeroDivisionError")
 
 
 def test_diagnose_prints_the_report_and_what_changed():

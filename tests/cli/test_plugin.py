@@ -163,12 +163,15 @@ def test_a_job_of_a_scheduler_runs_the_plugin_first(file, fresh, tmp_path):
         ("run.yaml", "method: baseline", "run.yaml: a plugin is a Python file, whose name ends in .py"),
         ("half.py", "import oelm\noelm.register_family(", "half.py: line 2 is not Python ('(' was never closed)"),
         ("known.py", "import oelm\noelm.register_family('bert', family='gpt2')", "'bert' has a family already"),
+        ("fails.py", "import oelm\nimport nowhere", 'fails.py", line 2, in <module>'),
     ],
 )
 def test_a_file_that_is_no_plugin_is_refused(name, content, message, fresh, tmp_path):
     if content is not None:
         (tmp_path / name).write_text(content)
-    assert message in refusal("--plugin", tmp_path / name, "families")
+    refused = refusal("--plugin", tmp_path / name, "families")
+    assert message in refused
+    assert plugin.__file__ not in refused, "a traceback begins with the user's own file"
 
 
 def test_a_config_cannot_name_a_plugin(file, fresh, tmp_path):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from ..errors import FileError
+from ..errors import FileError, OelmError
 
 VARIABLE = "OELM_PLUGIN"
 # The plugin's code is a module of this name, so that its classes can be found again by name.
@@ -52,7 +53,14 @@ def load_plugin(path: str | os.PathLike[str]) -> Plugin:
         raise FileError(f"plugin {path}: {loaded} is loaded already; one file can import the other")
     module = sys.modules[_MODULE] = ModuleType(_MODULE)
     module.__file__ = str(file)
-    exec(code, module.__dict__)
+    try:
+        exec(code, module.__dict__)
+    except OelmError:
+        raise
+    except Exception as error:  # of the user's own code: its frames are shown, and none of what called it
+        own = error.__traceback__.tb_next if error.__traceback__ else None
+        shown = "".join(traceback.format_exception(type(error), error, own)).rstrip()
+        raise FileError(f"plugin {path}: it ended in an error\n{shown}") from None
     os.environ[VARIABLE] = str(file)
     _loaded.append(plugin)
     return plugin

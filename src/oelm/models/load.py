@@ -109,8 +109,9 @@ def build_outline(name: str) -> PreTrainedModel:
     with torch.device("meta"):
         try:
             return AutoModel.from_config(config) if model_class is None else model_class(config)
-        except ValueError as error:
-            raise ModelError(f"{name}: no model can be built from its config ({first_line(error)})") from None
+        except Exception as error:  # transformers checks few values of a config before it computes with them
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise ModelError(f"{name}: transformers builds no model from its config ({why})") from None
 
 
 def _class_of(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:
