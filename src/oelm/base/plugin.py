@@ -57,7 +57,8 @@ def load_plugin(path: str | os.PathLike[str]) -> Plugin:
         exec(code, module.__dict__)
     except OelmError:
         raise
-    except Exception as error:  # of the user's own code: its frames are shown, and none of what called it
+    # The user's own code may raise anything: its frames are shown, and none of what called it.
+    except Exception as error:  # noqa: BLE001
         own = error.__traceback__.tb_next if error.__traceback__ else None
         shown = "".join(traceback.format_exception(type(error), error, own)).rstrip()
         raise FileError(f"plugin {path}: it ended in an error\n{shown}") from None

@@ -109,7 +109,8 @@ def build_outline(name: str) -> PreTrainedModel:
     with torch.device("meta"):
         try:
             return AutoModel.from_config(config) if model_class is None else model_class(config)
-        except Exception as error:  # transformers checks few values of a config before it computes with them
+        # transformers checks few values of a config before it computes with them.
+        except Exception as error:  # noqa: BLE001
             why = f"{type(error).__name__}: {first_line(error)}"
             raise ModelError(f"{name}: transformers builds no model from its config ({why})") from None
 
