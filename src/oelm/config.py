@@ -149,7 +149,8 @@ ROLES = (*_MATRIX_ROLES, "core", "adapter", "convolution", "embedding", "norm", 
 class TrainConfig(Strict, refusal=ConfigError):
     """The loop: `batch_size` sequences per optimiser step over all devices, `micro_batch_size` at a time on each.
 
-    The length of a run is given either in steps or in epochs.
+    The length of a run is given either in steps or in epochs. `graphs` records the kernels of a step once for each
+    shape of batch, on one GPU, and then launches them together.
     """
 
     max_steps: Positive | None = None
@@ -158,6 +159,7 @@ class TrainConfig(Strict, refusal=ConfigError):
     micro_batch_size: Positive | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool | Literal["auto"] = "auto"
+    graphs: bool = False
     deterministic: bool | Literal["auto"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"

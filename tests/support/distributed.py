@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -280,13 +281,13 @@ class NoteGradients:
         from oelm.training.step import Stepper
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        update = Stepper._update
+        update, steps = Stepper._update, count()
 
-        def noted(stepper: Stepper, state: Any, loss_sum: Tensor) -> None:
+        def noted(stepper: Stepper, norm: Tensor, non_finite: Tensor) -> None:
             parameters = stepper.model.named_parameters()
             gradients = {name: whole(p.grad).clone() for name, p in parameters if p.grad is not None}
-            save_file(gradients, self.folder / f"rank-{stepper.world.rank}-step-{state.step}.safetensors")
-            update(stepper, state, loss_sum)
+            save_file(gradients, self.folder / f"rank-{stepper.world.rank}-step-{next(steps)}.safetensors")
+            update(stepper, norm, non_finite)
 
         Stepper._update = noted  # type: ignore[method-assign]
 

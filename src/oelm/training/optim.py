@@ -113,9 +113,14 @@ def unused_multipliers(model: nn.Module, config: OptimizerConfig) -> list[str]:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
-    """Build AdamW over the trainable parameters alone: a frozen one has no gradient, no state and no decay."""
-    groups, betas = parameter_groups(model, config), (config.beta1, config.beta2)
-    return torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, fused=device.type == "cuda")
+    """Build AdamW over the trainable parameters alone: a frozen one has no gradient, no state and no decay.
+
+    On a GPU the learning rates are tensors there, so that a recorded step reads the rate of every step.
+    """
+    groups, betas, on_gpu = parameter_groups(model, config), (config.beta1, config.beta2), device.type == "cuda"
+    if on_gpu:
+        groups = [group | {"lr": torch.tensor(config.learning_rate, device=device)} for group in groups]
+    return torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, fused=on_gpu)
 
 
 def learning_rate(config: OptimizerConfig, length: RunLength, step: int) -> float:
@@ -133,4 +138,8 @@ def learning_rate(config: OptimizerConfig, length: RunLength, step: int) -> floa
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of every group to `rate` times its multiplier."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group["multiplier"]
+        own = rate * group["multiplier"]
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(own)
+        else:
+            group["lr"] = own

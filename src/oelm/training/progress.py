@@ -49,7 +49,7 @@ class Display:
         """Show and log one line."""
         if self._folder is not None:
             self._folder.log(text)
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(text, highlight=False, markup=False, soft_wrap=not self._console.is_terminal)
 
     def step(self, step: int, metrics: dict[str, float], eta: float) -> None:
         """Show and log the metrics of the last steps."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,6 +19,7 @@ from ..method.seal import whole
 from ..runs.folder import UNCOMPARABLE_TIMES
 from .checkpoint import TrainState, list_checkpoints
 from .parallel import World, without_sync
+from .recording import Recordings
 from .tasks.base import Batch, Task
 
 _TOO_LARGE = (
@@ -36,13 +40,42 @@ def uses_compile(config: RunConfig, device: torch.device, task: Task) -> bool:
     return device.type == "cuda" and task.fixed_shapes if setting == "auto" else setting
 
 
+def uses_graphs(config: RunConfig, world: World) -> bool:
+    """Return whether steps are recorded as CUDA graphs; raise where they are wanted and cannot be."""
+    if not config.train.graphs:
+        return False
+    problem = ""
+    if config.train.gradient_checkpointing:
+        problem = "does not go with train.gradient_checkpointing"
+    elif world.size > 1:
+        problem = "records the steps of one process, and this run has several"
+    elif world.device.type != "cuda":
+        problem = "needs a GPU"
+    if problem:
+        raise ConfigError(f"train.graphs {problem}: leave it out")
+    return True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step leaves on the device: its summed loss, 0 where it was skipped, and the norms of its gradients.
+
+    `norms` are those of every gradient, in the optimiser's order; `norm` is the norm of them all.
+    """
+
+    loss: Tensor
+    norms: Tensor
+    norm: Tensor
+    non_finite: Tensor
+
+
 class Stepper:
     """Takes optimiser steps and sums the loss and the targets since the last line of metrics (the window).
 
     On a GPU the host never waits for the device. Whether a gradient was finite is a flag on the device, which the
     optimiser's kernel reads: with a non-finite gradient it leaves the weights alone. The host reads the flag while the
-    next step's forward pass is already queued, and before that step's backward pass overwrites the gradients, which are
-    needed to name the tensor that was not finite.
+    next step is already queued. What changes from step to step (the batch, the rate, the number of targets) is in
+    tensors, so that the kernels of a step can be recorded and launched together (`train.graphs`).
 
     `model` is the bare model, `module` the model with its loss, wrapped for the process group.
     """
@@ -60,7 +93,9 @@ class Stepper:
             self.module = cast(nn.Module, torch.compile(module, dynamic=False if task.fixed_shapes else None))
         self.window: tuple[Tensor, int] = (torch.zeros((), dtype=torch.float64, device=world.device), 0)
         self._norm = torch.zeros((), device=world.device)
-        self._unread_flag: tuple[int, Tensor, Any] | None = None
+        self._loss_scale = torch.zeros((), device=world.device)
+        self._unread: tuple[int, Tensor, Tensor, Any] | None = None
+        self._recordings = Recordings(self._work, optimizer) if uses_graphs(config, world) else None
 
     def prepare(self, state: TrainState) -> None:
         """Choose the micro-batch size, and continue the window where a checkpoint left it.
@@ -114,65 +149,83 @@ class Stepper:
         # This process's share of the global batch.
         first = step * self.config.train.batch_size + self.world.rank * self.share
         torch.manual_seed(step_seed(self.config.seed, step, self.world.rank))
-        targets = self._target_count(step)
+        batches = [self._batch(first + start, micro) for start in range(0, self.share, micro)]
+        # The exchange between processes averages gradients. This factor turns that into the mean over all targets of
+        # the global batch, however they are spread over processes and micro-batches.
+        self._loss_scale.fill_(self.world.size / self._target_count(step))
+        recording = self._recordings.find(batches, state.notes, step) if self._recordings else None
+        if recording is None:
+            outcome = self._work([self._to_device(batch) for batch in batches], partial(self._read_flag, state))
+        else:
+            outcome = recording.launch(batches)
+            self._read_flag(state)
+        self._keep(outcome, state)
+
+    def _work(self, batches: list[Batch], before_backward: Callable[[], None] = lambda: None) -> Outcome:
+        """Do a step's work on the device: the passes over its micro-batches, and the update of the weights."""
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for start in range(0, self.share, micro):
-            batch = self._batch(first + start, micro)
-            with without_sync(self.module, last=start + micro == self.share):
+        for number, batch in enumerate(batches, start=1):
+            with without_sync(self.module, last=number == len(batches)):
                 with self.autocast:
                     loss = self.module(**batch)
-                if start == 0:
-                    self._read_flag(state)  # while the gradients of the previous step are still there
+                if number == 1:
+                    before_backward()  # while the gradients of the previous step are still there
                     self.optimizer.zero_grad(set_to_none=True)
-                # The exchange between processes averages gradients. This factor turns that into the mean over all
-                # targets of the global batch, however they are spread over processes and micro-batches.
-                torch.autograd.backward(loss * (self.world.size / targets))
+                torch.autograd.backward(loss * self._loss_scale)
             loss_sum += loss.detach()
-        self._norm = whole(torch.nn.utils.get_total_norm(self._gradients()))
-        self._update(state, loss_sum)
+        norms = torch.stack(torch._foreach_norm([parameter.grad for parameter in self._with_gradient()]))
+        norm = whole(torch.linalg.vector_norm(norms))
+        non_finite = ~torch.isfinite(norm)
+        self._update(norm, non_finite)
+        return Outcome(torch.where(non_finite, 0.0, loss_sum), norms, norm, non_finite)
 
-    def _update(self, state: TrainState, loss_sum: Tensor) -> None:
+    def _update(self, norm: Tensor, non_finite: Tensor) -> None:
         """Clip the gradients and move the weights, unless a gradient is not finite."""
         clip = self.config.optimizer.clip
-        non_finite = ~torch.isfinite(self._norm)
         if self._cuda:
             # The fused kernel divides the gradients by grad_scale, and does nothing where found_inf is set.
             optimizer: Any = self.optimizer
-            optimizer.grad_scale = torch.clamp(self._norm / clip, min=1.0).nan_to_num(1.0) if clip else None
+            optimizer.grad_scale = torch.clamp(norm / clip, min=1.0).nan_to_num(1.0) if clip else None
             optimizer.found_inf = non_finite.float()
             self.optimizer.step()
-            flag = torch.empty((), dtype=torch.bool, pin_memory=True)
-            flag.copy_(non_finite, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
-            self._unread_flag = (state.step, flag, copied)
-        elif bool(non_finite):
-            self._skip(state, state.step)
-        else:
+        elif not bool(non_finite):
             if clip:
-                scale = torch.clamp(clip / (self._norm + 1e-6), max=1.0)
-                torch._foreach_mul_(self._gradients(), scale)
+                scale = torch.clamp(clip / (norm + 1e-6), max=1.0)
+                torch._foreach_mul_([parameter.grad for parameter in self._with_gradient()], scale)
             self.optimizer.step()
-        targets = self.window[1] + self._target_count(state.step)
-        self.window = (self.window[0] + torch.where(non_finite, 0.0, loss_sum), targets)
+
+    def _keep(self, outcome: Outcome, state: TrainState) -> None:
+        """Add a step to the window; on a GPU have its flag copied to the host, to be read during the next step."""
+        self.window = (self.window[0] + outcome.loss, self.window[1] + self._target_count(state.step))
+        self._norm = outcome.norm
+        if not self._cuda:
+            if bool(outcome.non_finite):
+                self._skip(state, state.step, outcome.norms)
+            return
+        flag = torch.empty((), dtype=torch.bool, pin_memory=True)
+        flag.copy_(outcome.non_finite, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        # Those of a recorded step are overwritten by the next one, which is queued when the flag is read.
+        self._unread = (state.step, flag, outcome.norms.clone(), copied)
 
     def _read_flag(self, state: TrainState) -> None:
         """Count the previous step as skipped if the device's flag, where it was not read yet, says so."""
-        if self._unread_flag is None:
+        if self._unread is None:
             return
-        step, flag, copied = self._unread_flag
-        self._unread_flag = None
+        step, flag, norms, copied = self._unread
+        self._unread = None
         copied.synchronize()
         if bool(flag):
-            self._skip(state, step)
+            self._skip(state, step, norms)
 
-    def _skip(self, state: TrainState, step: int) -> None:
+    def _skip(self, state: TrainState, step: int, norms: Tensor) -> None:
         """Count a step whose gradient was not finite and that left the weights alone; raise when there are too many."""
         state.skipped += 1
         self.window = (self.window[0], self.window[1] - self._target_count(step))  # a skipped step is in no mean
-        # Of a sharded gradient, each process looks at its own part.
-        parts = {n: getattr(p.grad, "_local_tensor", p.grad) for n, p in self.model.named_parameters()}
-        names = [name for name, part in parts.items() if part is not None and not bool(torch.isfinite(part).all())]
+        finite = torch.isfinite(whole(norms)).tolist()
+        bad = {id(p) for p, is_finite in zip(self._with_gradient(), finite, strict=True) if not is_finite}
+        names = [name for name, parameter in self.model.named_parameters() if id(parameter) in bad]
         first = step * self.config.train.batch_size
         where = f"step {step} (samples {first} to {first + self.config.train.batch_size - 1} of the run)"
         what = f"non-finite gradient in {', '.join(names[:3]) or 'the loss'}{' and more' if len(names) > 3 else ''}"
@@ -185,8 +238,9 @@ class Stepper:
             )
         state.notes.append(f"{where}: {what}; the step was skipped")
 
-    def _gradients(self) -> list[Tensor]:
-        return [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+    def _with_gradient(self) -> list[Any]:
+        """Return the parameters that have a gradient, in the optimiser's order."""
+        return [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
 
     def _target_count(self, step: int) -> int:
         """Return the number of targets in a step's global batch, which every process computes by itself."""
@@ -194,7 +248,7 @@ class Stepper:
         return self.task.target_count(step * batch, batch)
 
     def _batch(self, first: int, count: int) -> Batch:
-        return self._to_device(self.task.batch(first, count))
+        return self.task.batch(first, count)
 
     def _to_device(self, batch: Batch) -> Batch:
         """Move a batch to the device; from pinned memory the copy overlaps with the device's work."""
@@ -242,7 +296,7 @@ class Stepper:
         them. After this pass a resumed run and an uninterrupted one have the same buckets.
         """
         with self.autocast:
-            torch.autograd.backward(self.module(**self._batch(0, state.micro_batch_size)))
+            torch.autograd.backward(self.module(**self._to_device(self._batch(0, state.micro_batch_size))))
         self.optimizer.zero_grad(set_to_none=True)
 
 

@@ -1,0 +1,120 @@
+"""Steps recorded as CUDA graphs: the same bits as steps that are launched kernel by kernel."""
+
+import pytest
+import torch
+from torch import nn
+
+from oelm.config import RunConfig
+from oelm.errors import ConfigError
+from oelm.training.engine import train
+from oelm.training.recording import Recording
+from oelm.training.tasks.language import SummedLoss
+from tests.support import finetuning
+from tests.support.training import config, final_tensors, metrics_without_times, run_here
+
+GPU = {"train": {"device": "cuda", "deterministic": True}}
+
+
+@pytest.fixture
+def launches(monkeypatch) -> list[int]:
+    """Return a list that gets an entry for every launch of a recorded step."""
+    counted: list[int] = []
+    launch = Recording.launch
+    monkeypatch.setattr(Recording, "launch", lambda *arguments: counted.append(1) or launch(*arguments))
+    return counted
+
+
+def assert_same(plain: RunConfig, recorded: RunConfig) -> None:
+    """Train both and compare every figure of their metrics and every bit of their weights."""
+    for run in (plain, recorded):
+        train(run, quiet=True)
+    assert metrics_without_times(recorded.folder) == metrics_without_times(plain.folder)
+    assert final_tensors(recorded.folder) == final_tensors(plain.folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"), [({}, "needs a GPU"), ({"gradient_checkpointing": True}, "gradient_checkpointing")]
+)
+def test_a_run_that_cannot_be_recorded_is_refused(changes, problem, tmp_path):
+    with pytest.raises(ConfigError, match=problem):
+        run_here(tmp_path, train={"graphs": True, **changes})
+    assert not config(tmp_path).folder.exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("arm", ["plain", "accumulated", "unclipped", "frozen", "unfreezing", "skipping"])
+def test_a_recorded_run_equals_one_launched_kernel_by_kernel(arm, compiled, tmp_path, launches):
+    arms = {
+        "plain": {},
+        "accumulated": {"train": {"micro_batch_size": 2}},
+        "unclipped": {"optimizer": {"clip": 0.0}},
+        "frozen": {"method": "oelm-freeze"},
+        "unfreezing": {"method": {"preset": "oelm-freeze", "schedule": {"kind": "unfreeze", "steps": [4, 8]}}},
+        "skipping": {"train": {"skip_nonfinite": 12}, "optimizer": {"learning_rate": 1e30}},
+    }
+    changes = arms[arm]
+
+    def run(name: str, graphs: bool) -> RunConfig:
+        own = {"graphs": graphs, "compile": compiled, **GPU["train"], **changes.get("train", {})}
+        return config(tmp_path / name, **{**changes, "train": own})
+
+    assert_same(run("plain", False), run("recorded", True))
+    # The first step of a shape is launched kernel by kernel, and so is the first after each change of what trains.
+    assert len(launches) == (9 if arm == "unfreezing" else 11)
+
+
+@pytest.mark.gpu
+def test_a_recorded_run_resumes_exactly(tmp_path, launches):
+    changes = {"train": {**GPU["train"], "graphs": True}}
+    whole = config(tmp_path / "whole", **changes)
+    train(whole, quiet=True)
+    stopped = config(tmp_path / "stopped", **changes)
+
+    class Killed(Exception):
+        pass
+
+    def die_after(count: int) -> None:
+        launch = Recording.launch
+
+        def dying(*arguments):
+            if len(launches) >= count:
+                raise Killed
+            return launch(*arguments)
+
+        patch.setattr(Recording, "launch", dying)
+
+    launches.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        die_after(7)
+        with pytest.raises(Killed):
+            train(stopped, quiet=True)
+    train(stopped, quiet=True)
+    assert final_tensors(stopped.folder) == final_tensors(whole.folder)
+
+
+@pytest.mark.gpu
+def test_batches_of_several_widths_have_a_recording_each(tmp_path, launches):
+    def run(name: str, graphs: bool) -> RunConfig:
+        return finetuning.config(tmp_path / name, train={**GPU["train"], "graphs": graphs})
+
+    assert_same(run("plain", False), run("recorded", True))
+    assert launches
+
+
+@pytest.mark.gpu
+def test_a_step_that_cannot_be_recorded_is_launched_and_noted(tmp_path, monkeypatch, launches):
+    forward = SummedLoss.forward
+
+    def waiting(self: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        assert inputs.sum().item() >= 0  # the host waits for the device, which cannot be recorded
+        return forward(self, inputs, targets)
+
+    plain = config(tmp_path / "plain", **GPU)
+    train(plain, quiet=True)
+    monkeypatch.setattr(SummedLoss, "forward", waiting)
+    fallen_back = config(tmp_path / "recorded", train={**GPU["train"], "graphs": True, "compile": False})
+    result = train(fallen_back, quiet=True)
+    assert not launches
+    assert [note for note in result["notes"] if "launched one by one" in note]
+    assert final_tensors(fallen_back.folder) == final_tensors(plain.folder)
