@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 import oelm
+from oelm.method.diagnose import sample_batch
 from oelm.method.schedule import advance
 from oelm.method.seal import CARRIER
 from tests.support.models import assert_same_model, flip_bit, hashes, lively_model, logits, model_with_method
@@ -72,8 +73,9 @@ def test_the_record_may_be_in_any_shard(reverse, tmp_path):
     assert len(shards) > 3
     for shard in shards:
         model.load_state_dict(load_file(shard), strict=False)
-    oelm.verify(model)
+    assert oelm.verify(model).exact == 12
     assert_same_model(model, saved)
+    assert not model._forward_pre_hooks, "its first use has found it as sealed"
 
 
 def test_a_compiled_model_loads_and_saves_the_record_too():
@@ -163,6 +165,10 @@ def test_the_average_of_two_trained_models_is_loaded():
     oelm.verify(first)
 
 
+def sample_loss(model: nn.Module) -> torch.Tensor:
+    return model(**sample_batch(model)).loss
+
+
 # Refused, and nothing is loaded
 
 
@@ -201,11 +207,27 @@ def test_a_plain_model_refuses_the_weights_of_a_model_without_a_matrix():
         lively_model("bert").load_state_dict(model_with_method("bert", "identity-key").state_dict())
 
 
-def test_a_part_without_a_record_is_loaded_and_verify_reports_it():
-    model = model_with_method("bert")
-    model.load_state_dict({NAME: torch.zeros(48, 48)}, strict=False)
-    with pytest.raises(oelm.FreezeError, match=f"{NAME}: its content changed"):
-        oelm.verify(model)
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [
+        ("oelm-freeze", lambda model: {NAME: torch.zeros(48, 48)}),
+        ("oelm-exact", _plain_weights),  # which have no cores
+        ("oelm-freeze", lambda model: {k: v for k, v in _plain_weights(model).items() if "classifier" not in k}),
+    ],
+)
+def test_a_part_without_a_record_is_loaded_and_refused_when_the_model_is_used(method, weights):
+    model = model_with_method("bert", method)
+    before = copy.deepcopy(model.state_dict())
+    model.load_state_dict(weights(model), strict=False)
+    for use in (oelm.verify, sample_loss, lambda model: sample_loss(torch.compile(model, backend="eager"))):
+        with pytest.raises(oelm.FreezeError, match=f"{NAME}: its content changed"):
+            use(model)
+    with pytest.raises(oelm.FreezeError, match=r"apply the method afterwards, or load .* with oelm\.load"):
+        sample_loss(copy.deepcopy(model))
+    model.load_state_dict(before)
+    for _ in range(2):  # the check is made once
+        sample_loss(model)
+    assert not model._forward_pre_hooks
 
 
 def test_saving_whole_folders_needs_nothing_else(tmp_path: Path):

@@ -14,14 +14,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import FreezeError
 from .projections import CoreProjection, IdentityProjection, SplitProjection
-from .seal import CARRIER, Measurements, adopt, checked_record, listed, match, name_under_adapter, record_of, whole
+from .seal import (
+    CARRIER,
+    Measurements,
+    adopt,
+    check_sealed,
+    checked_record,
+    listed,
+    match,
+    name_under_adapter,
+    record_of,
+    whole,
+)
 from .sites import is_adapter
 from .spec import Method
 
 _KEY = f"{CARRIER}._extra_state"
+_WAY_OUT = (
+    "Load weights first and apply the method afterwards, or load the folder that save_pretrained wrote with oelm.load."
+)
 
 
 class RecordCarrier(nn.Module):
@@ -35,6 +50,7 @@ class RecordCarrier(nn.Module):
         super().__init__()
         self.config: Any = model.config
         self.stand_ins = tuple(stand_ins(model))
+        self.check_before_use: RemovableHandle | None = None
 
     def get_extra_state(self) -> Tensor:
         """Return the record as bytes of JSON."""
@@ -81,15 +97,31 @@ def _check_loaded(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_:
     if saved is not None:
         _require_same_method(own, saved)
     problems = _problems(model, saved or own, state_dict, prefix)
-    # A sharded checkpoint is loaded file by file, and the record is in one of the files.
     if problems and (saved is not None or _is_whole(model, state_dict, prefix)):
         raise FreezeError(
             f"the weights that were to be loaded into {type(model).__name__} are not those that were frozen; none was "
-            "loaded. Load weights first and apply the method afterwards, or load the folder that save_pretrained wrote "
-            f"with oelm.load.{listed(problems)}"
+            f"loaded. {_WAY_OUT}{listed(problems)}"
         )
+    # A sharded checkpoint is loaded file by file, and the record is in one of the files: so a part is loaded, and
+    # what came of it is checked when the model is used.
+    if problems and carrier.check_before_use is None:
+        eager: Any = torch.compiler.disable
+        carrier.check_before_use = model.register_forward_pre_hook(eager(_require_sealed))
     if saved is not None and saved != own:
         adopt(model, saved)
+
+
+def _require_sealed(model: nn.Module, _: object) -> None:
+    """Refuse to use a model that got weights which were not frozen, and came without a record."""
+    if getattr(model, "_is_replica", False):  # one of nn.DataParallel's, which has no parameters
+        return
+    try:
+        check_sealed(model, Measurements())
+    except FreezeError as error:
+        raise FreezeError(f"weights were loaded that are not those that were frozen. {_WAY_OUT} {error}") from None
+    carrier: Any = getattr(model, CARRIER)
+    carrier.check_before_use.remove()
+    carrier.check_before_use = None
 
 
 def _record_in(state: object) -> dict[str, Any] | None:
