@@ -15,8 +15,8 @@ from .families import KV_HEADS_FIELDS, Config, Family, FromConfig, Fused, Stack,
 from .projections import CoreProjection, IdentityProjection, SplitProjection
 from .spec import Kind
 
-# What an attention calls the size of a head, the most common first.
-_HEAD_SIZES = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "dim_head", "d_head")
+# What an attention calls the size of a head of its queries: the project's GPT, then the most common names first.
+_HEAD_SIZES = ("key_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "dim_head", "d_head")
 
 
 @dataclass(frozen=True)
