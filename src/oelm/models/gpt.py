@@ -32,6 +32,7 @@ from .attention.rotary import OelmGPTRotary, TokenPlaces
 from .attention.visible import visible_to_token
 from .feed_forward import make_feed_forward, make_norm
 from .gpt_config import OelmGPTConfig
+from .head import OelmGPTHead
 
 # Called with every new OelmGPTModel before its weights are initialised or loaded. The package adds the hook that
 # installs a recorded method: the GPT itself does not know how a method is applied.
@@ -209,7 +210,7 @@ class OelmGPTForCausalLM(OelmGPTPreTrainedModel, GenerationMixin):  # type: igno
     def __init__(self, config: OelmGPTConfig) -> None:
         super().__init__(config)
         self.transformer = OelmGPTModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = OelmGPTHead(config.hidden_size, config.vocab_size)
         self.post_init()
 
     @staticmethod
