@@ -87,11 +87,11 @@ def prepared(tmp_path, monkeypatch):
 
 def test_the_command_that_data_prepare_ends_with_trains_on_it_without_a_config_file(prepared, tmp_path):
     command = prepared.splitlines()[-1].removeprefix("next: oelm ")
-    assert command == "train --data data/mine --model gpt:tiny method=oelm-freeze"
+    assert command == "train --data data/mine --model gpt:tiny method=identity-key"
     arguments = (*command.split(), *SMALL, "train.max_steps=4", "data.sequence_length=16")
     result = lab(*arguments)
     assert result.exit_code == 0, result.output
-    assert read(tmp_path / "runs/mine-gpt-tiny/oelm-freeze/seed-0/result.json")["steps"] == 4
+    assert read(tmp_path / "runs/mine-gpt-tiny/identity-key/seed-0/result.json")["steps"] == 4
     for chosen in ("train.max_steps=4", "train.batch_size=16", "optimizer.learning_rate=0.001", "add KEY=VALUE"):
         assert chosen in result.stderr
     again = lab(*arguments)

@@ -42,7 +42,7 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., Any], list[str]]]] = {
         "train": (
             train.train,
             [
-                "oelm train --data data/mine --model gpt:tiny method=oelm-freeze",
+                "oelm train --data data/mine --model gpt:tiny method=identity-key",
                 "oelm train run.yaml method=identity-key seed=1",
                 "torchrun --nproc-per-node 2 -m oelm train run.yaml",
             ],

@@ -61,4 +61,4 @@ def prepare_data(
         if data.overlap:
             typer.echo(f"warning: {data.overlap}", err=True)
         if data.val:
-            typer.echo(f"next: oelm train --data {shlex.quote(str(out))} --model gpt:tiny method=oelm-freeze")
+            typer.echo(f"next: oelm train --data {shlex.quote(str(out))} --model gpt:tiny method=identity-key")

@@ -40,7 +40,7 @@ def quick_config(data: str | None, model: str | None, fields: dict[str, Any], ov
     while length > _SHORTEST and min(len(held_out), len(tokens.train.tokens)) <= _VALIDATION_WINDOWS * length:
         length //= 2
     chosen: dict[str, Any] = {
-        "experiment": _name(data, model),
+        "experiment": experiment_name(f"{folder_name(data)}-{Path(model).name}"),
         "model": {"name": model},
         "data": {"path": data, "sequence_length": length},
         "optimizer": {"learning_rate": _FRESH_RATE if model.startswith((GPT, RANDOM)) else _PRETRAINED_RATE},
@@ -73,8 +73,11 @@ def describe(config: RunConfig) -> str:
     return "\n  ".join([f"{config.folder} with", *folded, "and defaults; add KEY=VALUE to change any"])
 
 
-def _name(data: str, model: str) -> str:
-    """Return the name of the run's experiment: its data and its model, as part of a folder's name."""
-    folder = Path(data.removeprefix("builtin:")).resolve().name
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{folder}-{Path(model).name}")
-    return words.strip("-.") or "run"
+def folder_name(data: str) -> str:
+    """Return the last part of the path of a data folder, or the name of built-in data."""
+    return Path(data.removeprefix("builtin:")).resolve().name
+
+
+def experiment_name(text: str) -> str:
+    """Return a run's experiment for these words, as part of a folder's name."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "run"

@@ -113,12 +113,16 @@ def finetune(
     """
     with errors():
         from ..config import RunConfig
+        from ..data.labelled.tasks import FOLDER
         from ..errors import ConfigError
         from ..runs.published import reference_rate
+        from .quick_run import experiment_name, folder_name
 
         _refuse_field_given_twice(ctx, overrides or [])
+        # Data of one's own are told apart by the name of their folder.
+        own = experiment_name(folder_name(str(data))) if task == FOLDER and data is not None else None
         fields: dict[str, Any] = {
-            "experiment": task.replace(":", "-"),
+            "experiment": own or task.replace(":", "-"),
             "task": {"name": task},
             "model": {"name": model},
             "method": read_method(method),

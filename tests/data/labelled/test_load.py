@@ -288,7 +288,8 @@ def test_numeric_labels_of_users_data_are_sorted_as_numbers(tmp_path):
 
 def test_columns_of_users_data_are_detected_or_must_be_named(tmp_path):
     write(tmp_path / "train.csv", [{"a": f"t {n}", "b": f"u {n}", "kind": "xy"[n % 2]} for n in range(30)])
-    with pytest.raises(DataError, match=r"label.*'a', 'b', 'kind'.*task\.label=COLUMN"):
+    both = r"label.*'a', 'b', 'kind'.*task\.label=COLUMN, and that of the text: task\.text=COLUMN$"
+    with pytest.raises(DataError, match=both):
         open_labelled("folder", tmp_path)
     with pytest.raises(DataError, match=r"text.*'a', 'b', 'kind'.*task\.text=COLUMN"):
         open_labelled("folder", tmp_path, label="kind")
@@ -421,7 +422,7 @@ def test_two_files_for_one_split_are_refused(tmp_path):
     [
         ({"name": "sst3"}, r"'sst3'.*'sst2'.*sst2, mnli"),
         ({"name": "sst2", "path": "nowhere"}, "nowhere: no such folder"),
-        ({"name": "sst2", "path": "file"}, "file: a file"),
+        ({"name": "folder", "path": "file.csv"}, r"file\.csv: a file; .* called train\.csv$"),
         ({"name": "sst2", "path": "."}, r"no training file for the task 'sst2'.*train .*hf download nyu-mll/glue"),
         ({"name": "folder", "path": "."}, r"no training file for the task 'folder'. Looked for train \(with .jsonl"),
         ({"name": "folder"}, r"task 'folder': needs --data DIR \(data.path\)"),
@@ -437,7 +438,7 @@ def test_two_files_for_one_split_are_refused(tmp_path):
 )
 def test_bad_arguments_are_refused(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    Path("file").write_text("x")
+    Path("file.csv").write_text("x")
     with pytest.raises(DataError, match=message):
         open_labelled(**arguments)
 

@@ -521,6 +521,16 @@ def test_a_run_without_a_best_model_can_be_evaluated_queried_and_exported(tmp_pa
 # The command line
 
 
+def test_runs_on_files_of_ones_own_are_named_after_their_folder(tmp_path):
+    """So runs on two folders do not end up in one place."""
+    tokenizer = own_files(tmp_path)["model"]["tokenizer"]
+    (tmp_path / "data").rename(tmp_path / "my reviews")
+    command = ["finetune", "folder", "--data", tmp_path / "my reviews", "--model", "random:bert"]
+    settings = [f"model.tokenizer={tokenizer}", "train.max_steps=2", "eval.every=2", "train.device=cpu"]
+    run_to_end(*command, "--output", tmp_path / "runs", *settings, "--quiet")
+    assert (tmp_path / "runs/my-reviews/baseline/seed-0/result.json").is_file()
+
+
 def test_the_commands_train_and_predict(tmp_path):
     small = [f"model.fields={json.dumps({'hidden_size': 32, 'num_hidden_layers': 2, 'num_attention_heads': 2})}"]
     options = ["train.max_steps=6", "eval.sequences=50", "eval.every=6", "train.device=cpu", *small]

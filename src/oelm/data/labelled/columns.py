@@ -87,7 +87,8 @@ def guess_labelled(
     _require_columns(row, where, text=text, pair=pair, label=label)
     answer = label or _only(LABELS, row)
     if answer is None:
-        raise DataError(f"{where}: which column holds the label? {_has(row)}; name one: task.label=COLUMN")
+        text_too = "" if text or pair or _only(TEXTS, row) else ", and that of the text: task.text=COLUMN"
+        raise DataError(f"{where}: which column holds the label? {_has(row)}; name one: task.label=COLUMN{text_too}")
     if text is None and pair is None:
         known_pairs = [names for names in PAIRS if all(name in row for name in names)]
         if len(known_pairs) == 1:

@@ -59,8 +59,10 @@ TableSource = LocalTable | hub.HubTable
 def find_local(name: str, task: NamedTask, path: Path, languages: tuple[str, ...]) -> dict[str, TableSource]:
     """Return the table of every split that a local folder has, training first."""
     if not path.is_dir():
-        problem = "a file; name the folder that holds it" if path.exists() else "no such folder"
-        raise DataError(f"{path}: {problem}. It should hold the files of the task {name!r}")
+        if not path.exists():
+            raise DataError(f"{path}: no such folder. It should hold the files of the task {name!r}")
+        expected = f"{task.train[0].files[0]}{path.suffix}"
+        raise DataError(f"{path}: a file; name the folder that holds it, where the training file is called {expected}")
     # Folders with the task's name come first, since files directly in the folder may belong to another task.
     folders = [*(path / folder for folder in task.folders), path]
     train = _first_local(task.train, path, folders)
