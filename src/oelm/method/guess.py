@@ -18,7 +18,16 @@ from transformers.pytorch_utils import Conv1D
 
 from ..errors import FamilyError, OelmError
 from .changes import carry_out
-from .families import KV_HEADS_FIELDS, Family, Fused, StackLayout, describe_unknown, known_families, one_stack_family
+from .families import (
+    KV_HEADS_FIELDS,
+    Family,
+    Fused,
+    StackLayout,
+    describe_unknown,
+    known_families,
+    one_stack_family,
+    read,
+)
 from .matrices import orthogonality_error
 from .plan import Operation, Target, plan
 from .sites import Site, around_query, base_prefix, weight_matrix
@@ -37,6 +46,8 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_la
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
 _ROTARY_FIELDS = ("rope_parameters", "rope_theta", "rotary_dim", "rotary_pct")
 _TOLERANCE = 1e-5
+# A model of one block with more parameters than this would take too long to fill with random values.
+_LARGEST_TRIAL = 300_000_000
 _TRIAL = {"preset": "oelm-freeze", "layers": "first:1"}
 
 # The path of a query matrix, the pattern of the block that holds it, and its path below the block.
@@ -47,7 +58,7 @@ Query = tuple[str, tuple[str, str]]
 class Guess:
     """A layout that fits the model: the call that registers it, and how many attentions the model has with it.
 
-    `tried` is True where its heads came out orthogonal; the order of fused rows does not show in a matrix.
+    `tried` is True where its heads came out orthogonal, and where the order of fused rows was tried too.
     """
 
     call: str
@@ -98,6 +109,9 @@ def _guess_one_stack(model: nn.Module, queries: list[Query]) -> Guess:
     """Return the layout of a model whose blocks each hold one attention, in the same place."""
     config: Any = model.config
     layout = _layout_of_stack(model, queries)
+    order = _order_of_rows(model, layout) if "fused" in layout else None
+    if order is not None:
+        layout["fused"] = order
     operation = _try(model, one_stack_family(config.model_type, layout))
     lines = [repr(config.model_type), *(f"{name}={_source(value)}" for name, value in layout.items())]
     call = "oelm.register_family(\n" + "".join(f"    {line},\n" for line in lines) + ")"
@@ -105,9 +119,10 @@ def _guess_one_stack(model: nn.Module, queries: list[Query]) -> Guess:
         "Check in its code what names alone say: kind, and whether rotary=True or qk_norm=True is right; and that it "
         f"divides scores by the root of a head's size.{_note_on_scaling(model, operation.sites[0])}"
     )
-    if "fused" in layout:
+    tried = order is not None or "fused" not in layout
+    if not tried:
         to_check += " The layout of the fused rows, 'blocks' or 'groups', could not be tried: check it, too."
-    return Guess(call, len(operation.sites), "fused" not in layout, to_check)
+    return Guess(call, len(operation.sites), tried, to_check)
 
 
 def _guess_known_family(model: nn.Module, queries: list[Query], places: list[str]) -> Guess:
@@ -277,6 +292,59 @@ def _without_values(model: nn.Module) -> nn.Module:
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(model, memo)
+
+
+def _order_of_rows(model: nn.Module, layout: StackLayout) -> Fused | None:
+    """Return the fused projection with the order of its rows, or None where it cannot be tried. Raise if none fits.
+
+    A token that attends to itself alone gets its value, whatever Q and K are. So new Q and K leave what a model with
+    one block computes of one token as it is, but not if they take the place of rows that belong to V.
+    """
+    path = layout["fused"].path if layout["fused"] else ""
+    # The code that runs here is transformers' or the user's, on a config of one block, which it may not be made for.
+    try:
+        with torch.random.fork_rng(devices=[]):
+            small = _one_block(model, layout)
+            if small is None:
+                return None
+            before = _of_one_token(small)
+            fitting = [
+                order for order in (Fused(path), Fused(path, layout="groups")) if _keeps(small, layout, order, before)
+            ]
+    except Exception:  # noqa: BLE001
+        return None
+    if not fitting:
+        raise FamilyError(f"the rows of {path} are in an order that is neither 'blocks' nor 'groups'")
+    same_rows = read(model.config, layout.get("kv_heads") or layout.get("heads", _HEADS[0])) == 1
+    return fitting[0] if len(fitting) == 1 or same_rows else None
+
+
+def _one_block(model: nn.Module, layout: StackLayout) -> nn.Module | None:
+    """Return a model of one block with random values, few tokens and the width of this one; None for a large one."""
+    config: Any = copy.deepcopy(model.config)
+    sizes = {_LAYERS[0]: 1, str(layout.get("layers", _LAYERS[0])): 1, "vocab_size": 8}
+    tokens = {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "sep", "cls", "mask")}
+    for name, value in (sizes | tokens).items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    with torch.device("meta"):
+        total = sum(parameter.numel() for parameter in type(model)(config).parameters())
+    return None if total > _LARGEST_TRIAL else type(model)(config).eval()
+
+
+def _of_one_token(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        result: torch.Tensor = model(input_ids=torch.tensor([[5]]))[0]
+    return result
+
+
+def _keeps(model: nn.Module, layout: StackLayout, order: Fused, before: torch.Tensor) -> bool:
+    """Return True if what a model of one block computes of one token stays as it is with another Q and K."""
+    config: Any = model.config
+    changed = copy.deepcopy(model)
+    family = one_stack_family(config.model_type, {**layout, "fused": order})
+    carry_out(changed, plan(changed, Method.load("oelm-freeze"), family), seed=0)
+    return bool((_of_one_token(changed) - before).abs().max() <= _TOLERANCE * before.abs().max())
 
 
 def _give_values(model: nn.Module, path: str) -> None:
