@@ -76,6 +76,23 @@ def test_names_are_drawn_as_text_and_never_as_formulas():
     assert "costs=$5 or $6, 名字" in shown
 
 
+@pytest.mark.parametrize(
+    ("label", "wide"),
+    [
+        ("identity-core (reach=8,8,2,2,2,2)", False),
+        ("oelm-freeze (k.scale=4.0, q.scale=4.0)", False),
+        ("oelm-freeze (schedule.order=bottom-up)", True),
+        ("oelm-freeze: Project Gutenberg prose, batch 64, 8,000 steps", True),
+    ],
+)
+def test_a_forest_plot_is_narrow_where_its_labels_break_between_words(label, wide):
+    """A narrow one fits a phone, and stands beside the table of its methods."""
+    figure = ChartFigure("rows", "", "", [Intervals(x_label="x", rows=[IntervalRow(label=label, style=1, value=1.0)])])
+    assert drawing.is_wide(figure) is wide
+    drawn = [element.text for element in ElementTree.fromstring(svg_of(figure)).iter(f"{SVG}text")]
+    assert "".join(label.split()) in "".join("".join(text or "" for text in drawn).split())
+
+
 def test_a_figure_has_its_title_and_caption_as_alt_text():
     root = ElementTree.fromstring(svg_of(figure_with_series("a", "Loss & more", "By <step>")))
     assert [(child.tag, child.text) for child in root[:2]] == [

@@ -22,6 +22,7 @@ def page_file(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     study(root)
     language_run(root, "oelm-random-matched", 0, 3.31)
+    language_run(root, {"preset": "identity-core", "reach": [8, 8, 2, 2, 2, 2]}, 0, 3.2)
     for seed, noise in enumerate((0.0, 0.003, -0.002)):
         for method, accuracy in (("baseline", 0.93), ("oelm-freeze", 0.91)):
             classification_run(root, method, seed, accuracy + noise * len(method) / 10)
@@ -91,7 +92,7 @@ def test_a_click_on_a_name_in_the_legend_hides_its_lines_and_marks_show_their_va
     assert lines.first.is_visible()
     values = lines.locator("use title").all_text_contents()
     assert len(values) > 1
-    assert all(re.fullmatch(r"oelm-freeze \([\d.,]+\): [\d.]+ \(.+ – .+\)", value) for value in values), values
+    assert all(re.fullmatch(r"oelm-freeze \([\d.,]+\): [\d.]+ \(.+\s– .+\)", value) for value in values), values
 
 
 @pytest.mark.full

@@ -30,6 +30,17 @@ def test_the_summary_groups_hypotheses_by_verdict(report):
     assert "TARGET-LOSS" in text[places[1] : places[2]]
 
 
+def test_a_note_that_begins_with_its_arm_has_no_second_name_in_front(tmp_path):
+    for rate, loss in ((1e-3, 3.0), (2e-3, 2.9)):
+        language_run(tmp_path / "runs", "baseline", 0, 3.1 - loss / 100, rate)
+        language_run(tmp_path / "runs", "oelm-freeze", 0, loss, rate)
+        language_run(tmp_path / "runs", "identity-key", 0, 5.9 - loss, rate)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "\n- oelm-freeze is best at the highest learning rate of its grid (0.002)" in text
+    assert "every arm: learning rates" in text
+
+
 def test_a_small_significant_difference_is_worse_and_within_the_margin(tmp_path):
     for seed, noise in enumerate((0.0, 0.001, -0.001)):
         language_run(tmp_path / "runs", "baseline", seed, 3.0 + seed / 50)

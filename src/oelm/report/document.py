@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from .charts import ChartFigure
 
-_PERCENT = re.compile(r"(?<=\d) %")
+# The spaces at which a figure is not broken: before a per cent sign, before the dash of an interval, after a p.
+_TIGHT = re.compile(r"(?<=\d) (?=%)|(?<=[\d%]) (?=– [−+]?\d)|(?<=\bp) (?=\d)")
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ def spans(handles: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def unbroken(text: str) -> str:
-    """Return a text whose numbers stay in one line with their per cent sign."""
-    return _PERCENT.sub("\u00a0%", text)
+    """Return a text whose figures stay in one line with their per cent sign, and with what else belongs to them."""
+    return _TIGHT.sub("\u00a0", text)
 
 
 @dataclass(frozen=True)

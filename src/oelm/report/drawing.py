@@ -39,10 +39,11 @@ FULL_WIDTH = 7.2
 _HALF_WIDTH = 4.2
 # Labels: characters in a line, most lines, and inches from one line to the next.
 _LETTERS, _LINES, _LEADING = 32, 4, 0.16
-# Characters in a line of the label beside a row of an interval chart.
+# Characters in a line of the label beside a row of an interval chart that takes the whole width.
 _BESIDE = 44
-# A chart whose labels have more characters than this takes the whole width.
-_SHORT = 20
+# A chart takes the whole width when a label has more characters than this. A label beside a row is broken between
+# words into lines of that length, if a few are enough.
+_SHORT, _FEW = 20, 3
 # Inches that a field of a grid needs for its text, and that a character of a label beside it takes.
 _FIELD, _LETTER = 0.28, 0.068
 _STYLE: dict[Any, Any] = {
@@ -141,7 +142,7 @@ def is_wide(figure: ChartFigure) -> bool:
 def _row_heights(figure: ChartFigure) -> list[float]:
     """Return the height of each row of a figure's panels: that of the highest panel in it."""
     columns = _columns(figure)
-    heights = [_height(chart, columns) for chart in figure.charts for _ in _panels(chart)]
+    heights = [_height(chart, columns, _beside(figure)) for chart in figure.charts for _ in _panels(chart)]
     return [max(heights[start : start + columns]) for start in range(0, len(heights), columns)]
 
 
@@ -149,8 +150,18 @@ def _is_crowded(chart: Chart) -> bool:
     """Return True when a chart has a wide grid, or long names beside its rows or in its legend."""
     if isinstance(chart, Grid):
         return _grid_width(chart) > _HALF_WIDTH
-    names = [series.name for series in chart.series] if isinstance(chart, Lines) else [row.label for row in chart.rows]
-    return any(cell_len(name) > _SHORT for name in names)
+    if isinstance(chart, Lines):
+        return any(cell_len(series.name) > _SHORT for series in chart.series)
+    return any(
+        len(textwrap.wrap(printable(row.label), _SHORT, break_on_hyphens=False, break_long_words=False)) > _FEW
+        or any(cell_len(word) > _SHORT for word in row.label.split())
+        for row in chart.rows
+    )
+
+
+def _beside(figure: ChartFigure) -> int:
+    """Return how many characters a line of the label beside a row has in this figure."""
+    return _BESIDE if is_wide(figure) else _SHORT
 
 
 def _columns(figure: ChartFigure) -> int:
@@ -183,7 +194,7 @@ def _lay_out(figure: ChartFigure) -> tuple[Figure, Notes]:
         if isinstance(chart, Lines):
             _draw_lines(axes, chart, axis, notes)
         elif isinstance(chart, Intervals):
-            _draw_intervals(axes, chart, notes)
+            _draw_intervals(axes, chart, _beside(figure), notes)
         else:
             _draw_grid(axes, chart, width(figure) / columns)
     for axes in all_axes[len(panels) :]:
@@ -269,10 +280,10 @@ def _panels(chart: Chart) -> list[tuple[Chart, str]]:
     return [(chart, axis) for axis in shown]
 
 
-def _height(chart: Chart, columns: int) -> float:
+def _height(chart: Chart, columns: int, beside: int) -> float:
     title = _LEADING * (_line_count(_wrapped(chart.title, 20 if isinstance(chart, Grid) else _LETTERS)) - 1)
     if isinstance(chart, Intervals):
-        return (0.5 if chart.title else 0.75) + 0.3 * sum(_row_height(row) for row in chart.rows) + title
+        return (0.5 if chart.title else 0.75) + 0.3 * sum(_row_height(row, beside) for row in chart.rows) + title
     if isinstance(chart, Grid):
         count, longest = len(chart.rows), max(cell_len(_cut(name)) for name in chart.columns)
         below = 0.6 * _LETTER * max(0, longest - 8)  # The labels of the columns are slanted.
@@ -280,9 +291,9 @@ def _height(chart: Chart, columns: int) -> float:
     return (2.7 if columns < 3 else 2.3) + title
 
 
-def _row_height(row: IntervalRow) -> float:
+def _row_height(row: IntervalRow, beside: int) -> float:
     """Return the height of a row of an interval chart, as a multiple of one with a label of one line."""
-    return max(1.0, 0.2 + _LEADING / 0.3 * _line_count(_wrapped(row.label, _BESIDE)))
+    return max(1.0, 0.2 + _LEADING / 0.3 * _line_count(_wrapped(row.label, beside)))
 
 
 def _draw_lines(axes: Axes, chart: Lines, axis: str, notes: Notes) -> None:
@@ -338,12 +349,13 @@ def _draw_series(axes: Axes, series: Series, x: list[float], notes: Notes) -> No
         notes.add(part, series=name)
 
 
-def _draw_intervals(axes: Axes, chart: Intervals, notes: Notes) -> None:
-    total = sum(_row_height(row) for row in chart.rows)
+def _draw_intervals(axes: Axes, chart: Intervals, beside: int, notes: Notes) -> None:
+    heights = [_row_height(row, beside) for row in chart.rows]
+    total = sum(heights)
     top, centres = total - 0.5, []
-    for index, row in enumerate(chart.rows):
-        y = top - _row_height(row) / 2
-        top -= _row_height(row)
+    for index, (row, height_of_row) in enumerate(zip(chart.rows, heights, strict=True)):
+        y = top - height_of_row / 2
+        top -= height_of_row
         centres.append(y)
         colour, _, mark = _style(row.style)
         title = f"{row.label}: {_value(row.value, row.low, row.high)}"
@@ -368,7 +380,7 @@ def _draw_intervals(axes: Axes, chart: Intervals, notes: Notes) -> None:
         axes.set_title(_wrapped(chart.title), fontsize=9, loc="left")
     if chart.line is not None:
         axes.axvline(chart.line, color=INK, linewidth=1, linestyle="--", label=chart.line_label or None, zorder=1)
-    axes.set_yticks(centres, [_wrapped(row.label, _BESIDE) for row in chart.rows])
+    axes.set_yticks(centres, [_wrapped(row.label, beside) for row in chart.rows])
     axes.set_ylim(-0.6, total - 0.4)
     axes.set_xlabel(chart.x_label)
     axes.grid(axis="y", visible=False)

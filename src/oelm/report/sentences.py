@@ -274,9 +274,14 @@ def shared_notes(comparisons: Sequence[Comparison], say: Words) -> list[tuple[st
     for note, concerned in comparisons_by_note.items():
         by_arms.setdefault(_arms_text(concerned, comparisons, say), []).append(note)
     return [
-        (say("headed", head=head, text=say("and_then").join(notes)), comparisons_by_note[notes[0]])
+        (_headed(head, say("and_then").join(notes), say), comparisons_by_note[notes[0]])
         for head, notes in by_arms.items()
     ]
+
+
+def _headed(head: str, text: str, say: Words) -> str:
+    """Return a text with the arms that it is about in front, unless it begins with them itself."""
+    return text if text.startswith(f"{head} ") else say("headed", head=head, text=text)
 
 
 def _arms_text(about: Sequence[Comparison], comparisons: Sequence[Comparison], say: Words) -> str:
