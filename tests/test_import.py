@@ -26,6 +26,15 @@ def test_help_loads_no_heavy_module():
     assert not loaded & {"torch", "transformers", "submitit", "matplotlib", "numpy", "pydantic"}
 
 
+@pytest.mark.parametrize("command", [["eval", "nowhere"], ["predict", "nowhere", "a text"], ["generate", "nowhere"]])
+def test_a_folder_that_is_not_there_is_refused_before_the_libraries_are_loaded(command):
+    loaded = loaded_modules(
+        "from typer.testing import CliRunner; from oelm.cli import app;"
+        f"result = CliRunner().invoke(app, {command}); assert result.exit_code == 2, result.output"
+    )
+    assert not loaded & {"torch", "transformers"}
+
+
 def _parts(loaded: set[str]) -> set[str]:
     """Return the modules and packages directly below oelm among the loaded ones."""
     return {name.split(".")[1] for name in loaded if name.startswith("oelm.")}

@@ -18,10 +18,11 @@ from oelm.cli.app import app
 from oelm.data.tokenizer import load_model_tokenizer
 from oelm.errors import CheckpointError, ConfigError, ModelError
 from oelm.evaluation.generate import generate_text
-from oelm.evaluation.load import config_of, find_model, is_run, load_run
+from oelm.evaluation.load import find_model, load_run
 from oelm.evaluation.use import evaluate_run
 from oelm.models.card import CARD
 from oelm.models.small import small_model
+from oelm.runs.environment import config_of, is_run
 from oelm.runs.schema import RecordedConfig
 from tests.support.training import config, run_here, run_to_end, start, tiny, token_folder, weights, write_yaml
 

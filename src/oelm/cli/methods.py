@@ -123,10 +123,11 @@ def export(
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise CheckpointError(f"{out} exists and is not empty: nothing was written")
         from ..base.files import empty_folder, new_folder
-        from ..evaluation.load import is_run, load_run_with_label, save_tokenizer
+        from ..evaluation.load import load_run_with_label, save_tokenizer
         from ..evaluation.training_facts import training_facts
         from ..models.export import export as export_model
         from ..models.load import load
+        from ..runs.environment import is_run
 
         quiet_libraries()
         run = Path(source) if is_run(Path(source)) else None

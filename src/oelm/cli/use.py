@@ -20,6 +20,9 @@ def evaluate(
 ) -> None:
     """Evaluate a run's model again, on all of its validation data and any other labelled split; prints JSON."""
     with errors():
+        from ..runs.environment import config_of
+
+        config_of(run)  # another folder is refused before the libraries are loaded, which takes seconds
         from ..evaluation.use import evaluate_run
 
         quiet_libraries()
@@ -42,7 +45,9 @@ def predict(
     """
     with errors():
         from ..errors import ConfigError
+        from ..runs.environment import config_of
 
+        config_of(run)
         quiet_libraries()
         if file is None:
             if text is None or out is not None:
@@ -80,6 +85,9 @@ def generate(
 ) -> None:
     """Generate text from a prompt with a trained model. A prompt that does not fit loses its start, and says so."""
     with errors():
+        from ..base.files import require_reachable
+
+        require_reachable(source)
         from ..evaluation.generate import generate_text
 
         quiet_libraries()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ..base.files import looks_local
+from ..base.hub import hub_options
 from ..errors import DataError, first_line
 from .corpus.readers import SEPARATOR
 from .text_files import read_errors_explained
@@ -192,7 +193,8 @@ def _load_fast(name: str, revision: str | None = None) -> PreTrainedTokenizerFas
         loaded = PreTrainedTokenizerFast(tokenizer_file=str(file))
     else:
         try:
-            loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, revision=revision or "main")
+            options = {"revision": revision or "main", **hub_options(name)}
+            loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise DataError(
                 f"tokenizer {name!r}: cannot be loaded ({first_line(error)}). Check the name and the network, "

@@ -11,9 +11,10 @@ import torch
 from ..data.tokenizer import load_model_tokenizer
 from ..errors import ConfigError
 from ..models.load import build_model
+from ..runs.environment import config_of, is_run
 from ..training.parallel import device_for
 from ..training.tasks.language import LanguageModelling
-from .load import config_of, is_run, load_run
+from .load import load_run
 
 # New tokens when the caller gives no number.
 _DEFAULT_TOKENS = 100

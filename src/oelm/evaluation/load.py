@@ -1,4 +1,4 @@
-"""Load the config, the model or the tokenizer of a run's folder."""
+"""Load the model or the tokenizer of a run's folder."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..base.files import read_json
 from ..config import RunConfig
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError
 from ..method.apply import apply
 from ..method.spec import Method
 from ..models.load import build_model, load
-from ..runs.environment import require_plugin
-from ..runs.schema import RecordedConfig, Result, read
+from ..runs.environment import config_of, is_run
+from ..runs.schema import Result, read
 from ..training.best import model_step, stale_best_model
 from ..training.checkpoint import list_checkpoints, read_checkpoint
 from ..training.length import resolved_method
@@ -23,21 +22,6 @@ from ..training.tasks.open import open_task
 
 # The files that a saved tokenizer may consist of.
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
-
-
-def is_run(folder: Path) -> bool:
-    """Return True for a run's folder. A model's folder has a config.json too, but not one of a run."""
-    config = folder / "config.json"
-    content = read_json(config) if config.is_file() else None
-    return isinstance(content, dict) and "experiment" in content
-
-
-def config_of(run: Path) -> RunConfig:
-    """Return the config that a run's folder records. Raise where the run needs a plugin that is not loaded."""
-    if not is_run(run):
-        raise ConfigError(f"{run}: not a run's folder; it has no config.json that `oelm train` wrote")
-    require_plugin(run)
-    return read(run / "config.json", RecordedConfig).config
 
 
 def load_run(run: Path, last: bool = False) -> PreTrainedModel:

@@ -7,9 +7,10 @@ from pathlib import Path
 from ..base.files import looks_local
 from ..config import GPT, RANDOM, RunConfig
 from ..models.card import Figure, Training
+from ..runs.environment import config_of
 from ..runs.schema import Environment, Metrics, Result, Validation, read
 from ..training.best import model_step
-from .load import config_of, model_folder
+from .load import model_folder
 
 # The Hub's name of each metric that a validation may have.
 _METRICS = {

@@ -10,6 +10,7 @@ import numpy as np
 from ..config import RunConfig
 from ..data.labelled.tasks import BUILTIN, to_prompt
 from ..errors import CheckpointError, ConfigError
+from ..runs.environment import config_of
 from ..runs.schema import Environment, read
 from ..training.best import model_step
 from ..training.parallel import World, device_for
@@ -19,7 +20,7 @@ from ..training.tasks.model_tokenizer import ModelTokenizer
 from ..training.tasks.open import open_task
 from ..training.tasks.text2text import answer
 from ..training.validation import answer_metrics, validate
-from .load import config_of, load_model_folder, load_run, model_folder
+from .load import load_model_folder, load_run, model_folder
 from .recall import story_recall
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from ..base.files import require_reachable
+from ..base.hub import hub_options
 from ..config import GPT, RANDOM, ModelConfig
 from ..errors import CheckpointError, ConfigError, OelmError, first_line
 from .gpt_config import gpt_config
@@ -62,7 +63,7 @@ def read_hf_config(path: str | PathLike[str], config_class: Any = AutoConfig, la
     `label` precedes the path in error messages.
     """
     require_reachable(path)
-    location = {key: options[key] for key in _LOCATION_OPTIONS if key in options}
+    location = hub_options(path) | {key: options[key] for key in _LOCATION_OPTIONS if key in options}
     try:
         return config_class.from_pretrained(path, trust_remote_code=False, **location)
     except (OSError, ValueError) as error:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from ..base.hub import hub_options
 from ..config import RANDOM
 from ..errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
 from ..method.apply import install
@@ -55,7 +56,7 @@ def load(
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # _require_complete reports them, with their names
             output_loading_info=True,
-            **options,
+            **hub_options(path) | options,
         )
     except (OSError, SafetensorError) as error:
         file = _unreadable_file(path, options) or path
@@ -91,8 +92,9 @@ def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
             f"{name}: holds a config but no weights ({_WEIGHTS[0]}); was it written completely? A run that needs only "
             "the config sets model.from_scratch=true"
         )
+    options = {**hub_options(name), **options, "use_safetensors": True, "trust_remote_code": False}
     try:
-        return model_class.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **options)
+        return model_class.from_pretrained(name, **options)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"{name}: its weights cannot be loaded ({first_line(error)})") from None
 

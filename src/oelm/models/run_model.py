@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelF
 from transformers.generation import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from ..base.hub import hub_options
 from ..config import RANDOM, ModelConfig
 from ..errors import ConfigError, ModelError, first_line
 from .hf_config import build_hf_config, is_fresh, require_changeable
@@ -130,6 +131,7 @@ def _load(config: ModelConfig, hf_config: Any, auto_class: Any) -> PreTrainedMod
         dtype=torch.float32,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
+        **hub_options(config.name),
     )
     # Only weights below the base model's prefix must be in the checkpoint. A model that is its own base, as T5 is,
     # has an empty prefix: all of its weights must be there.

@@ -1,4 +1,4 @@
-"""What a result depends on beside its settings: versions, hardware, and the commit of the code."""
+"""What a result depends on: its settings, versions, hardware, plugin, and the commit of the code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__
+from ..base.files import read_json
 from ..base.plugin import VARIABLE, loaded_plugin
+from ..config import RunConfig
 from ..errors import ConfigError
-from .schema import BenchOrigin, Cpu, DataRecord, Environment, Gpu, PluginRecord, Versions, read_optional
+from .schema import (
+    BenchOrigin,
+    Cpu,
+    DataRecord,
+    Environment,
+    Gpu,
+    PluginRecord,
+    RecordedConfig,
+    Versions,
+    read,
+    read_optional,
+)
 
 
 def environment(data: DataRecord, device: str, world_size: int) -> Environment:
@@ -48,6 +61,21 @@ def require_plugin(run: Path) -> None:
             f"{run}: was made with the plugin {recorded.plugin.name}, and none is loaded; name the file, as in "
             f"oelm --plugin {recorded.plugin.name} ..., or in {VARIABLE}"
         )
+
+
+def is_run(folder: Path) -> bool:
+    """Return True for a run's folder. A model's folder has a config.json too, but not one of a run."""
+    config = folder / "config.json"
+    content = read_json(config) if config.is_file() else None
+    return isinstance(content, dict) and "experiment" in content
+
+
+def config_of(run: Path) -> RunConfig:
+    """Return the config that a run's folder records. Raise where the run needs a plugin that is not loaded."""
+    if not is_run(run):
+        raise ConfigError(f"{run}: not a run's folder; it has no config.json that `oelm train` wrote")
+    require_plugin(run)
+    return read(run / "config.json", RecordedConfig).config
 
 
 def bench_origin(arguments: Sequence[str]) -> BenchOrigin:
