@@ -14,6 +14,7 @@ from transformers import Trainer, TrainingArguments
 
 import oelm
 from oelm.method.diagnose import sample_batch
+from tests.support.distributed import free_port
 from tests.support.models import assert_same_model, hashes, lively_model, model_with_method
 
 # The usual script, without a seed for torch: every start builds other first weights.
@@ -60,6 +61,39 @@ def test_the_usual_script_is_killed_and_resumed(tmp_path):
     assert hashes(last, frozen=True) == hashes(first, frozen=True)
     after = hashes(last, frozen=False)
     assert [name for name, digest in hashes(first, frozen=False).items() if after[name] == digest] == []
+
+
+# Two processes of a script with random first weights; DistributedDataParallel hands out those of the first.
+_DISTRIBUTED = """
+import sys
+import torch
+from transformers import BertConfig, BertModel
+import oelm
+
+torch.distributed.init_process_group("gloo")
+if len(sys.argv) > 1:
+    torch.manual_seed(0)
+model = BertModel(BertConfig(vocab_size=99, hidden_size=48, num_hidden_layers=2, num_attention_heads=4))
+oelm.apply(model, "oelm-freeze")
+torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+oelm.verify(model)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seeded", [False, True])
+def test_processes_that_build_other_models_are_told_to_set_a_seed(seeded, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(_DISTRIBUTED)
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), *(["seed"] if seeded else [])]
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **group, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    ends = [(process.communicate(timeout=120)[1], process.returncode) for process in processes]
+    assert [code for _, code in ends] == [0, 0 if seeded else 1], ends
+    assert ("torch.manual_seed(...) before the model is built" in ends[1][0]) is not seeded
 
 
 def _train(model: Any, folder: str, resume: bool = False, **arguments: Any) -> Trainer:

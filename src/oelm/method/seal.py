@@ -213,9 +213,20 @@ def check_sealed(model: nn.Module, measurements: Measurements) -> Verification:
         if matrix["frozen"]:
             problems += _matrix_problems(model, path, matrix, measurements)
     if problems:
-        why = "" if hasattr(model, CARRIER) else " It was not loaded by oelm: load its folder with oelm.load."
-        raise FreezeError(f"{type(model).__name__} is not frozen as sealed.{why}{listed(problems)}")
+        raise FreezeError(f"{type(model).__name__} is not frozen as sealed.{_likely_reason(model)}{listed(problems)}")
     return Verification(len(record["frozen"]), len(record["frozen"]) - casts.total(), dict(casts))
+
+
+def _likely_reason(model: nn.Module) -> str:
+    """Return a sentence on why a model may not be as sealed, where there is more to say than what changed."""
+    if not hasattr(model, CARRIER):
+        return " It was not loaded by oelm: load its folder with oelm.load."
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
+        return (
+            " Data parallelism gives each process the weights of the first: call torch.manual_seed(...) before the "
+            "model is built, so that each builds the same."
+        )
+    return ""
 
 
 def listed(problems: list[str]) -> str:
