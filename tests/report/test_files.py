@@ -15,6 +15,7 @@ from tests.support.records import (
     bench_row,
     classification_run,
     language_run,
+    study,
     write,
 )
 
@@ -147,6 +148,25 @@ def test_no_page_of_the_pdf_is_empty(report):
         lowest.append(max((row / len(dark) for row in content.nonzero()[0]), default=0.0))
     assert len(lowest) > 5
     assert min(lowest[:-1]) > 0.5, lowest
+
+
+@needs_typst
+def test_names_and_chips_in_a_table_of_the_pdf_do_not_overlap(tmp_path):
+    """They cannot be broken: a column that is too narrow would let them run into the next one."""
+    pdfium = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed")
+    study(tmp_path / "runs")
+    for method in ("oelm-random-matched", {"preset": "oelm-freeze", "layers": "except-first:2"}):
+        language_run(tmp_path / "runs", method, 0, 3.2)
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("pdf",))
+    gaps = []
+    for page in pdfium.PdfDocument(tmp_path / "out" / "report.pdf"):
+        text = page.get_textpage()
+        for match in re.finditer(r"(ORTHOGONAL|TARGET-TIME|GPT-\d\d|undecided) (?=\w)", text.get_text_range()):
+            box, after = text.get_charbox(match.end() - 2), text.get_charbox(match.end())
+            if abs(box[1] - after[1]) < 1:  # in the same line
+                gaps.append((match[1], after[0] - box[2]))
+    assert {"ORTHOGONAL", "undecided"} <= {name for name, _ in gaps}
+    assert [gap for gap in gaps if gap[1] < 4] == []
 
 
 @needs_typst

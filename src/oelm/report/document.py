@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from .charts import ChartFigure
 
-# The spaces at which a figure is not broken: before a per cent sign, before the dash of an interval, after a p.
-_TIGHT = re.compile(r"(?<=\d) (?=%)|(?<=[\d%]) (?=– [−+]?\d)|(?<=\bp) (?=\d)")
+# Where a figure is not broken: before a per cent sign or seconds, before the dash of an interval, after a p.
+_TIGHT = re.compile(r"(?<=\d) (?=%|m?s\b)|(?<=[\d%]) (?=– [−+]?\d)|(?<=\bp) (?=\d)")
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,10 @@ def _table(table: Table) -> str:
         titles = [max(map(cell_len, title.split())) for title in table.columns]
         wanted = [min(size, 16) + 2 * max(0, size - 16) ** 0.5 for size in needed]
         weights = [max(title + 3, size) for title, size in zip(titles, wanted, strict=True)]
-        columns = ", ".join(f"{weight:.1f}fr" for weight in weights)
+        # A short name at the start of a row cannot be broken, and would stand behind the chip beside it.
+        columns = ", ".join(
+            "auto" if index == 0 and needed[0] <= 14 else f"{weight:.1f}fr" for index, weight in enumerate(weights)
+        )
     align = ", ".join("right" if index in table.numeric else "left" for index in range(len(table.columns)))
     letters = "8pt" if len(table.columns) <= 7 and total < 90 else "6.6pt"
     header = "".join(f"{_string(title)}, " for title in table.columns)
@@ -133,8 +136,8 @@ def _table(table: Table) -> str:
 
 
 def _cell_size(cell: Cell) -> int:
-    """Return how many letters wide a cell is in one line; a chip has an edge."""
-    return max(cell_len(cell.text) + (3 if cell.tone else 0), 8 * len(spans(cell.runs)))
+    """Return how many letters wide a cell is in one line; a chip has an edge, and its letters are bold."""
+    return max(cell_len(cell.text) + (6 if cell.tone else 0), 8 * len(spans(cell.runs)))
 
 
 def _cell(cell: Cell, in_table: bool = False) -> str:
