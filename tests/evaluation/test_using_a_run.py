@@ -138,6 +138,16 @@ def test_an_empty_prompt_is_refused(trained):
         generate_text(trained[0], "", 5, 0.0, 0, seed=0)
 
 
+def test_a_run_generates_where_its_data_are_not(trained, tmp_path):
+    """Copied, or used from another folder than the one that its config's paths are relative to."""
+    copied = tmp_path / "copied"
+    shutil.copytree(trained[0], copied)
+    content = json.loads((copied / "config.json").read_text())
+    content["data"]["path"] = "data/gone"
+    (copied / "config.json").write_text(json.dumps(content))
+    assert generated(copied, "Once", 9, 0.0, 0) == generated(trained[0], "Once", 9, 0.0, 0)
+
+
 def test_any_folder_with_a_language_model_generates(trained, tmp_path):
     """The best model of a run, one that was exported, and one that was saved after apply."""
     run, _ = trained

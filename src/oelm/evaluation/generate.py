@@ -14,7 +14,7 @@ from ..models.load import build_model
 from ..runs.environment import config_of, is_run
 from ..training.parallel import device_for
 from ..training.tasks.language import LanguageModelling
-from .load import load_run
+from .load import load_model_folder, model_folder
 
 # New tokens when the caller gives no number.
 _DEFAULT_TOKENS = 100
@@ -75,7 +75,10 @@ def _load(source: Path) -> tuple[Any, Any]:
         config = config_of(source)
         if config.task.kind != "language":
             raise ConfigError(f"{source}: trained on {config.task.name}, not to continue a prompt; use `oelm predict`")
-        return load_run(source), LanguageModelling.open(config).data.load_tokenizer()
+        folder = model_folder(source, last=False)
+        if folder.name == "best":  # it has the tokenizer beside the model: the run may have left its data behind
+            return load_model_folder(folder, config), load_model_tokenizer(folder)
+        return load_model_folder(folder, config), LanguageModelling.open(config).data.load_tokenizer()
     model = build_model(str(source))
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise ConfigError(f"{source}: a {type(model).__name__} does not continue a prompt; name a language model")
