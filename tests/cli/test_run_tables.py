@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from oelm.cli.run_tables import MatrixView, status_table, status_text, watch
-from oelm.lab.matrix import Matrix
+from oelm.cli.run_tables import MatrixView, event_line, status_table, status_text, watch
+from oelm.lab.matrix import Matrix, MatrixEvent
 from oelm.lab.status import RunState, list_runs, read_state
 from tests.support.lab import ForkLauncher, plan
 from tests.support.records import write_status
@@ -34,6 +34,11 @@ def test_a_narrow_terminal_folds_events_between_words(tmp_path):
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 60, "what is beyond 50 columns are codes that move the cursor"
     assert any(line.startswith("  ") and line.endswith("[1/1]") for line in lines), lines
+
+
+def test_a_matrix_without_runs_in_progress_stops_none():
+    words = {count: event_line(MatrixEvent("stopping", "out of time", {}, None, count)) for count in (0, 2)}
+    assert words == {0: "out of time", 2: "out of time: saving and stopping 2 runs"}
 
 
 def test_the_cursor_stays_visible_during_the_live_view():

@@ -64,6 +64,15 @@ def test_a_terminal_shows_the_run_and_its_time_left_and_ctrl_c_ends_with_how_to_
     assert max(map(len, shown.replace("\r", "\n").splitlines())) <= 80
 
 
+def test_a_terminal_shows_a_warning_of_training_in_whole_words(tmp_path):
+    steps = ("train.epochs=null", "train.max_steps=2")
+    terminal = Terminal(tmp_path, "finetune", "builtin:sentiment", "--model", "gpt:tiny", *SMALL, *steps)
+    lines = [line.rstrip() for line in terminal.end().replace("\r", "\n").splitlines()]
+    assert terminal.process.returncode == 0, lines
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("warning: accuracy") and line.endswith("always answering") for line in lines), lines
+
+
 def test_a_terminal_shows_an_error_in_whole_words_and_its_command_in_one_line(tmp_path):
     file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs"))
     terminal = Terminal(tmp_path, "matrix", file.name)

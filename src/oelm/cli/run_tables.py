@@ -196,7 +196,9 @@ def event_line(event: MatrixEvent) -> str:
     kind, message, entry = event.kind, event.message, event.entry
     if entry is None:
         runs = count_of(event.count)
-        return f"{message}: saving and stopping {runs}" if kind == "stopping" else f"left     {runs}: {message}"
+        if kind == "stopping":
+            return f"{message}: saving and stopping {runs}" if event.count else message
+        return f"left     {runs}: {message}"
     if kind == "started":
         attempt = f", attempt {entry.attempts}" if entry.attempts > 1 else ""
         details = f" ({_slot(entry.job.info)}{attempt})" if entry.job is not None else ""
