@@ -154,6 +154,16 @@ def test_a_row_is_found_where_its_run_equals_one_of_another_experiment(tmp_path)
     assert {id for id, _ in replications_of(tmp_path)} == {"GPT-01", "GPT-GLOBAL-01", "GPT-GLOBAL-02"}
 
 
+def test_a_row_is_found_where_the_folder_of_its_run_comes_last(tmp_path):
+    """The groups' baseline is counted, GPT-01 is not, and no other run of the setup has its name."""
+    for folder, name, method in (("a", "ABC-tinystories", "baseline"), ("b", "GPT-01", "baseline")):
+        language_run(tmp_path / folder, method, 0, 1.5, changes={"experiment": name})
+    language_run(tmp_path / "a", "oelm-nofreeze", 0, 1.5, changes={"experiment": "ABC-tinystories"})
+    replications = replications_of(tmp_path)
+    assert {id for id, _ in replications} == {"GPT-01", "ABC-01", "ABC-02"}
+    assert replications["GPT-01", "perplexity"].runs == replications["ABC-01", "perplexity"].runs
+
+
 def test_runs_on_xnli_are_not_compared_with_figures_of_mnli(tmp_path):
     about = "XNLI (en), trained on MNLI"
     for task in ("xnli", "mnli"):

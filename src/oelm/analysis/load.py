@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -239,8 +239,10 @@ def _without_duplicates(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
     first_runs: dict[Any, Run] = {}
     duplicates = []
     for run in runs:
-        first = first_runs.setdefault((key_of(run), run.seed), run)
+        key = (key_of(run), run.seed)
+        first = first_runs.setdefault(key, run)
         if first is not run:
+            first_runs[key] = replace(first, also=(*first.also, run.experiment))
             reason = f"the same settings and seed as {first.path}: counted once"
             duplicates.append(
                 LeftOut(run.path, "duplicate", reason, run.method, run.seed, (("other", str(first.path)),))

@@ -55,27 +55,26 @@ def replicate(groups: Sequence[Group], compare: Compare) -> tuple[Replication, .
         for group in groups:
             for setup in group.setups:
                 arm = setup.arm(experiment.method)
-                if arm is not None and matches(experiment, known, setup, arm):
+                if arm is not None and matches(experiment, known, arm):
                     replications += _replications_of_arm(experiment, setup, arm, compare)
     return tuple(replications)
 
 
-def matches(experiment: published.PublishedExperiment, known: published.Published, setup: Setup, arm: Arm) -> bool:
-    """Return True if an arm replicates a published experiment, by the names in its setup, or by its data and model.
+def matches(experiment: published.PublishedExperiment, known: published.Published, arm: Arm) -> bool:
+    """Return True if an arm replicates a published experiment, by the name of one of its runs or by its data and model.
 
-    Any run of the setup will do for the name, since equal runs of two named experiments are counted once. A run that
-    has the name of one published experiment is not matched with others by its data.
+    A run that has the name of one published experiment is not matched with others by its data.
     """
-    if any(_has_name_of(experiment, run) for run in setup.runs):
+    if any(_has_name_of(experiment, run) for run in arm.runs):
         return True
     named = {id(run) for run in arm.runs if any(_has_name_of(other, run) for other in known.experiments.values())}
     return any(_is_on_data_of(experiment, known, run) for run in arm.runs if id(run) not in named)
 
 
 def _has_name_of(experiment: published.PublishedExperiment, run: Run) -> bool:
-    """Return True for GPT-02, and what the lab adds to a name: GPT-02-lr-1e-3."""
+    """Return True for GPT-02, and what the lab adds to a name: GPT-02-lr-1e-3. Its equals' names are its own."""
     names = "|".join(re.escape(name) for name in (experiment.id, experiment.experiment))
-    return re.fullmatch(rf"({names})([._-].*)?", run.experiment) is not None
+    return any(re.fullmatch(rf"({names})([._-].*)?", name) for name in (run.experiment, *run.also))
 
 
 def _is_on_data_of(experiment: published.PublishedExperiment, known: published.Published, run: Run) -> bool:

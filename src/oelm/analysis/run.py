@@ -103,12 +103,16 @@ class Attempt:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run(Attempt):
-    """A run with its result and all its other records. The loader has checked that they belong together."""
+    """A run with its result and all its other records. The loader has checked that they belong together.
+
+    `also` has the experiments of runs that equal this one, which is counted for them.
+    """
 
     environment: Environment
     audit: Audit
     timing: Timing
     result: Result
+    also: tuple[str, ...] = ()
 
     @property
     def synthetic(self) -> bool:
