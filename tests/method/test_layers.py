@@ -56,6 +56,8 @@ def test_the_name_of_the_study_for_the_drawing_is_understood():
     assert torch.equal(first.weight, OrthogonalLinear(8, 8, bias=False).weight)
     with pytest.raises(MethodError, match="ortho_method 'householder': use 'qr'"):
         OrthogonalLinear(8, 8, ortho_method="householder")
+    with pytest.raises(MethodError, match="bias must be True or False, not 'qr'; name ortho_method"):
+        OrthogonalLinear(8, 8, "qr")
     with pytest.raises(MethodError, match="freeze must be True or False, not 'qr'"):
         OrthogonalLinear(8, 8, True, "qr")
 

@@ -32,8 +32,9 @@ class OrthogonalLinear(nn.Linear):
             raise MethodError(
                 f"ortho_method {ortho_method!r}: use 'qr', which draws from all orthonormal matrices alike"
             )
-        if not isinstance(freeze, bool):
-            raise MethodError(f"freeze must be True or False, not {freeze!r}; name ortho_method and what follows it")
+        for name, given in (("bias", bias), ("freeze", freeze)):
+            if not isinstance(given, bool):
+                raise MethodError(f"{name} must be True or False, not {given!r}; name ortho_method and what follows it")
         if in_features < 1 or out_features < 1:
             raise MethodError(f"in_features {in_features} and out_features {out_features} must both be above 0")
         if heads < 1 or out_features % heads:
