@@ -108,6 +108,13 @@ def test_a_setup_is_named_by_the_settings_in_which_it_differs(tmp_path):
     assert narrow.startswith("model gpt:tiny · hidden size 64 · ")
 
 
+def test_a_setup_without_multipliers_is_named_in_words(tmp_path):
+    language_run(tmp_path / "equal", changes={"optimizer": {"multipliers": {}}})
+    language_run(tmp_path / "part", changes={"optimizer": {"multipliers": {"v": 3.0}}})
+    names = {setup_name(setup, words("en")) for setup in analyse([tmp_path]).groups[0].setups}
+    assert names == {"built-in stories, one rate for all matrices", "built-in stories, multipliers v 3"}
+
+
 def test_no_two_setups_have_the_same_name(tmp_path):
     language_run(tmp_path / "long", steps=800, changes={"optimizer": {"warmup_steps": 20}})
     language_run(tmp_path / "short")
