@@ -18,7 +18,7 @@ from .caches import pairs_of, shared_memory
 from .decoder import ArmModel, Decoder, GraphMemory, ReadContext, places_needed, rows_to_read
 from .forms import FORMS
 from .profile import profile_kernels
-from .rounds import ShowProgress, median_seconds, no_progress, ratio_of_rounds
+from .rounds import ShowProgress, median_seconds, no_progress, ratio_of_rounds, round_medians
 
 _NO_MEMORY = "not enough memory"
 
@@ -171,4 +171,5 @@ class _Setting:
             kernel_ms=decoder.kernel_ms if decoder else {},
             error=self.errors.get(arm.name),
             kernels=self.kernels.get(arm.name, []),
+            round_ms=round_medians(decoder.rounds) if decoder else [],
         )

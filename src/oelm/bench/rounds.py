@@ -27,6 +27,11 @@ def median_seconds(rounds: Rounds) -> float:
     return statistics.median(second for seconds in rounds for second in seconds)
 
 
+def round_medians(rounds: Rounds) -> list[float]:
+    """Return the median of every round in milliseconds."""
+    return [1000 * statistics.median(seconds) for seconds in rounds]
+
+
 def ratio_of_rounds(rounds: Rounds, reference: Rounds) -> tuple[float, float | None]:
     """Return the ratio of an arm's median time to the reference's, averaged over rounds, and half its 95 % interval.
 

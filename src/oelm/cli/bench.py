@@ -59,6 +59,13 @@ def bench(
         bool,
         typer.Option("--profile", help="Also show where the time of a step or token goes, by torch's profiler."),
     ] = False,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Also time the steps of another tool: hf-trainer (transformers' Trainer) or nanogpt=CLONE, a folder.",
+        ),
+    ] = None,
     forms: Annotated[bool, typer.Option("--forms", help="List the forms of attention, and time nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -78,11 +85,15 @@ def bench(
         from ..bench.arms import BenchSetting, plan_arms
         from ..bench.decoding import DecodePlan, benchmark_decoding
         from ..bench.steps import benchmark
+        from ..bench.trainers import Peer
         from ..config import GPT
         from ..runs.environment import bench_origin
         from .bench_tables import render_bench
 
         quiet_libraries()
+        peers = [Peer.parse(text) for text in peer or []]
+        if peers and decode:
+            raise ConfigError("--peer times training steps: leave out --decode")
         plan = DecodePlan(
             _counts("--batch-size", batch_size, decode),
             _counts("--sequence-length", sequence_length, decode),
@@ -112,7 +123,7 @@ def bench(
                     if row.error
                 ]
             else:
-                rows = benchmark(planned, rounds, steps, show=show, profiled=profile)
+                rows = benchmark(planned, rounds, steps, show=show, profiled=profile, peers=peers)
                 warnings = [row.warning for row in rows if row.warning]
         origin = bench_origin(sys.argv[1:])
         records = [row.model_copy(update={"origin": origin}).model_dump() for row in rows]

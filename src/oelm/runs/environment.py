@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from .. import __version__
@@ -83,8 +84,16 @@ def bench_origin(arguments: Sequence[str]) -> BenchOrigin:
     import torch
 
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.processor() or platform.machine()
-    command = shlex.join(["oelm", *arguments])
-    return BenchOrigin(command=command, git_commit=_git_commit(), device=device, versions=_versions())
+    command, clock = shlex.join(["oelm", *arguments]), _gpu_clock() if torch.cuda.is_available() else None
+    return BenchOrigin(command=command, git_commit=_git_commit(), device=device, clock_mhz=clock, versions=_versions())
+
+
+def _gpu_clock() -> int | None:
+    """Return the clock rate of the GPU's cores now, in MHz, as its driver's tool tells it; None without the tool."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "--id=0"]
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        return int(subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout.strip())
+    return None
 
 
 def _versions() -> Versions:

@@ -418,18 +418,22 @@ class KernelTime(RecordPart):
 
 
 class BenchOrigin(RecordPart):
-    """Where a benchmark was made: the command, the commit of the code, the device and the versions."""
+    """Where a benchmark was made: the command, the commit of the code, the device, its clock in MHz, the versions."""
 
     command: str
     git_commit: str | None
     device: str
+    clock_mhz: int | None = None
     versions: Versions
 
 
 class BenchRow(RecordPart):
-    """What the rows of all benchmarks may hold: their origin, and the kernels of a step (`oelm bench --profile`)."""
+    """What the rows of all benchmarks may hold: their origin, the median of every round in milliseconds, in order, and
+    the kernels of a step (`oelm bench --profile`).
+    """
 
     origin: BenchOrigin | None = None
+    round_ms: list[float] = []
     kernels: list[KernelTime] = []
 
 
