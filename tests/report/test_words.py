@@ -9,6 +9,7 @@ import pytest
 import oelm
 from oelm.analysis import AnalysisError
 from oelm.report.words import words
+from oelm.runs import published
 
 ENGLISH, CHINESE = words("en").texts, words("zh").texts
 
@@ -19,6 +20,16 @@ def _placeholders(text):
 
 def test_both_languages_have_the_same_keys_in_the_same_order():
     assert list(ENGLISH) == list(CHINESE)
+
+
+def test_every_doubt_about_a_published_figure_has_its_chinese():
+    figures = published.load()
+    doubts = {text for experiment in figures.experiments.values() for text in experiment.doubts}
+    assert set(figures.chinese) == doubts
+    for english, chinese in figures.chinese.items():
+        assert re.search(r"[\u4e00-\u9fff]", chinese), english
+        digits = re.findall(r"\d[\d,.e-]*\d", english)
+        assert all(number in chinese for number in digits), english
 
 
 def test_every_text_has_the_same_placeholders_in_both_languages():

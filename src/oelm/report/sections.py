@@ -12,6 +12,7 @@ from ..analysis.hypotheses import REFUTED, SUPPORTED, uneven_times
 from ..analysis.replication import Replication
 from ..analysis.run import Bench, flop_ratio
 from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
+from ..runs import published
 from ..runs.schema import DecodeBench, StepBench
 from . import numbers
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
@@ -81,7 +82,9 @@ def published_section(analysis: Analysis, say: Words) -> list[Block]:
             change,
             differing or "–",
         )
-        doubts += [f"{replication.experiment.id}: {text}" for text in replication.experiment.doubts]
+        chinese = published.load().chinese if say.language == "zh" else {}
+        in_words = [chinese.get(text, text) for text in replication.experiment.doubts]
+        doubts += [say("headed", head=replication.experiment.id, text=text) for text in in_words]
     blocks: list[Block] = [Heading(say("published"), 2, "published"), table]
     if doubts:
         blocks.append(Bullets([Cell(say("note_doubt", text=text)) for text in dict.fromkeys(doubts)]))

@@ -42,10 +42,14 @@ class PublishedExperiment(Strict):
 
 @dataclass(frozen=True)
 class Published:
-    """Published experiments by id, and the words by which a run's records show that it uses one of their data sets."""
+    """Published experiments by id, and the words by which a run's records show that it uses one of their data sets.
+
+    `chinese` has the doubts about the experiments in Chinese, by their English text.
+    """
 
     experiments: dict[str, PublishedExperiment]
     datasets: dict[str, tuple[str, ...]]
+    chinese: dict[str, str]
 
     def __getitem__(self, id: str) -> PublishedExperiment:
         if id not in self.experiments:
@@ -67,7 +71,8 @@ def load() -> Published:
     for id, experiment in experiments.items():
         if experiment.against not in (None, *experiments):
             raise OelmError(f"published.yaml: {id}.against names {experiment.against!r}, which is no entry of the file")
-    return Published(experiments, {name: tuple(words) for name, words in content["datasets"].items()})
+    datasets = {name: tuple(words) for name, words in content["datasets"].items()}
+    return Published(experiments, datasets, content["chinese"])
 
 
 def by_source(setting: Any) -> dict[str, Any]:
