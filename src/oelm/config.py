@@ -192,12 +192,14 @@ class CheckpointConfig(Strict, refusal=ConfigError):
 
     `resume`: "auto" resumes from the last checkpoint, and a deterministic run (`train.deterministic`) only if it can do
     so exactly; "inexact" also if the processes, threads, GPU, optimiser kernel, torch or plugin differ; "never" refuses
-    a folder that holds a checkpoint. `best` keeps the best model.
+    a folder that holds a checkpoint. `best` keeps the best model. `frozen`: "seeded" leaves out frozen matrices that
+    follow from the seed alone; they are made again on resuming, and verified.
     """
 
     every: Positive | Literal["epoch"] = 1000
     keep: Positive = 1
     best: bool = True
+    frozen: Literal["saved", "seeded"] = "saved"
     resume: Literal["auto", "inexact", "never"] = "auto"
 
 

@@ -22,7 +22,7 @@ from ..models.hf_config import is_fresh
 from ..runs.environment import environment, require_plugin
 from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder
 from ..runs.schema import Audit, DataRecord
-from .checkpoint import TrainState, checkpoint_bytes, remove_old_checkpoints
+from .checkpoint import TrainState, checkpoint_bytes, remove_old_checkpoints, seeded_tensors
 from .length import RunLength
 from .optim import build_optimizer, unused_multipliers
 from .parallel import World, is_sharded, wrap
@@ -72,6 +72,8 @@ def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
     method = config.method.resolve(length.steps)
     report = apply(model, method, config.seed)
     _check_schedule(config, events(model, method), length)
+    if config.checkpoint.frozen == "seeded":
+        seeded_tensors(model)  # raises where the seed alone does not give a frozen matrix back
     display.say(_opening_line(report, world, task, length))
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable()

@@ -22,8 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..base.files import put_in_place, read_record, require_space, write_json
-from ..errors import CheckpointError, FileError, first_line
+from ..errors import CheckpointError, ConfigError, FileError, first_line
 from ..method.seal import adopt, record_of, verify
+from ..method.spec import FRESH
 from .parallel import World, is_sharded
 from .timing import Times
 
@@ -59,13 +60,17 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint saves of a run in progress. `identity` is what must be the same for an exact resume."""
+    """What a checkpoint saves of a run in progress. `identity` is what must be the same for an exact resume.
+
+    `left_out` names tensors that are not saved, because building the run makes them again.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     state: TrainState
     times: Times
     identity: dict[str, Any]
+    left_out: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,8 @@ class Checkpoint:
     """A checkpoint on disk, with its state.json read and its tensors still to be loaded.
 
     `freeze_record` is the record that `oelm.apply` sealed into the model's config. `without_gradient` names trainable
-    parameters that never had a gradient, and so have no optimiser state.
+    parameters that never had a gradient, and so have no optimiser state. `left_out` names frozen matrices that are not
+    in it: whoever loads it has applied the method with the run's seed, which makes them, and `load` verifies them.
     """
 
     path: Path
@@ -82,6 +88,7 @@ class Checkpoint:
     identity: dict[str, Any]
     freeze_record: dict[str, Any] | None
     without_gradient: list[str]
+    left_out: frozenset[str]
     shards: dict[str, int] | None
     sha256: str | None
 
@@ -96,7 +103,9 @@ class Checkpoint:
         if optimizer is not None:
             skipped = {id(p) for name, p in model.named_parameters() if name in self.without_gradient}
             _create_optimizer_state(optimizer, skipped)
-        _load_tensors(self, named_tensors(model, optimizer), exactly=optimizer is not None)
+        tensors = named_tensors(model, optimizer)
+        saved = {name: tensor for name, tensor in tensors.items() if name not in self.left_out}
+        _load_tensors(self, saved, exactly=optimizer is not None)
         _verify_frozen(model)
 
 
@@ -140,6 +149,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         identity=content["identity"],
         freeze_record=content["oelm"],
         without_gradient=content["without_gradient"],
+        left_out=frozenset(content.get("left_out", ())),
         shards=content["shards"],
         sha256=content["sha256"],
     )
@@ -149,7 +159,8 @@ def save_checkpoint(folder: Path, keep: int, snapshot: Snapshot, world: World) -
     """Verify the model and write a checkpoint, then remove all but the last `keep`. Every process calls this."""
     model, optimizer, state = snapshot.model, snapshot.optimizer, snapshot.state
     _verify_frozen(model)
-    tensors, sharded = named_tensors(model, optimizer), is_sharded(model)
+    named, sharded = named_tensors(model, optimizer), is_sharded(model)
+    tensors = {name: tensor for name, tensor in named.items() if name not in snapshot.left_out}
     path = folder / f"step-{state.step:08d}"
     temporary = folder / f".step-{state.step:08d}.tmp"
     if world.main:
@@ -178,6 +189,7 @@ def save_checkpoint(folder: Path, keep: int, snapshot: Snapshot, world: World) -
             "without_gradient": [
                 name for name, p in model.named_parameters() if p.requires_grad and not optimizer.state.get(p)
             ],
+            "left_out": sorted(snapshot.left_out),
             "step_seconds": [round(value, 7) for value in times.steps],
             "warmup_seconds": [round(value, 7) for value in times.warmup],
             "seconds_apart": times.apart,
@@ -213,6 +225,26 @@ def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> 
         if name in persistent:
             tensors[f"model/{name}"] = buffer
     return tensors
+
+
+def seeded_tensors(model: nn.Module) -> frozenset[str]:
+    """Return the names of the frozen matrices that follow from the seed alone: random, and never trained.
+
+    Raise for a frozen matrix that depends on the weights that the model had before the method was applied.
+    """
+    record = record_of(model)
+    if record is None:
+        return frozenset()
+    if record["method"]["schedule"]["kind"] == "freeze":
+        raise ConfigError("checkpoint.frozen 'seeded': the method's schedule freezes matrices that have trained")
+    names: list[str] = []
+    for path, matrix in record["matrices"].items():
+        if matrix["frozen"] and matrix["init"] not in FRESH | {"identity"}:
+            raise ConfigError(
+                f"checkpoint.frozen 'seeded': {path} has init {matrix['init']!r}, so it does not follow from the seed"
+            )
+        names += (f"model/{name}" for name in matrix["tensors"] if matrix["frozen"] and name.endswith("weight"))
+    return frozenset(names)
 
 
 def _verify_frozen(model: nn.Module) -> None:

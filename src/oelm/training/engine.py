@@ -31,7 +31,7 @@ from ..runs.schema import AttentionLine, Audit, Clock, EventLine, LayerAttention
 from .attention_stats import attention_statistics
 from .best import save_best_model, stale_best_model
 from .build import ActiveRun, build_run, build_stepper, count_flops
-from .checkpoint import Snapshot, save_checkpoint
+from .checkpoint import Snapshot, save_checkpoint, seeded_tensors
 from .optim import learning_rate, set_learning_rate
 from .parallel import World, is_sharded, joined, reshard
 from .progress import Display
@@ -251,7 +251,8 @@ def _save(run: ActiveRun) -> None:
     loss_sum, targets, _ = run.stepper.settle(state)
     state.window_losses, state.window_targets = run.world.gather(loss_sum), targets
     run.trackers.flush()
-    snapshot = Snapshot(run.model, run.stepper.optimizer, state, run.timer.times, run.identity)
+    left_out = seeded_tensors(run.model) if run.config.checkpoint.frozen == "seeded" else frozenset()
+    snapshot = Snapshot(run.model, run.stepper.optimizer, state, run.timer.times, run.identity, left_out)
     save_checkpoint(run.folder.checkpoints, run.config.checkpoint.keep, snapshot, run.world)
 
 
