@@ -184,7 +184,7 @@ def test_a_missing_or_wrong_tokenizer_is_refused(tmp_path, error_of):
 def test_data_without_validation_split_is_refused(tmp_path, error_of):
     tokens = copy_tokens(tmp_path)
     header = json.loads((tokens / "data.json").read_text())
-    del header["splits"]["val"]
+    del header["splits"]["val"], header["sha256"]
     (tokens / "data.json").write_text(json.dumps(header))
     assert "no validation tokens" in error_of(f"data.path={tokens}")
 

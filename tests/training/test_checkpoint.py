@@ -18,6 +18,7 @@ import oelm
 from oelm import analysis
 from oelm.base import files
 from oelm.base.files import read_json, write_json
+from oelm.base.manifest import FileMark, files_in, write_manifest
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError, ConfigError, FileError
 from oelm.evaluation.load import load_run
@@ -48,11 +49,9 @@ def checkpoint_names(run: Path) -> list[str]:
     return [path.name for path in list_checkpoints(run / "checkpoints")]
 
 
-def update_hash(checkpoint: Path) -> None:
-    """Make a checkpoint's state.json agree with its tensor file, which a test has changed."""
-    content = read_json(checkpoint / "state.json")
-    content["sha256"] = hashlib.sha256((checkpoint / "tensors.safetensors").read_bytes()).hexdigest()
-    write_json(checkpoint / "state.json", content)
+def update_manifest(checkpoint: Path) -> None:
+    """Make a checkpoint's manifest agree with its files, which a test has changed."""
+    write_manifest(checkpoint, {name: FileMark.of(checkpoint / name) for name in files_in(checkpoint)})
 
 
 class SimulatedBug(Exception):
@@ -188,7 +187,7 @@ def test_a_checkpoint_without_optimiser_state_is_refused(failed_run, tmp_path):
     }
     remaining["model/transformer.h.0.mlp.fc_in.bias"] = load_file(file)["model/transformer.h.0.mlp.fc_in.bias"]
     save_file(remaining, file)
-    update_hash(file.parent)
+    update_manifest(file.parent)
     with pytest.raises(CheckpointError, match=r"3 tensors .*exp_avg/transformer\.h\.0\.mlp\.fc_in\.bias"):
         run_here(tmp_path / "runs")
 
@@ -227,9 +226,9 @@ def test_a_truncated_tensor_file_is_a_clear_error(failed_run, tmp_path):
     file = failed_run / "checkpoints/step-00000005/tensors.safetensors"
     os.truncate(file, file.stat().st_size // 2)
     metrics = (failed_run / "metrics.jsonl").read_bytes()
-    with pytest.raises(CheckpointError, match=r"step-00000005/tensors.safetensors: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"step-00000005/tensors.safetensors: has \d+ of \d+ bytes"):
         run_here(tmp_path / "runs")
-    with pytest.raises(CheckpointError, match=r"step-00000005/tensors.safetensors: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"step-00000005/tensors.safetensors: has \d+ of \d+ bytes"):
         load_run(failed_run, last=True)
     assert (failed_run / "metrics.jsonl").read_bytes() == metrics
 
@@ -238,8 +237,8 @@ def test_a_truncated_tensor_file_is_a_clear_error(failed_run, tmp_path):
     ("content", "message"),
     [
         ("{", "state.json: cannot be read as JSON"),
-        ("{}", r"format is None\b.*\b3\b.*checkpoints"),
-        ('{"format": 2}', r"format is 2\b.*\b3\b"),
+        ("{}", r"format is None\b.*\b4\b.*checkpoints"),
+        ('{"format": 3}', r"format is 3\b.*\b4\b"),
     ],
 )
 def test_a_damaged_state_file_is_a_clear_error(content, message, failed_run, tmp_path):
@@ -285,7 +284,7 @@ def test_a_flipped_bit_in_a_frozen_tensor_is_found_on_resume(tmp_path, monkeypat
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=r"tensors\.safetensors: has changed"):
         run_here(tmp_path, method="oelm-freeze")
-    update_hash(file.parent)
+    update_manifest(file.parent)
     from oelm.errors import FreezeError
 
     with pytest.raises(FreezeError, match=r"h.1.attn.k_proj.weight: its content changed"):
@@ -306,6 +305,61 @@ def test_a_missing_metrics_file_is_noted_in_the_result(failed_run, tmp_path):
     (failed_run / "metrics.jsonl").unlink()
     result = run_here(tmp_path / "runs")
     assert any("metrics.jsonl" in note for note in result["notes"])
+
+
+@pytest.mark.parametrize("damage", ["a digit", "a line", "nonsense"])
+def test_metrics_that_changed_since_the_checkpoint_are_noted_in_the_result(damage, failed_run, tmp_path):
+    file = failed_run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    changed = {
+        "a digit": [lines[0], lines[1].replace("1", "2", 1), *lines[2:]],
+        "a line": [lines[0], *lines[2:]],
+        "nonsense": [lines[0], "{nonsense\n", *lines[2:]],
+    }
+    file.write_text("".join(changed[damage]))
+    result = run_here(tmp_path / "runs")
+    assert [note for note in result["notes"] if "step 5: " in note and "lost or were changed" in note]
+    assert read_metrics(failed_run)
+
+
+def test_metrics_that_are_as_they_were_are_not_noted(failed_run, tmp_path):
+    assert run_here(tmp_path / "runs")["notes"] == []
+
+
+def test_the_result_of_another_run_is_not_taken_for_this_ones(tmp_path):
+    run_here(tmp_path)
+    run_here(tmp_path, seed=1)
+    shutil.copy(config(tmp_path, seed=1).folder / "result.json", config(tmp_path).folder / "result.json")
+    with pytest.raises(FileError, match=r"result\.json: is another run's.*Delete the file"):
+        run_here(tmp_path)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(failed_run, tmp_path):
+    checkpoint = failed_run / "checkpoints/step-00000005"
+    checkpoint.rename(failed_run / "checkpoints/step-00000006")
+    with pytest.raises(CheckpointError, match=r"state\.json: is of step 5\. Delete the folder .*step-00000006"):
+        run_here(tmp_path / "runs")
+
+
+def test_a_state_of_other_types_is_refused_though_its_hash_fits(failed_run, tmp_path):
+    checkpoint = failed_run / "checkpoints/step-00000005"
+    content = read_json(checkpoint / "state.json")
+    content["state"]["tokens"] = "many"
+    write_json(checkpoint / "state.json", content)
+    with pytest.raises(CheckpointError, match=r"state\.json: has \d+ of \d+ bytes"):
+        run_here(tmp_path / "runs")
+    update_manifest(checkpoint)
+    with pytest.raises(CheckpointError, match=r"state\.json: state\.tokens"):
+        run_here(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json", "step.json"])
+def test_a_best_model_that_changed_is_not_used(file, failed_run):
+    content = bytearray((failed_run / "best" / file).read_bytes())
+    content[-3] ^= 1
+    (failed_run / "best" / file).write_bytes(content)
+    with pytest.raises((CheckpointError, FileError), match=f"best/{file}"):
+        load_run(failed_run)
 
 
 def test_a_damaged_result_says_what_to_do(tmp_path):
@@ -332,6 +386,7 @@ def test_a_checkpoint_of_another_run_is_refused(failed_run, tmp_path):
     content = read_json(copied / "state.json")
     content["identity"]["id"] = method.id
     write_json(copied / "state.json", content)
+    update_manifest(copied)
     with pytest.raises(CheckpointError, match=r"does not fit this run: \d+ tensors differ"):
         train(method, quiet=True)
 
@@ -348,6 +403,7 @@ def test_other_data_under_the_same_name_is_refused(tmp_path, monkeypatch):
     (tokens / "train.bin").write_bytes(changed)
     content = read_json(tokens / "data.json")
     content["splits"]["train"]["sha256"] = hashlib.sha256(changed).hexdigest()
+    del content["sha256"]
     write_json(tokens / "data.json", content)
     with pytest.raises(CheckpointError, match=r"data\.path .*tokens has changed"):
         run_here(tmp_path, **changes)
@@ -411,7 +467,7 @@ def test_a_disk_that_fills_up_is_reported_in_one_line(size, changes, tmp_path):
         (message,) = [line for line in process.output.splitlines() if line.startswith("oelm: ")]
         assert "No space left on device" in message
         run = RunConfig.load(fields).folder
-        complete = ["state.json", "tensors.safetensors"]
+        complete = ["manifest.json", "state.json", "tensors.safetensors"]
         assert all(sorted(os.listdir(path)) == complete for path in list_checkpoints(run / "checkpoints"))
         assert [path for path in run.rglob("*.tmp") if path.is_dir()] == [], "incomplete folders were removed"
         shutil.copytree(run, tmp_path / "saved")

@@ -716,6 +716,7 @@ def test_the_result_agrees_with_the_other_records(tmp_path):
 def test_validation_text_in_the_training_text_is_a_warning(tmp_path):
     tokens = shutil.copytree(token_folder(), tmp_path / "tokens")
     header = read_json(tokens / "data.json")
+    del header["sha256"]
     write_json(tokens / "data.json", {**header, "shared_documents": 2})
     result = run_here(tmp_path / "runs", data={"path": str(tokens)})
     assert any("validation documents are also in the training text" in warning for warning in result["warnings"])

@@ -274,15 +274,30 @@ def test_a_schedule_resumes_exactly(tmp_path: Path) -> None:
     assert first["weights"] == second["weights"]
 
 
+def flip(shard: Path) -> None:
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 1
+    shard.write_bytes(content)
+
+
 @pytest.mark.full
-def test_a_missing_shard_is_an_error_that_names_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (Path.unlink, "missing"),
+        (flip, "has changed since it was written"),
+        (lambda shard: shutil.copy(shard, shard.with_name("another.safetensors")), "was not there"),
+    ],
+)
+def test_a_damaged_shard_is_an_error_that_names_it(damage: Any, problem: str, tmp_path: Path) -> None:
     config = fields(tmp_path, "fsdp")
     kill_at_step(config, 7, 2)
-    shards = sorted(tmp_path.rglob("shards/*.safetensors"))
-    shutil.move(shards[0], tmp_path / "elsewhere")
+    shard = max(tmp_path.rglob("shards/*.safetensors"))
+    damage(shard)
     group = launch(config)
     assert group.wait() == [2, 2]
-    assert all(shards[0].name in output for output in group.outputs)
+    name = "another.safetensors" if problem == "was not there" else shard.name
+    assert all(f"{name}: {problem}" in output for output in group.outputs)
 
 
 # Signals to stop

@@ -82,7 +82,11 @@ def uninterrupted(tmp_path_factory):
 def assert_checkpoints_are_complete(run: Path) -> None:
     """Require that everything listed as a checkpoint can be loaded and verifies."""
     for checkpoint in list_checkpoints(run / "checkpoints"):
-        assert sorted(file.name for file in checkpoint.iterdir()) == ["state.json", "tensors.safetensors"]
+        assert sorted(file.name for file in checkpoint.iterdir()) == [
+            "manifest.json",
+            "state.json",
+            "tensors.safetensors",
+        ]
     if list_checkpoints(run / "checkpoints"):
         load_run(run, last=True)
     if (run / "best").exists():

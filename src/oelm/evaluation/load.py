@@ -12,10 +12,10 @@ from ..config import RunConfig
 from ..errors import CheckpointError
 from ..method.apply import apply
 from ..method.spec import Method
-from ..models.load import build_model, load
+from ..models.load import build_model
 from ..runs.environment import config_of, is_run
 from ..runs.schema import Result, read
-from ..training.best import model_step, stale_best_model
+from ..training.best import load_best_model, model_step, stale_best_model
 from ..training.checkpoint import list_checkpoints, read_checkpoint
 from ..training.length import resolved_method
 from ..training.tasks.open import open_task
@@ -85,7 +85,7 @@ def model_folder(run: Path, last: bool) -> Path:
 def load_model_folder(folder: Path, config: RunConfig) -> PreTrainedModel:
     """Return the model in best/ or in a checkpoint's folder of the run with this config."""
     if folder.name == "best":
-        return load(folder)
+        return load_best_model(folder)
     task = open_task(config)
     model = task.build_model(config)
     apply(model, resolved_method(config, task.samples_per_epoch), config.seed)

@@ -10,7 +10,7 @@ result.json       the figures, at the end     train.log     the same lines that 
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
 import os
 import shutil
@@ -23,6 +23,7 @@ from typing import Any, TextIO
 
 from ..base.files import recover_folder, remove_leftovers, to_json, write_text
 from ..base.locks import hold, holder
+from ..base.manifest import FileMark
 from ..config import WITHOUT_EFFECT, RunConfig
 from ..errors import ConfigError, FileError
 from .schema import (
@@ -127,17 +128,29 @@ class RunFolder:
         for name in _BEFORE_A_STEP:
             (self / name).unlink(missing_ok=True)
 
-    def start_metrics(self, step: int) -> bool:
+    def start_metrics(self, step: int, saved: FileMark | None = None) -> str:
         """Open metrics.jsonl for appending, without the lines of steps after `step`, which will be repeated.
 
-        Return False if the file should have lines of earlier steps but was removed.
+        `saved` is what the file was when the checkpoint of that step was written. Return what became of it since then,
+        where that is not what it was: the lines that can still be read are kept.
         """
-        path = self / "metrics.jsonl"
-        complete = path.exists() or step == 0
-        earlier = [text for text, line in _complete_lines(path) if _was_done_by(step, line)]
+        path, problem = self / "metrics.jsonl", ""
+        if saved is not None and not path.exists():
+            problem = f"{path} is missing; earlier lines are lost"
+        elif saved is not None and not _begins_with(path, saved):
+            problem = f"{path}: earlier lines are lost or were changed; those that can be read are kept"
+        earlier = [text for text, line in _readable_lines(path) if line is not None and _was_done_by(step, line)]
         write_text(path, "".join(f"{text}\n" for text in earlier))
         self._metrics = open(path, "a", encoding="utf-8", buffering=1)
-        return complete
+        return problem
+
+    def metrics_mark(self) -> FileMark:
+        """Flush metrics.jsonl to the disk, and return what it is now; in a process that writes none, an empty mark."""
+        if self._metrics is None:
+            return FileMark(0, "")
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())
+        return FileMark.of(self / "metrics.jsonl")
 
     def metric(self, line: MetricLine) -> None:
         """Append one line of metrics."""
@@ -188,7 +201,14 @@ def is_alive(folder: Path, status: Status | None) -> bool:
 
 def read_metrics(folder: Path) -> list[MetricLine]:
     """Return the metrics of a run, without a last line that was cut when the process was killed."""
-    return [line for _, line in _complete_lines(folder / "metrics.jsonl")]
+    path = folder / "metrics.jsonl"
+    lines = [line for _, line in _readable_lines(path)]
+    if lines and lines[-1] is None:  # a line that a full disk cut, and that later lines did not follow
+        lines.pop()
+    complete = [line for line in lines if line is not None]
+    if len(complete) < len(lines):
+        raise FileError(f"{path}: line {lines.index(None) + 1} is damaged")
+    return complete
 
 
 def line_to_json(line: MetricLine) -> str:
@@ -226,17 +246,21 @@ def _append(file: TextIO, line: str) -> None:
         raise FileError(f"{file.name}: cannot be written ({error.strerror})") from None
 
 
-def _complete_lines(path: Path) -> list[tuple[str, MetricLine]]:
-    """Return the lines of metrics.jsonl as text and parsed, without a cut last one; raise for any other damage."""
+def _begins_with(path: Path, saved: FileMark) -> bool:
+    """Return whether a file still begins with the bytes that it had."""
+    with open(path, "rb") as file:
+        start = file.read(saved.bytes)
+    return len(start) == saved.bytes and hashlib.sha256(start).hexdigest() == saved.sha256
+
+
+def _readable_lines(path: Path) -> list[tuple[str, MetricLine | None]]:
+    """Return the complete lines of metrics.jsonl as text and parsed, None for one that is damaged."""
     if not path.exists():
         return []
-    texts = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    lines = []
-    for number, text in enumerate(texts, start=1):
+    lines: list[tuple[str, MetricLine | None]] = []
+    for text in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
         try:
             lines.append((text, parse_line(text)))
-        except ValueError as error:
-            if number == len(texts) and isinstance(error, json.JSONDecodeError):
-                break
-            raise FileError(f"{path}: line {number} is damaged") from None
+        except ValueError:
+            lines.append((text, None))
     return lines

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from ..base.files import new_folder, read_record, require_space, write_json
+from ..base.manifest import FileMark, check_files, files_in, read_manifest, write_manifest
+from ..errors import CheckpointError, FileError
+from ..models.load import load
 from .parallel import World, is_sharded
 from .tasks.base import Task
 
@@ -28,7 +32,17 @@ def save_best_model(path: Path, model: nn.Module, task: Task, step: int, world: 
             saved.save_pretrained(folder, state_dict=state_dict)
             task.save_tokenizer(folder)
             write_json(folder / _STEP, {"step": step})
+            write_manifest(folder, {name: FileMark.of(folder / name) for name in files_in(folder)})
     world.barrier()
+
+
+def load_best_model(folder: Path) -> PreTrainedModel:
+    """Load the model in a run's best/, all of whose files must be as they were written."""
+    try:
+        check_files(folder, read_manifest(folder))
+    except FileError as error:
+        raise CheckpointError(f"{error}. Its run saves it again where it is resumed before its last step") from None
+    return load(folder)
 
 
 def model_step(folder: Path) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..base.files import require_space
+from ..base.manifest import FileMark
 from ..base.text import short_count
 from ..config import RunConfig
 from ..errors import ConfigError
@@ -116,7 +117,8 @@ def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
         flops_per_token=flops_per_token,
     )
     if world.main:
-        _write_first_records(run, Audit.model_validate(report.to_dict()))
+        saved = None if checkpoint is None else checkpoint.metrics
+        _write_first_records(run, Audit.model_validate(report.to_dict()), saved)
     display.start(length.steps)
     run.trackers = Trackers(config.log.trackers if world.main else (), config, folder.path, display.say, state.step)
     return run
@@ -165,15 +167,16 @@ def _nothing_was_loaded(config: RunConfig) -> list[str]:
     ]
 
 
-def _write_first_records(run: ActiveRun, audited: Audit) -> None:
+def _write_first_records(run: ActiveRun, audited: Audit, metrics: FileMark | None) -> None:
     """Write the environment and the audit, open the metrics after the steps that are done, and show all notes."""
     folder, state, task = run.folder, run.state, run.task
     # A run that was killed after its last step saves no further checkpoint, and so would never remove its old ones.
     remove_old_checkpoints(folder.checkpoints, run.config.checkpoint.keep)
     # A run without room for a checkpoint is refused now, and not after the steps up to the first one.
     require_space(folder.path, checkpoint_bytes(run.model))
-    if not folder.start_metrics(state.step):
-        state.notes.append(f"step {state.step}: {folder / 'metrics.jsonl'} is missing; earlier lines are lost")
+    problem = folder.start_metrics(state.step, metrics)
+    if problem:
+        state.notes.append(f"step {state.step}: {problem}")
     data = DataRecord.model_validate(task.describe())
     environment(data, run.world.device.type, run.world.size).write(folder / "environment.json")
     audited.write(folder / "audit.json")

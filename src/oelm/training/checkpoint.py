@@ -1,11 +1,13 @@
 """Checkpoints: everything a run needs to resume exactly, as named tensors in safetensors files, written atomically.
 
+A checkpoint's manifest is written last and has a hash of every file, which is checked before the file is used.
+
 No random state is saved: batches and dropout are functions of the seed, the step and the rank.
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import re
 import shutil
@@ -17,18 +19,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..base.files import put_in_place, read_record, require_space, write_json
+from ..base.manifest import FileMark, check_files, files_in, read_manifest, write_manifest
+from ..base.strict import explain
 from ..errors import CheckpointError, ConfigError, FileError, first_line
 from ..method.seal import adopt, record_of, verify
 from ..method.spec import FRESH
+from ..runs.schema import RecordPart
 from .parallel import World, is_sharded
 from .timing import Times
 
-FORMAT = 3
+FORMAT = 4
 _NAME = re.compile(r"step-(\d{8,})")
 _STATE = "state.json"
 _TENSORS = "tensors.safetensors"
@@ -58,11 +64,26 @@ class TrainState:
     notes: list[str] = field(default_factory=list)
 
 
+class _StateFile(RecordPart):
+    """The content of state.json."""
+
+    state: TrainState
+    identity: dict[str, Any]
+    oelm: dict[str, Any] | None
+    without_gradient: list[str]
+    left_out: list[str]
+    metrics: FileMark
+    step_seconds: list[float]
+    warmup_seconds: list[float]
+    seconds_apart: dict[str, float]
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What a checkpoint saves of a run in progress. `identity` is what must be the same for an exact resume.
 
-    `left_out` names tensors that are not saved, because building the run makes them again.
+    `metrics` is the run's metrics.jsonl, and `left_out` names tensors that are not saved, because building the run
+    makes them again.
     """
 
     model: nn.Module
@@ -70,6 +91,7 @@ class Snapshot:
     state: TrainState
     times: Times
     identity: dict[str, Any]
+    metrics: FileMark
     left_out: frozenset[str] = frozenset()
 
 
@@ -78,7 +100,8 @@ class Checkpoint:
     """A checkpoint on disk, with its state.json read and its tensors still to be loaded.
 
     `freeze_record` is the record that `oelm.apply` sealed into the model's config. `without_gradient` names trainable
-    parameters that never had a gradient, and so have no optimiser state. `left_out` names frozen matrices that are not
+    parameters that never had a gradient, and so have no optimiser state. `metrics` is what the run's metrics.jsonl was
+    when the checkpoint was written. `left_out` names frozen matrices that are not
     in it: whoever loads it has applied the method with the run's seed, which makes them, and `load` verifies them.
     """
 
@@ -89,8 +112,7 @@ class Checkpoint:
     freeze_record: dict[str, Any] | None
     without_gradient: list[str]
     left_out: frozenset[str]
-    shards: dict[str, int] | None
-    sha256: str | None
+    metrics: FileMark
 
     def restore_frozen(self, model: nn.Module) -> None:
         """Freeze what was frozen when the checkpoint was written: a schedule may have changed it since step 0."""
@@ -132,7 +154,7 @@ def checkpoint_bytes(model: nn.Module) -> int:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint's state.json. Raise when it is damaged or has another format."""
+    """Read a checkpoint's state.json. Raise when it is damaged, has another format or belongs to another step."""
     try:
         content = read_record(path / _STATE)
     except FileError as error:
@@ -142,16 +164,24 @@ def read_checkpoint(path: Path) -> Checkpoint:
             f"{path}: its checkpoint format is {content.get('format')!r}, this oelm reads {FORMAT}. Resume with the "
             f"version of oelm that wrote it, or delete {path.parent} to train the run again from step 0"
         )
+    try:
+        check_files(path, [_STATE])
+        saved = _StateFile.model_validate_json(json.dumps(content))
+    except FileError as error:
+        raise _damaged(path, str(error)) from None
+    except ValidationError as error:
+        raise _damaged(path, f"{path / _STATE}: {explain(error, _StateFile)}") from None
+    if saved.state.step != _step(path):
+        raise _damaged(path, f"{path / _STATE}: is of step {saved.state.step}")
     return Checkpoint(
         path=path,
-        state=TrainState(**content["state"]),
-        times=Times(content["step_seconds"], content["warmup_seconds"], content["seconds_apart"]),
-        identity=content["identity"],
-        freeze_record=content["oelm"],
-        without_gradient=content["without_gradient"],
-        left_out=frozenset(content.get("left_out", ())),
-        shards=content["shards"],
-        sha256=content["sha256"],
+        state=saved.state,
+        times=Times(saved.step_seconds, saved.warmup_seconds, saved.seconds_apart),
+        identity=saved.identity,
+        freeze_record=saved.oelm,
+        without_gradient=saved.without_gradient,
+        left_out=frozenset(saved.left_out),
+        metrics=saved.metrics,
     )
 
 
@@ -175,13 +205,13 @@ def save_checkpoint(folder: Path, keep: int, snapshot: Snapshot, world: World) -
         with _writing(path):
             data = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
             save_file(data, temporary / _TENSORS)
-    world.barrier()  # every shard is there before the checkpoint gets its name
+    world.barrier()  # every shard is there before it is hashed
+    marks = _marks(temporary, world) if sharded else {}
     if world.main:
         times = snapshot.times
         content = {
             "format": FORMAT,
-            "shards": _sizes(temporary / _SHARDS) if sharded else None,
-            "sha256": None if sharded else _sha256(temporary / _TENSORS),
+            "metrics": asdict(snapshot.metrics),
             "identity": snapshot.identity,
             "state": asdict(state),
             "oelm": record_of(model),
@@ -196,6 +226,8 @@ def save_checkpoint(folder: Path, keep: int, snapshot: Snapshot, world: World) -
         }
         with _writing(path):
             write_json(temporary / _STATE, content)
+            own = [_STATE] if sharded else [_STATE, _TENSORS]
+            write_manifest(temporary, {**marks, **{name: FileMark.of(temporary / name) for name in own}})
             put_in_place(temporary, path)
         remove_old_checkpoints(folder, keep)
     world.barrier()
@@ -270,16 +302,16 @@ def _create_optimizer_state(optimizer: torch.optim.Optimizer, skipped: set[int])
 def _load_tensors(checkpoint: Checkpoint, tensors: dict[str, Tensor], exactly: bool) -> None:
     """Fill tensors from a checkpoint. With `exactly` it must hold these and no others; else it may hold more."""
     path = checkpoint.path
-    if checkpoint.shards is not None:
-        _load_shards(path, checkpoint.shards, tensors, exactly)
+    if (path / _SHARDS).is_dir():
+        _load_shards(path, tensors, exactly)
         return
     try:
+        check_files(path, [_TENSORS])
         stored = load_file(path / _TENSORS)
-        sha256 = _sha256(path / _TENSORS)
     except (OSError, SafetensorError) as error:
         raise _damaged(path, f"{path / _TENSORS}: cannot be read ({error})") from None
-    if sha256 != checkpoint.sha256:
-        raise _damaged(path, f"{path / _TENSORS}: has changed since it was written")
+    except FileError as error:
+        raise _damaged(path, str(error)) from None
     _require_names(path, set(stored), set(tensors), exactly)
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -314,16 +346,13 @@ def _write_shards(tensors: dict[str, Tensor], path: Path) -> None:
         raise _not_written(path, _reasons(error)) from None
 
 
-def _load_shards(path: Path, shards: dict[str, int], tensors: dict[str, Tensor], exactly: bool) -> None:
+def _load_shards(path: Path, tensors: dict[str, Tensor], exactly: bool) -> None:
     """Load, in every process, what it needs into the tensors, from the files of however many processes wrote them."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    sizes = _sizes(path / _SHARDS)
-    different = sorted(name for name in shards | sizes if shards.get(name) != sizes.get(name))
-    if different:  # torch would not notice a missing file: its part of each tensor would stay as it is
-        raise _damaged(path, f"{path / _SHARDS / different[0]}: missing, truncated or from another checkpoint")
+    _check_shards(path)
     reader = HuggingFaceStorageReader(str(path / _SHARDS))
     try:
         _require_names(path, set(reader.read_metadata().state_dict_metadata), set(tensors), exactly)
@@ -337,13 +366,35 @@ def _load_shards(path: Path, shards: dict[str, int], tensors: dict[str, Tensor],
         raise _damaged(path, f"{path}: cannot be read ({error})") from None
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_size for file in sorted(folder.glob("*.safetensors"))}
+def _marks(folder: Path, world: World) -> dict[str, FileMark]:
+    """Return the marks of all shards in a folder, of which every process hashes its share."""
+    own = {name: asdict(FileMark.of(folder / name)) for name in files_in(folder)[world.rank :: world.size]}
+    marks: dict[str, FileMark] = {}
+    for part in world.collect([json.dumps(own)]):
+        marks |= {name: FileMark(**mark) for name, mark in json.loads(part).items()}
+    return marks
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _check_shards(path: Path) -> None:
+    """Raise in every process unless all shards, and no others, are as they were written; each checks its share.
+
+    torch would not notice a missing file, whose part of each tensor would stay as it is, or one of another step.
+    """
+    import torch.distributed as dist
+
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    problem = ""
+    try:
+        names = sorted({*read_manifest(path), *files_in(path)})
+        check_files(path, names[rank::size])
+    except FileError as error:
+        problem = str(error)
+    problems = [problem]
+    if size > 1:
+        problems = [""] * size
+        dist.all_gather_object(problems, problem)
+    for found in filter(None, problems):
+        raise _damaged(path, found)
 
 
 def _reasons(error: Any) -> str:

@@ -25,11 +25,10 @@ from ..errors import FileError, OelmError, TrainingError
 from ..method.audit import audit
 from ..method.schedule import advance, due
 from ..method.seal import verify
-from ..models.load import load
 from ..runs.folder import RunFolder, ending
 from ..runs.schema import AttentionLine, Audit, Clock, EventLine, LayerAttention, Result, TrainLine, ValLine
 from .attention_stats import attention_statistics
-from .best import save_best_model, stale_best_model
+from .best import load_best_model, save_best_model, stale_best_model
 from .build import ActiveRun, build_run, build_stepper, count_flops
 from .checkpoint import Snapshot, save_checkpoint, seeded_tensors
 from .optim import learning_rate, set_learning_rate
@@ -252,7 +251,8 @@ def _save(run: ActiveRun) -> None:
     state.window_losses, state.window_targets = run.world.gather(loss_sum), targets
     run.trackers.flush()
     left_out = seeded_tensors(run.model) if run.config.checkpoint.frozen == "seeded" else frozenset()
-    snapshot = Snapshot(run.model, run.stepper.optimizer, state, run.timer.times, run.identity, left_out)
+    metrics = run.folder.metrics_mark()
+    snapshot = Snapshot(run.model, run.stepper.optimizer, state, run.timer.times, run.identity, metrics, left_out)
     save_checkpoint(run.folder.checkpoints, run.config.checkpoint.keep, snapshot, run.world)
 
 
@@ -307,7 +307,7 @@ def _evaluate_other_splits(run: ActiveRun) -> dict[str, MetricDict]:
         if stale:  # best models were saved before this run was resumed, but not since
             run.state.notes.append(f"{stale}: other splits were evaluated with the last model")
     if run.world.any(has_best and not stale):
-        model, step = load(run.folder / "best").to(run.world.device), run.state.best["step"]
+        model, step = load_best_model(run.folder / "best").to(run.world.device), run.state.best["step"]
         module = run.task.loss(model)
     evaluations = {}
     for name, split_task in split_tasks.items():

@@ -65,7 +65,9 @@ def _step_warnings(state: TrainState) -> list[str]:
 def read_result(folder: RunFolder) -> dict[str, Any]:
     """Return the content of a finished run's result.json; raise an error that says what to do where it is damaged."""
     try:
-        read(folder / "result.json", Result)
+        result = read(folder / "result.json", Result)
+        if result.id != folder.config.id:
+            raise FileError(f"{folder / 'result.json'}: is another run's, of id {result.id}")
     except FileError as error:
         has_checkpoint = bool(list_checkpoints(folder.checkpoints))
         effect = "writes it again" if has_checkpoint else "trains the run again: it has no checkpoint"

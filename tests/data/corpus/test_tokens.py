@@ -21,7 +21,7 @@ def prepared(tmp_path):
 
 def change_header(folder, **changes):
     header = json.loads((folder / "data.json").read_text())
-    (folder / "data.json").write_text(json.dumps(header | changes))
+    (folder / "data.json").write_text(json.dumps({**header, "sha256": None, **changes}))
 
 
 def test_a_prepared_folder_opens(prepared):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -55,7 +56,7 @@ class SourceHeader(Strict, refusal=DataError):
 
 
 class Header(Strict, refusal=DataError):
-    """The content of `data.json`."""
+    """The content of `data.json`. `sha256` is the hash of all the rest; headers of earlier versions have none."""
 
     format: Literal["oelm-tokens"] = "oelm-tokens"
     version: int = VERSION
@@ -72,6 +73,18 @@ class Header(Strict, refusal=DataError):
     ignored: tuple[str, ...] = ()
     shared_documents: _Count = 0
     recipe: dict[str, Any]
+    sha256: _Sha256 | None = None
+
+
+def sealed(header: Header) -> dict[str, Any]:
+    """Return a header's content as it is written, with its hash."""
+    content = header.model_dump(mode="json", exclude={"sha256"})
+    return {**content, "sha256": _sha256_of(content)}
+
+
+def _sha256_of(content: dict[str, Any]) -> str:
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def dtype_for(vocab_size: int, requested: str = "auto") -> DTypeName:
@@ -108,6 +121,8 @@ def read_header(folder: Path) -> Header:
             f"{path}: format version {content.get('version')!r}, this oelm reads version {VERSION}; "
             "prepare the data again or use the oelm that wrote it"
         )
+    if content.get("sha256") not in (None, _sha256_of(content)):
+        raise DataError(f"{path}: has changed since it was written; prepare the data again")
     try:
         return Header(**content)
     except DataError as error:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ...base.files import write_json, writing
 from ...base.locks import hold
 from ...errors import DataError, FileError
-from .header import HEADER, WORK, Header
+from .header import HEADER, WORK, Header, sealed
 from .sources import SplitName, hash_file
 from .tokens import TOKENIZER
 
@@ -92,7 +92,7 @@ class Workspace:
     def publish(self, header: Header) -> None:
         """Write the header and move the finished files to the output folder, the header last."""
         self.close_parts()
-        write_json(self.folder / HEADER, header.model_dump(mode="json"), sort_keys=False, ensure_ascii=False)
+        write_json(self.folder / HEADER, sealed(header), sort_keys=False, ensure_ascii=False)
         self.move()
 
     @property
