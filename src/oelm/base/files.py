@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from glob import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,6 +22,8 @@ from ..errors import CheckpointError, FileError, first_line
 
 # Bytes that must stay free on a disk beside what is about to be written.
 _HEADROOM = 64 * 1024**2
+# The list of what `filled_folder` moves up, in its temporary folder.
+_MOVED = ".moved.json"
 # YAML tags of keys that name no field: `<<` merges another mapping and may occur twice.
 _NOT_KEYS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 
@@ -168,7 +171,7 @@ def require_reachable(path: str | PathLike[str]) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `path` when the block ends, or removed when the block raises."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    remove_leftovers(path.parent, path.name)
     try:
         with writing(path):
             temporary.mkdir(parents=True)
@@ -180,15 +183,41 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def empty_folder(path: Path) -> Iterator[Path]:
-    """Yield an existing empty folder to be filled in place (it may be a mount); empty it again if the block raises."""
+def filled_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder in an existing empty one, whose entries are moved up when the block ends.
+
+    For a folder that may be a mount, which cannot be renamed over. `undo_filling` removes what a killed process left.
+    """
+    temporary = path / f".filling.{os.getpid()}.tmp"
     try:
         with writing(path):
-            yield path
+            temporary.mkdir()
+            yield temporary
+            entries = sorted(entry.name for entry in temporary.iterdir())
+            write_json(temporary / _MOVED, entries)
+            for name in entries:
+                os.replace(temporary / name, path / name)
+            sync(path)
+            shutil.rmtree(temporary)
     except BaseException:
-        for entry in path.iterdir():
-            _remove(entry)
+        _undo(temporary)
         raise
+
+
+def undo_filling(path: Path) -> None:
+    """Remove what a killed `filled_folder` left in a folder, and nothing else."""
+    for temporary in path.glob(".filling.*.tmp"):
+        if not _is_being_written(temporary):
+            _undo(temporary)
+
+
+def _undo(temporary: Path) -> None:
+    """Remove the entries that were moved up from a temporary folder, and the folder, whose list of them goes last."""
+    if (temporary / _MOVED).is_file():
+        for name in read_json(temporary / _MOVED):
+            if not (temporary / name).exists():
+                _remove(temporary.parent / Path(name).name)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
@@ -224,12 +253,13 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
     """Remove the temporary files and folders of processes that were killed while they wrote to a folder.
 
-    Those of live processes stay: a launcher may be writing to a run's folder while the run claims it.
+    Those of live processes stay: a launcher may be writing to a run's folder while the run claims it. With `name`, only
+    what was to get that name is removed.
     """
-    for path in folder.glob(".*.tmp"):
+    for path in folder.glob(".*.tmp" if name is None else f".{escape(name)}.*.tmp"):
         if not _is_being_written(path):
             _remove(path)
 

@@ -118,11 +118,13 @@ def export(
 ) -> None:
     """Write a plain transformers checkpoint with the same outputs and a model card; it loads without oelm."""
     with errors():
+        from ..base.files import filled_folder, new_folder, undo_filling
         from ..errors import CheckpointError
 
+        if out.is_dir():
+            undo_filling(out)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise CheckpointError(f"{out} exists and is not empty: nothing was written")
-        from ..base.files import empty_folder, new_folder
         from ..evaluation.load import load_run_with_label, save_tokenizer
         from ..evaluation.training_facts import training_facts
         from ..models.export import export as export_model
@@ -135,7 +137,7 @@ def export(
         training = training_facts(run) if run is not None else None
         # A new folder is renamed into place once it is complete. An existing empty one is filled where it is: it may
         # be a mount, which cannot be renamed over.
-        with empty_folder(out) if out.is_dir() else new_folder(out) as folder:
+        with filled_folder(out) if out.is_dir() else new_folder(out) as folder:
             export_model(model, folder, training=training)
             save_tokenizer(Path(source), folder)
         typer.echo(f"wrote {out}: {checkpoint}" if checkpoint else f"wrote {out}")

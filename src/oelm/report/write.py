@@ -17,7 +17,7 @@ from typing import Any
 
 from ..analysis import Analysis, AnalysisError, analyse
 from ..analysis.run import Attempt
-from ..base.files import write_bytes, write_json
+from ..base.files import remove_leftovers, write_bytes, write_json
 from ..errors import NoRunsError, nearest
 from ..runs.folder import is_alive
 from . import drawing, pdf
@@ -95,6 +95,8 @@ def _make_folder(folder: Path) -> Path:
         raise AnalysisError(f"{folder}: is a file; the report needs a folder")
     try:
         (folder / "tables").mkdir(parents=True, exist_ok=True)
+        for written in (folder, folder / "tables", folder / "figures"):
+            remove_leftovers(written)
     except OSError as error:
         raise AnalysisError(f"{folder}: cannot be made ({error.strerror})") from None
     return folder
