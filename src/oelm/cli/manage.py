@@ -134,7 +134,7 @@ def archive(
             return
         for entry in archived:
             if entry.outcome == "left out":
-                typer.echo(f"left out: {entry.run.path}, which is {entry.run.state}")
+                typer.echo(f"left out: {entry.reason}")
         new, old = (sum(entry.outcome == outcome for entry in archived) for outcome in ("archived", "there"))
         typer.echo(f"archived {count_of(new)} in {out}" + (f"; {count_of(old)} there already" if old else ""))
 

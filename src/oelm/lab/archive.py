@@ -9,28 +9,48 @@ from pathlib import Path
 from typing import Any
 
 from ..base.files import new_folder, write_text
-from ..errors import LabError
+from ..errors import FileError, LabError
 from ..runs.folder import line_to_json, read_metrics
-from ..runs.schema import MetricLine, RecordedConfig, Status, read
+from ..runs.schema import (
+    Audit,
+    Environment,
+    MetricLine,
+    Record,
+    RecordedConfig,
+    Result,
+    Status,
+    Timing,
+    read,
+    read_optional,
+)
 from .status import RunState, list_runs
 
 _ENDED = ("finished", "diverged", "failed")
 # The files that are copied unchanged. Checkpoints, models and logs stay where they are.
-_COPIED = ("config.json", "environment.json", "audit.json", "timing.json", "result.json")
+_COPIED: dict[str, type[Record]] = {
+    "config.json": RecordedConfig,
+    "environment.json": Environment,
+    "audit.json": Audit,
+    "timing.json": Timing,
+    "result.json": Result,
+}
+_CHECKED: dict[str, type[Record]] = {**_COPIED, "status.json": Status}
 # Fields of a status that mean nothing on another machine.
 _MACHINE_FIELDS = {"host", "pid"}
 
 
 @dataclass(frozen=True)
 class ArchivedRun:
-    """A run, its folder in the archive, and the outcome: archived, there (archived before), or left out."""
+    """A run, its folder in the archive, and the outcome: archived, there (archived before), or left out for a reason."""
 
     run: RunState
     target: Path
     outcome: str
+    reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"run": str(self.run.path), "place": str(self.target), "outcome": self.outcome, "state": self.run.state}
+        place = {"run": str(self.run.path), "place": str(self.target)}
+        return {**place, "outcome": self.outcome, "state": self.run.state, "reason": self.reason}
 
 
 def archive(folders: Sequence[Path], out: Path, points: int) -> list[ArchivedRun]:
@@ -48,11 +68,25 @@ def archive(folders: Sequence[Path], out: Path, points: int) -> list[ArchivedRun
             raise LabError(f"{target}: two runs would go there, {other.path} and {run.path}: archive one of them")
     if not run_by_target:
         raise LabError(f"{', '.join(map(str, folders))}: no runs there")
-    archived = [ArchivedRun(run, target, _outcome(run, target)) for target, run in run_by_target.items()]
+    archived = [_judged(run, target) for target, run in run_by_target.items()]
     for entry in archived:
         if entry.outcome == "archived":
             _copy(entry.run, entry.target, points)
     return archived
+
+
+def _judged(run: RunState, target: Path) -> ArchivedRun:
+    """Return what to do with a run; one with a damaged record is left out, and the record is named."""
+    try:
+        outcome = _outcome(run, target)
+        if outcome == "archived":
+            for name, record in _CHECKED.items():
+                read_optional(run.path / name, record)
+            read_metrics(run.path)
+    except FileError as error:
+        return ArchivedRun(run, target, "left out", str(error))
+    reason = f"{run.path}, which is {run.state}" if outcome == "left out" else ""
+    return ArchivedRun(run, target, outcome, reason)
 
 
 def _outcome(run: RunState, target: Path) -> str:
