@@ -165,3 +165,15 @@ def test_a_chinese_font_that_was_installed_after_matplotlibs_first_use_is_found(
     known = [font for font in fontManager.ttflist if "CJK" not in font.fname]
     monkeypatch.setattr(fontManager, "ttflist", known)
     assert drawing.cjk_font() in drawing.CJK_FONTS
+
+
+def test_the_last_number_of_an_axis_is_not_cut_off():
+    """An axis that gets wider when it is laid out may get one more number, at its very end."""
+    row = IntervalRow(label="oelm-random-matched", style=0, value=42.0, low=-36.0, high=118.0)
+    rows = [row, IntervalRow(label="oelm-random", style=1, value=4.0, low=-1.0, high=9.0)] * 2
+    svg = svg_of(ChartFigure("change", "", "", [Intervals(x_label="change (%)", rows=rows, line=0.0)]))
+    whole = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])
+    ticks = re.findall(r'<text style="[^"]*middle[^"]*" x="([\d.]+)"[^>]*>(\d+)</text>', svg)
+    assert len(ticks) > 2
+    digit = 0.636 * 9  # DejaVu Sans at 9 points
+    assert all(float(x) + len(number) * digit / 2 < whole for x, number in ticks)

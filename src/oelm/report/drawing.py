@@ -116,6 +116,8 @@ def draw(figures: Sequence[ChartFigure], png: bool = False) -> dict[str, Drawing
 def _draw_one(figure: ChartFigure, png: bool) -> Drawing:
     canvas, notes = _lay_out(figure)
     vector, raster = BytesIO(), BytesIO()
+    # Laying out makes the axes wider, which may add a number at their end; saving lays out again, with room for it.
+    canvas.draw_without_rendering()
     canvas.savefig(vector, format="svg", metadata={"Date": None})
     if png:
         canvas.set_layout_engine("none")  # The layout was computed for the SVG and stays the same.
