@@ -55,7 +55,7 @@ def test_watching_refreshes_until_no_run_is_in_progress(tmp_path):
         (running / "result.json").write_text(result)
         change(running, "status.json", state="finished")
         wait_for("2 done, 0 running")
-        assert "oelm-freeze against baseline" in watcher.stdout.read()  # the summary, printed at the end
+        assert "against baseline, perplexity changes by" in watcher.stdout.read()  # the summary, printed at the end
     assert watcher.returncode == 0
     assert 'http-equiv="refresh"' not in (out / "report.html").read_text(encoding="utf-8")
 
