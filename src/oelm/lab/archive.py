@@ -41,7 +41,7 @@ _MACHINE_FIELDS = {"host", "pid"}
 
 @dataclass(frozen=True)
 class ArchivedRun:
-    """A run, its folder in the archive, and the outcome: archived, there (archived before), or left out for a reason."""
+    """A run, its folder in the archive, and the outcome: archived, there (archived before), or left out, and why."""
 
     run: RunState
     target: Path
