@@ -7,8 +7,9 @@ import pytest
 from oelm.analysis import analyse
 from oelm.report import write_report
 from oelm.report.charts import Styles
+from oelm.report.document import Table
 from oelm.report.forest import change_figures
-from oelm.report.overview import findings
+from oelm.report.overview import findings, overview
 from oelm.report.words import words
 from tests.support.records import classification_run, language_run, study
 
@@ -125,3 +126,19 @@ def test_one_seed_is_said_once_and_a_number_stays_beside_its_per_cent_sign(tmp_p
     assert '<span class="chip open">one seed</span>' in page
     assert "+10.5\u00a0%" in page
     assert not re.search(r"\d %", page)
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), (0, 1, 2)])
+def test_a_note_below_the_table_says_when_means_are_over_different_seeds(tmp_path, seeds):
+    for method, of_method, gap in (("baseline", (0, 1, 2), 0.0), ("oelm-freeze", seeds, 0.1)):
+        for seed in of_method:
+            language_run(tmp_path / "runs", method, seed, 3.0 + gap + NOISE[seed] * (1 + gap))
+    analysis, say = analyse([tmp_path / "runs"]), words("en")
+    (table,) = [block for block in overview(analysis, Styles(()), say) if isinstance(block, Table)]
+    assert table.caption == ("" if len(seeds) == 3 else say("unequal_seeds"))
+
+
+def test_chinese_sentences_follow_each_other_without_a_space(tmp_path):
+    (figure,) = change_figures(analyse([three_arms(tmp_path)]), Styles(()), words("zh"))
+    assert "。" in figure.caption
+    assert "。 " not in figure.caption

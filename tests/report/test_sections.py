@@ -11,6 +11,7 @@ from oelm.analysis import analyse
 from oelm.report import summary, write_report
 from oelm.report.chart_choice import setup_figures
 from oelm.report.charts import Styles
+from oelm.report.compose import arms_table
 from oelm.report.words import words
 from tests.support.records import (
     bench_row,
@@ -175,3 +176,15 @@ def test_a_benchmark_of_batches_of_different_size_has_a_warning(tmp_path):
     assert text.count("steps of different size") == 1
     assert "oelm-freeze@8" in text
     assert "Per example its ratio is 0.970" in text
+
+
+def test_the_interval_of_a_perplexity_that_would_reach_below_zero_is_left_out(tmp_path):
+    for seed, loss in enumerate((3.0, 4.5)):
+        language_run(tmp_path / "wide", "baseline", seed, loss)
+        language_run(tmp_path / "narrow", "baseline", seed, 3.0 + 0.01 * seed)
+    say = words("en")
+    for runs, cell, note in (("wide", say("below_zero_short"), True), ("narrow", "18.90 – 21.47", False)):
+        analysis = analyse([tmp_path / runs])
+        table = arms_table(analysis, analysis.groups[0].setups[0], 1, say)
+        assert table.rows[0][4].text == cell
+        assert (say("note_below_zero") in table.caption) == note

@@ -104,10 +104,18 @@ def cell_to_show(analysis: Analysis, setup: Setup, arm: Arm) -> tuple[float, tup
 
 
 def mean_of(runs: Sequence[Run], measure: Measure | str) -> Estimate | None:
-    """Return the mean of a figure over runs, with an interval from two runs on, which for a share stays in 0 to 1."""
+    """Return the mean of a figure over runs, with an interval from two runs on.
+
+    The interval of a share stays in 0 to 1. That of a figure that is compared by its ratio, such as a perplexity, is
+    left out when it would reach below zero.
+    """
     name = measure if isinstance(measure, str) else measure.name
     values = [value for run in runs if (value := run.figure(name)) is not None]
     mean = estimate(values) if values else None
-    if mean is None or mean.low is None or mean.high is None or name not in MEASURES or not MEASURES[name].points:
+    if mean is None or mean.low is None or mean.high is None or name not in MEASURES:
+        return mean
+    if MEASURES[name].log and mean.low < 0:
+        return replace(mean, low=None, high=None)
+    if not MEASURES[name].points:
         return mean
     return replace(mean, low=max(0.0, mean.low), high=min(1.0, mean.high))

@@ -13,7 +13,7 @@ from ..analysis.arms import Arm, Setup
 from ..analysis.compare import Comparison
 from ..base.text import WIDTH, plain_table, plain_text
 from ..report import numbers
-from ..report.overview import findings
+from ..report.overview import findings, has_unequal_seeds
 from ..report.sentences import opening, setup_label, short_conclusion, verdict_lines
 from ..report.words import Words, words
 from .terminal import count_of, fold, folded
@@ -40,7 +40,7 @@ def summary_lines(analysis: Analysis, language: str = "en") -> list[str]:
     """Return what `oelm report` prints: what was found, a table for each setup, and the verdicts on hypotheses."""
     say = words(language)
     lines = [line for text in findings(analysis, say) for line in folded(text)]
-    lines += [*folded(" ".join(opening(analysis, say))), "", *_tables(analysis, say)]
+    lines += [*folded(say.in_a_row(opening(analysis, say))), "", *_tables(analysis, say)]
     for text in verdict_lines(analysis, say)[1:]:
         bullet = "- " if text.startswith("- ") else ""
         first, *more = folded(text.removeprefix(bullet), len(bullet))
@@ -84,8 +84,7 @@ def _setup_lines(setup: Setup, analysis: Analysis, say: Words) -> list[str]:
     table.add_column(last, no_wrap=True)
     for cells in rows:
         table.add_row(*cells)
-    unequal = len({len(runs) for _, _, runs in shown}) > 1
-    note = fold(say("cli_unequal"), WIDTH) if unequal and reference else []
+    note = fold(say("unequal_seeds"), WIDTH) if reference and has_unequal_seeds(analysis, setup) else []
     label = setup_label(setup, analysis, say)
     return [*(fold(label, WIDTH) if label else []), *plain_text(table).splitlines(), *note, ""]
 

@@ -169,7 +169,7 @@ def _time(context: ChartContext) -> ChartFigure | None:
     if any(row.hollow for row in rows):
         captions.append(say("cap_time_doubt"))
     chart = Intervals(x_label=say("axis_step_ms"), rows=rows, cross_label=say("flop_bound"))
-    return context.figure("time", say("fig_time"), " ".join(captions), chart)
+    return context.figure("time", say("fig_time"), say.in_a_row(captions), chart)
 
 
 def _time_row(

@@ -146,6 +146,9 @@ def arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Tab
     columns = ["col_method", "col_rate", "col_seeds", f"m_{measure}", "col_interval"]
     columns += [*(f"m_{name}" for name in further), "col_trainable", "col_frozen", "col_step", "col_runs"]
     captions = [f"* {say('note_times_doubtful')}"] if any(run.times_doubt for run in setup.runs) else []
+    means = [mean_of(cell_to_show(analysis, setup, arm)[1], setup.measure) for arm in setup.arms]
+    if any(mean is not None and mean.spread and mean.low is None for mean in means):
+        captions.append(say("note_below_zero"))
     if any(arm.lost_at(cell_to_show(analysis, setup, arm)[0]) for arm in setup.arms):
         captions.append(say("seeds_left_note"))
     numeric, caption = tuple(range(1, len(columns) - 1)), say("and_then").join(captions)

@@ -57,7 +57,7 @@ def change_figure(
     captions += [say("cap_band", margin=numbers.margin(first.measure.name))] if band is not None else []
     captions += [say("cap_setups", shown=MOST_PANELS, all=len(charts))] if len(charts) > MOST_PANELS else []
     shown: list[Chart] = [*charts[:MOST_PANELS]]
-    return ChartFigure(name, say("fig_change", reference=reference), " ".join(captions), shown)
+    return ChartFigure(name, say("fig_change", reference=reference), say.in_a_row(captions), shown)
 
 
 def _change_row(label: str, comparison: Comparison, styles: Styles) -> IntervalRow | None:

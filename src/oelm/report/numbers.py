@@ -131,8 +131,10 @@ def _no_interval(comparison: Comparison, say: Words) -> str:
 
 
 def _without_interval(estimate: Estimate | None, say: Words) -> str:
-    """Return why a mean has no interval: it is of one value, or of values that are all the same."""
-    return say("no_spread_short" if estimate is not None and estimate.n > 1 else "one_seed_short")
+    """Return why a mean has no interval: it is of one value or of equal values, or would reach below zero."""
+    if estimate is None or estimate.n == 1:
+        return say("one_seed_short")
+    return say("below_zero_short" if estimate.spread else "no_spread_short")
 
 
 def margin(name: str) -> str:

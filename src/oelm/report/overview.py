@@ -27,7 +27,7 @@ def overview(analysis: Analysis, styles: Styles, say: Words) -> list[Block]:
     """Return the first section: a sentence, what to know about the runs, a figure, and a table for each setup."""
     blocks: list[Block] = [Heading(say("summary"), 2, "summary")]
     blocks += [Paragraph(text, tone="lead") for text in findings(analysis, say)]
-    blocks.append(Paragraph(" ".join(opening(analysis, say)), tone="muted"))
+    blocks.append(Paragraph(say.in_a_row(opening(analysis, say)), tone="muted"))
     blocks += change_figures(analysis, styles, say)
     setups = [setup for group in analysis.groups for setup in group.setups]
     for number, setup in enumerate(setups if len(setups) <= _SETUPS else (), start=1):
@@ -119,6 +119,12 @@ def _means(analysis: Analysis, setup: Setup) -> dict[str, float]:
     return {method: mean.mean for method, mean in means.items() if mean is not None}
 
 
+def has_unequal_seeds(analysis: Analysis, setup: Setup) -> bool:
+    """Return True if the means of a setup's arms are over different seeds: then a change need not follow from them."""
+    shown = [cell_to_show(analysis, setup, arm)[1] for arm in setup.arms]
+    return len({frozenset(run.seed for run in runs) for runs in shown}) > 1
+
+
 def _best(setup: Setup, means: dict[str, float]) -> str:
     return (min if setup.measure.lower_is_better else max)(means, key=lambda method: means[method])
 
@@ -130,7 +136,9 @@ def _table(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
     columns = ["col_method", f"m_{name}", "col_change_interval", "col_reading"]
     if not comparisons:
         columns[2:] = ["col_interval", "col_seeds"]
-    table = Table(f"{number}-summary", say.all(*columns), numeric=(1,) if comparisons else (1, 2, 3))
+    caption = say("unequal_seeds") if comparisons and has_unequal_seeds(analysis, setup) else ""
+    numeric = (1,) if comparisons else (1, 2, 3)
+    table = Table(f"{number}-summary", say.all(*columns), numeric=numeric, caption=caption)
     best = _best(setup, means) if len(means) > 1 else None
     sizes = {method: numbers.size(comparison) for method, comparison in comparisons.items()}
     direction = 1 if setup.measure.lower_is_better else -1

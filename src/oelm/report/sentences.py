@@ -110,7 +110,7 @@ def conclusion(comparison: Comparison, say: Words) -> str:
     if comparison.alike is not None and comparison.alike < ALPHA:
         parts.append(say("says_alike", margin=numbers.margin(comparison.measure.name)))
     if parts:
-        return " ".join(parts)
+        return say.in_a_row(parts)
     if comparison.p is not None and comparison.p < ALPHA:
         return say("says_open_corrected", p=numbers.p_value(comparison.adjusted))
     return say("says_open")

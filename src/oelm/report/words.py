@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -26,6 +27,10 @@ class Words:
     def all(self, *keys: str) -> list[str]:
         """Return the texts of several keys."""
         return [self(key) for key in keys]
+
+    def in_a_row(self, sentences: Iterable[str]) -> str:
+        """Return sentences as one text; Chinese ones follow each other without a space."""
+        return ("" if self.language == "zh" else " ").join(sentences)
 
 
 @cache
