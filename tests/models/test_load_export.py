@@ -328,7 +328,10 @@ def test_adapters_that_peft_cannot_merge_are_refused_with_the_way_out(tmp_path):
     merged = copy.deepcopy(adapted).merge_and_unload()
     with pytest.raises(oelm.FreezeError, match=r"\(merge_and_unload\), export the model before"):
         oelm.export(merged, tmp_path)
+    with pytest.raises(oelm.FreezeError, match=r"\(merge_and_unload\), export the model before"):
+        oelm.verify(merged)
     flip_bit(model.bert.encoder.layer[1].attention.self.query.base_layer.weight)
-    with pytest.raises(oelm.FreezeError, match=r"query\.weight: its content changed"):
+    with pytest.raises(oelm.FreezeError, match=r"query\.weight: its content changed") as changed:
         oelm.export(adapted, tmp_path)
+    assert "merge_and_unload" not in str(changed.value), "its adapters stand beside the matrices still"
     assert not list(tmp_path.iterdir())

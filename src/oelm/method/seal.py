@@ -8,6 +8,7 @@ flipped bit cannot hide behind rounding.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from ..errors import FreezeError, MethodError, OelmError
 from .matrices import orthogonality_error
 from .plan import Operation
 from .projections import CoreProjection, IdentityProjection
-from .sites import path_without_adapter, unwrapped, weight_matrix, without_adapter
+from .sites import is_pefts, path_without_adapter, unwrapped, weight_matrix, without_adapter
 from .spec import ORTHONORMAL
 from .trainable import frozen_names
 
@@ -213,7 +214,9 @@ def check_sealed(model: nn.Module, measurements: Measurements) -> Verification:
         if matrix["frozen"]:
             problems += _matrix_problems(model, path, matrix, measurements)
     if problems:
-        raise FreezeError(f"{type(model).__name__} is not frozen as sealed.{_likely_reason(model)}{listed(problems)}")
+        raise FreezeError(
+            f"{type(model).__name__} is not frozen as sealed.{_likely_reason(model)}{listed(problems)}{_way_out(model)}"
+        )
     return Verification(len(record["frozen"]), len(record["frozen"]) - casts.total(), dict(casts))
 
 
@@ -227,6 +230,13 @@ def _likely_reason(model: nn.Module) -> str:
             "model is built, so that each builds the same."
         )
     return ""
+
+
+def _way_out(model: nn.Module) -> str:
+    """Return a line on what to do where peft may have merged adapters into frozen matrices, else nothing."""
+    if "peft" not in sys.modules or any(map(is_pefts, model.modules())):
+        return ""
+    return "\nIf peft merged adapters into them (merge_and_unload), export the model before that, as a PeftModel"
 
 
 def listed(problems: list[str]) -> str:

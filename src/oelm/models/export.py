@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -13,7 +12,7 @@ from huggingface_hub import create_repo, upload_folder
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..errors import CheckpointError, FreezeError, ModelError
+from ..errors import CheckpointError, ModelError
 from ..method.adapters import merge_adapters, merged_by_peft
 from ..method.apply import check_operable
 from ..method.fused import fuse
@@ -48,13 +47,7 @@ def export(model: nn.Module, path: str | PathLike[str], *, training: Training | 
     if out.is_file():
         raise CheckpointError(f"{out} is a file; name a folder")
     if record_of(bare) is not None:
-        try:
-            verify(bare)
-        except FreezeError as error:
-            if "peft" not in sys.modules:
-                raise
-            hint = "If peft merged adapters into them (merge_and_unload), export the model before that, as a PeftModel"
-            raise FreezeError(f"{error}\n{hint}") from None
+        verify(bare)
     plain: Any = merged_by_peft(model) if hasattr(bare, "peft_config") else copy.deepcopy(bare)
     make_plain(plain)
     if isinstance(plain, OelmGPTPreTrainedModel):
