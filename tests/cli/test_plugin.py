@@ -51,6 +51,39 @@ AutoModelForCausalLM.register(OwnConfig, OwnForCausalLM)
 oelm.register_family("own-llama", family="llama")
 """
 
+BARE_CLASS = """
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaModel, LlamaPreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+import oelm
+
+
+class BareConfig(LlamaConfig):
+    model_type = "bare-llama"
+
+
+class BareForCausalLM(LlamaPreTrainedModel):
+    config_class = BareConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = LlamaModel(config)
+        self.words = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def forward(self, input_ids, **options):
+        return CausalLMOutput(logits=self.words(self.model(input_ids, use_cache=False).last_hidden_state))
+
+    def get_output_embeddings(self):
+        return self.words
+
+
+AutoConfig.register("bare-llama", BareConfig)
+AutoModelForCausalLM.register(BareConfig, BareForCausalLM)
+oelm.register_family("bare-llama", family="llama")
+"""
+
 
 @pytest.fixture
 def fresh(monkeypatch):
@@ -147,6 +180,23 @@ def test_a_class_that_a_plugin_registers_is_loaded(fresh, tmp_path):
     assert type(oelm.load(tmp_path / "applied")) is type(model)
     config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["OtherForCausalLM"]}))
     assert "oelm --plugin FILE" in refusal("diagnose", tmp_path / "own", "--method", "oelm-freeze")
+
+
+def test_a_class_that_cannot_generate_is_trained(fresh, tmp_path):
+    """It has no generation_config, and the trainer needs nothing else of transformers' GenerationMixin."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    folder, file = tmp_path / "bare", tmp_path / "bare.py"
+    LlamaConfig(**sizes, vocab_size=1000).save_pretrained(folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "bare-llama"}))
+    assert "oelm --plugin FILE" in refusal("export", folder, tmp_path / "plain"), "no class is registered yet"
+    small = ("model.from_scratch=true", "train.max_steps=2", "data.sequence_length=16")
+    command = ("train", "--model", folder, "--out", tmp_path / "runs", "method=oelm-freeze", *small)
+    file.write_text(BARE_CLASS)
+    done = lab("--plugin", file, *command)
+    assert done.exit_code == 0, done.output
+    (run,) = (tmp_path / "runs").glob("*/oelm-freeze/seed-0")
+    assert "has no `generate`" in refusal("--plugin", file, "generate", run)
 
 
 def test_a_job_of_a_scheduler_runs_the_plugin_first(file, fresh, tmp_path):

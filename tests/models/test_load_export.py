@@ -335,3 +335,6 @@ def test_adapters_that_peft_cannot_merge_are_refused_with_the_way_out(tmp_path):
         oelm.export(adapted, tmp_path)
     assert "merge_and_unload" not in str(changed.value), "its adapters stand beside the matrices still"
     assert not list(tmp_path.iterdir())
+    adapted.save_pretrained(tmp_path)
+    with pytest.raises(oelm.errors.CheckpointError, match="an adapter that peft saved by itself"):
+        oelm.load(tmp_path)

@@ -45,6 +45,10 @@ def generate_text(
     if not 0 <= seed < 2**64:
         raise ConfigError(f"--seed {seed}: must be at least 0 and below 2**64")
     model, tokenizer = _load(source)
+    if not model.can_generate():
+        raise ConfigError(
+            f"{source}: a {type(model).__name__} has no `generate`; a class takes it from transformers' GenerationMixin"
+        )
     device = device_for("auto")
     model.to(device).eval()
     ids = tokenizer(prompt, return_tensors="pt").input_ids.to(device)

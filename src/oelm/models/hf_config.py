@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from ..base.files import require_reachable
 from ..base.hub import hub_options
@@ -72,7 +73,20 @@ def read_hf_config(path: str | PathLike[str], config_class: Any = AutoConfig, la
             if Path(path).exists()
             else "no such folder, and no model of that name could be reached on the Hub"
         )
-        raise CheckpointError(f"{label}{path}: {problem} ({first_line(error)})") from None
+        raise CheckpointError(f"{label}{path}: {problem} ({first_line(error)}){_way_on(Path(path))}") from None
+
+
+def _way_on(folder: Path) -> str:
+    """Return what to do with a folder that transformers cannot read, where its files say so, else nothing."""
+    if (folder / "adapter_config.json").is_file():
+        return ". It holds an adapter that peft saved by itself: load its base model, then PeftModel.from_pretrained"
+    try:
+        model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if model_type in CONFIG_MAPPING:
+        return ""
+    return ". If a class of yours reads it, register that with AutoConfig; on the command line: oelm --plugin FILE ..."
 
 
 def require_changeable(config: ModelConfig) -> None:

@@ -46,7 +46,10 @@ def build_language_model(config: ModelConfig, vocab_size: int, length: int, seed
             "name a decoder, or set task.form to 'text' for a task with examples"
         )
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
-        raise ConfigError(f"model.name {config.name}: {type(model).__name__} has no language-model head")
+        raise ConfigError(
+            f"model.name {config.name}: {type(model).__name__} has no language-model head: its get_output_embeddings() "
+            "returns None, and it has no lm_head"
+        )
     rows = model.get_input_embeddings().weight.shape[0]
     if vocab_size > rows:
         raise ConfigError(

@@ -66,8 +66,9 @@ class LanguageModelling(Task):
         model = build_language_model(config.model, self.data.vocab_size, self.length, config.seed)
         if "eos_token_id" not in config.model.fields:  # generation stops where a text ends
             model.config.eos_token_id = self.data.eos_id
-            if model.generation_config is not None:
-                model.generation_config.eos_token_id = self.data.eos_id
+            generation_config = getattr(model, "generation_config", None)  # a class may do without GenerationMixin
+            if generation_config is not None:
+                generation_config.eos_token_id = self.data.eos_id
         return model
 
     def loss(self, model: nn.Module) -> nn.Module:
