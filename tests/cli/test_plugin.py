@@ -224,6 +224,14 @@ def test_a_file_that_is_no_plugin_is_refused(name, content, message, fresh, tmp_
     assert plugin.__file__ not in refused, "a traceback begins with the user's own file"
 
 
+@pytest.mark.parametrize("arguments", [("families", "--plugin", "a.py"), ("data", "prepare", "--plugin=a.py", "x")])
+def test_a_plugin_behind_the_command_is_told_its_place(arguments, fresh):
+    result = lab(*arguments)
+    assert result.exit_code == 2, result.output
+    message = " ".join(result.stderr.replace("│", " ").split())
+    assert f"--plugin stands before the command: oelm --plugin FILE {arguments[0]} ..." in message
+
+
 def test_a_config_cannot_name_a_plugin(file, fresh, tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(f"plugin: {file}\n")

@@ -10,14 +10,30 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..base.plugin import VARIABLE, load_plugin
 from . import bench, data, experiments, manage, methods, report, train, use
 from .terminal import errors
 
+
+class _Root(TyperGroup):
+    """The group of all commands: a --plugin behind the command is refused with its right place."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if getattr(error, "option_name", None) == "--plugin":
+                place = f"oelm --plugin FILE {ctx.invoked_subcommand or 'COMMAND'} ..."
+                error.message = f"--plugin stands before the command: {place}"  # type: ignore[attr-defined]
+            raise
+
+
 app = typer.Typer(
     name="oelm",
+    cls=_Root,
     help="Frozen and orthogonal attention for Transformers: apply methods, verify them, train, and measure.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
