@@ -120,6 +120,13 @@ def test_what_is_chosen_depends_on_the_data_and_the_model_and_gives_way_to_overr
     smaller = quick_config("data/mine", None, {}, ["train.batch_size=4"])
     assert smaller.train.max_steps > small.train.max_steps, "three passes take more steps of smaller batches"
     assert quick_config("data/mine", None, {}, ["train.max_steps=20"]).eval.every == 2
+    for model, overrides, rate in (
+        ("gpt:tiny", [], 1e-3),
+        ("some/folder", [], 5e-5),
+        ("some/folder", ["model.from_scratch=true"], 1e-3),
+        ("some/folder", ["model.from_scratch=true", "optimizer.learning_rate=0.01"], 0.01),
+    ):
+        assert quick_config("builtin:stories", model, {}, overrides).optimizer.learning_rate == rate
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.text import WIDTH
-from ..config import GPT, RANDOM, RunConfig
+from ..config import RunConfig
 from ..errors import ConfigError
 
 _MODEL, _DATA = "gpt:tiny", "builtin:stories"
@@ -31,6 +31,7 @@ def quick_config(data: str | None, model: str | None, fields: dict[str, Any], ov
 
     Everything is a function of the data and the model, so that the same command resumes the run.
     """
+    from ..models.hf_config import is_fresh
     from ..training.tasks.language import open_dataset
 
     data, model = data or _DATA, model or _MODEL
@@ -43,7 +44,6 @@ def quick_config(data: str | None, model: str | None, fields: dict[str, Any], ov
         "experiment": experiment_name(f"{folder_name(data)}-{Path(model).name}"),
         "model": {"name": model},
         "data": {"path": data, "sequence_length": length},
-        "optimizer": {"learning_rate": _FRESH_RATE if model.startswith((GPT, RANDOM)) else _PRETRAINED_RATE},
         "train": {"batch_size": _BATCH},
         **fields,
     }
@@ -51,6 +51,8 @@ def quick_config(data: str | None, model: str | None, fields: dict[str, Any], ov
     for name, option in (("data.path", "--data"), ("model.name", "--model")):
         if name in set_by_user:
             raise ConfigError(f"{name}: without a config file, give {option}, from which other settings follow")
+    rate = _FRESH_RATE if is_fresh(RunConfig.load(chosen, overrides).model) else _PRETRAINED_RATE
+    chosen.setdefault("optimizer", {"learning_rate": rate})
     # The user's settings first: how many steps an epoch has follows from them.
     draft = RunConfig.load(chosen, overrides)
     tokens_per_step = draft.data.sequence_length * draft.train.batch_size
