@@ -14,7 +14,14 @@ from oelm.cli.app import app
 from oelm.config import RunConfig, TrainConfig
 from oelm.errors import ConfigError
 from oelm.method.spec import PRESETS, Method
+from oelm.training.engine import train
 from tests.support.training import LIMIT, config, oelm, tiny, token_folder, write_yaml
+
+
+def test_train_takes_a_config_and_nothing_else():
+    for no_config in ("run.yaml", {"experiment": "x"}):
+        with pytest.raises(ConfigError, match=r"as RunConfig\.load makes it, not (str|dict)$"):
+            train(no_config)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ..config import RunConfig
-from ..errors import FileError, OelmError, TrainingError
+from ..errors import ConfigError, FileError, OelmError, TrainingError
 from ..method.audit import audit
 from ..method.schedule import advance, due
 from ..method.seal import verify
@@ -57,6 +57,8 @@ def train(config: RunConfig, quiet: bool = False) -> dict[str, Any]:
     Under a launcher every process calls this, and only the first one writes records and returns the result. Raise
     `Stopped` when a signal asked the run to stop: it has saved a checkpoint, and the same call resumes from there.
     """
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f"oelm.train takes a RunConfig, as RunConfig.load makes it, not {type(config).__name__}")
     with listening() as stop, joined(config.train.device) as world, torch_settings(config, world):
         stop.patience = 0.0 if world.size == 1 else _SAME_SIGNAL
         folder = RunFolder(config)
