@@ -304,6 +304,12 @@ def test_columns_of_users_data_are_detected_or_must_be_named(tmp_path):
         open_labelled("folder", tmp_path, label="b", text="a")
 
 
+def test_a_table_with_semicolons_is_recognised(tmp_path):
+    (tmp_path / "train.csv").write_text("text;label\nfine;1\n", encoding="utf-8-sig")
+    with pytest.raises(DataError, match=r"separated by ';'\? Save it with commas"):
+        open_labelled("folder", tmp_path)
+
+
 def test_usual_names_of_pairs_in_users_data_are_recognised(tmp_path):
     write(tmp_path / "train.jsonl", INFERENCE)
     train = open_labelled("folder", tmp_path).splits["train"]

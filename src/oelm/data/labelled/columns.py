@@ -139,4 +139,6 @@ def _either(names: Sequence[str]) -> str:
 
 
 def _has(row: Row) -> str:
-    return f"it has {', '.join(map(repr, row))}"
+    separator = next((mark for mark in (";", "\t") if len(row) == 1 and mark in next(iter(row))), None)
+    hint = "" if separator is None else f" (are its columns separated by {separator!r}? Save it with commas)"
+    return f"it has {', '.join(map(repr, row))}{hint}"
