@@ -52,6 +52,8 @@ def new_model():
 
 
 def train(steps, folder="trainer"):
+    checkpoint = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+    done = checkpoint is not None and int(checkpoint.rpartition("-")[2]) >= steps
     arguments = TrainingArguments(
         output_dir=folder,
         max_steps=steps,
@@ -63,24 +65,26 @@ def train(steps, folder="trainer"):
         disable_tqdm=True,
     )
     trainer = Trainer(
-        model=new_model(),
+        model=oelm.load(checkpoint) if done else new_model(),
         args=arguments,
         train_dataset=train_rows,
         eval_dataset=validation_rows,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=lambda result: {"accuracy": float((result.predictions.argmax(-1) == result.label_ids).mean())},
     )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if Path(folder).is_dir() else None)
+    if not done:  # the Trainer would take one step more
+        trainer.train(resume_from_checkpoint=checkpoint)
     return trainer
 
 
 # %% [markdown]
-# The first call is stopped after 100 steps; the second goes on from its checkpoint.
+# The first call is stopped after 100 steps; the second goes on from its checkpoint. Started again, neither has a step
+# left, and the last checkpoint is loaded.
 
 # %%
 train(100)
 trainer = train(400)
-print(f"accuracy {trainer.evaluate()['eval_accuracy']:.3f} after {trainer.state.global_step} steps")
+print(f"accuracy {trainer.evaluate()['eval_accuracy']:.3f}; last checkpoint {get_last_checkpoint('trainer')}")
 
 # %% [markdown]
 # `verify` proves that what was frozen is what was sealed, to the bit. `load` brings a saved model back frozen and

@@ -73,11 +73,14 @@ def test_files_of_ones_own_are_used_and_kept(tmp_path):
 def test_hugging_faces_trainer_goes_on_from_its_checkpoint(tmp_path):
     """The model is built anew, with other random weights; the second call of the same cell has no first 100 steps."""
     output = run("huggingface_trainer.ipynb", tmp_path)
-    assert float(output.split("accuracy ")[-1].split(" after 400 steps")[0]) > 0.9
+    accuracy, _, rest = output.split("accuracy ")[-1].partition("; ")
+    assert float(accuracy) > 0.9
+    assert rest.startswith("last checkpoint trainer/checkpoint-400\n")
     assert "8 of 8 frozen tensors are bit-identical to the sealed ones" in output
     assert (tmp_path / "plain" / "README.md").is_file()
     script = run("huggingface_trainer.py", tmp_path)
     assert "8 of 8 frozen tensors are bit-identical" in script, "in another process, from the last checkpoint"
+    assert f"accuracy {accuracy}; last checkpoint trainer/checkpoint-400\n" in script, "no step more than 400"
 
 
 @pytest.mark.parametrize("name", notebooks.SCRIPTS)
