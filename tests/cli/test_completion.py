@@ -37,6 +37,8 @@ def test_bash_is_offered_the_names_that_fit_the_place(tmp_path):
         (("train", "--model", "gpt", ":", "ti"), ["tiny"]),
         (("train", "--model", "random", ":", "modern"), ["modernbert"]),
         (("finetune", "ss"), ["sst2"]),
+        (("finetune", "builtin", ":", "se"), ["sentiment"]),
+        (("report", "runs", "--lang", "z"), ["zh"]),
         (("eval", "runs/"), [str(run)]),
         (("compare", str(run), ""), [str(run)]),
     ):

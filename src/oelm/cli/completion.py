@@ -57,10 +57,15 @@ def tasks(incomplete: str) -> _Offers:
     return _beginning(incomplete, ((name, "") for name in NAMES))
 
 
+def languages(incomplete: str) -> _Offers:
+    """Offer the languages of a report."""
+    return _beginning(incomplete, (("en", "English"), ("zh", "中文")))
+
+
 def settings(incomplete: str) -> _Offers:
     """Offer the settings of a run as KEY=, and the presets as method=NAME."""
-    if _before_break().endswith(":"):  # bash has cut an option's value in two
-        return models(incomplete)
+    if _before_break().endswith(":"):  # bash has cut an option's value, or a task, in two
+        return models(incomplete) + tasks(incomplete)
     from pydantic import BaseModel
 
     from ..config import RunConfig

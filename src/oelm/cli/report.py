@@ -12,7 +12,7 @@ import typer
 from . import completion
 from .terminal import errors
 
-Language = Annotated[str, typer.Option("--lang", help="en or zh.")]
+Language = Annotated[str, typer.Option("--lang", help="en or zh.", autocompletion=completion.languages)]
 
 
 def report(
