@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ..config import RunConfig
 
 _BERT = "bert-base-uncased"
+# What a file of rows is called that may have labels.
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 # The options of `finetune` that set a field of the config, and which.
 _FIELD_OF_OPTION = {"model": "model.name", "data": "data.path", "method": "method", "seed": "seed", "output": "output"}
 
@@ -56,6 +58,7 @@ def train(
         given = {"data.path": data, "model.name": model, "output": output and str(output)}
         given["method"] = None if method is None else read_method(method)
         if names:
+            _refuse_folder(Path(names[0]))
             # JSON is YAML too, so that a path with a colon or a number for a name stays a string.
             options = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
             train_and_print(RunConfig.load(names[0], [*overrides, *options]), quiet)
@@ -66,6 +69,7 @@ def train(
                 f"{first}, as in {order}; without one, name data or a model, as in "
                 "oelm train --data data/mine --model gpt:tiny"
             )
+        _refuse_labelled(data, model, overrides)
         from .quick_run import describe, quick_config
 
         fields = {name: given[name] for name in ("method", "output") if given[name] is not None}
@@ -113,12 +117,15 @@ def finetune(
     """
     with errors():
         from ..config import RunConfig
-        from ..data.labelled.tasks import FOLDER
+        from ..data.labelled.tasks import FOLDER, NAMES
         from ..errors import ConfigError
         from ..runs.published import reference_rate
         from .quick_run import experiment_name, folder_name
 
         _refuse_field_given_twice(ctx, overrides or [])
+        if task not in NAMES and Path(task).exists():
+            where = task if Path(task).is_dir() else "FOLDER, with that file in it as train" + Path(task).suffix
+            raise ConfigError(f"{task}: not a task but data of your own: oelm finetune {FOLDER} --data {where}")
         # Data of one's own are told apart by the name of their folder.
         own = experiment_name(folder_name(str(data))) if task == FOLDER and data is not None else None
         fields: dict[str, Any] = {
@@ -152,6 +159,38 @@ def _refuse_field_given_twice(ctx: typer.Context, overrides: list[str]) -> None:
     for override in overrides:
         if override.partition("=")[0] in set_by_option:
             raise ConfigError(f"{override}: an option sets this field too; keep one of the two")
+
+
+def _refuse_folder(path: Path) -> None:
+    """Raise if a folder stands where a config belongs; say what would take the run or the data in it."""
+    from ..errors import ConfigError
+
+    if (path / "config.json").is_file():
+        raise ConfigError(f"{path}: a run's folder; to go on with the run: oelm train {path / 'config.json'}")
+    if (path / "data.json").is_file():
+        raise ConfigError(f"{path}: a data folder; to train on it: oelm train --data {path}")
+
+
+def _refuse_labelled(data: str | None, model: str | None, overrides: list[str]) -> None:
+    """Raise if a run without a config is to learn labels; name the command that does."""
+    from ..errors import ConfigError
+
+    options = "" if model is None else f" --model {model}"
+    for override in overrides:
+        name, _, task = override.partition("=")
+        if name in ("task", "task.name") and task != "language":
+            options = options + ("" if data is None else f" --data {data}")
+            raise ConfigError(f"{override}: without a config file, use: oelm finetune {task}{options}")
+    folder = Path(data or "")
+    if data is None or (folder / "data.json").exists():
+        return
+    tables = sorted(path for path in folder.glob("train.*") if path.suffix in _TABLES)
+    if tables:
+        raise ConfigError(
+            f"{data}: not a prepared data folder; to learn the labels of {tables[0].name}: "
+            f"oelm finetune folder --data {data}{options}; to learn its text, prepare that first: "
+            f"oelm data prepare {tables[0]} --train-bpe 8192 --out FOLDER"
+        )
 
 
 def train_and_print(config: RunConfig, quiet: bool) -> NoReturn:

@@ -102,7 +102,7 @@ def _missing_tokens(path: str, requirement: Requirement | None) -> str | None:
     else:
         state = f"as tokens in {path}, which is not there"
     if requirement is None:
-        return f"text {state}. Prepare it with: oelm data prepare SOURCE --out {path}"
+        return f"text {state}. Prepare it with: oelm data prepare SOURCE --train-bpe 8192 --out {path}"
     what, command = requirement.what, f"{requirement.get} --out {path}"
     if requirement.hub is None:
         text = f"{what}, {state}. Prepare it, or text of your own, with:\n    {command}\n"
