@@ -148,6 +148,16 @@ def test_diagnose_takes_a_plain_folder_and_a_method_file(folders, tmp_path):
 
 
 @pytest.mark.full
+def test_a_method_can_be_written_out_on_the_command_line():
+    done = invoke("diagnose", "random:bert", "-m", "{preset: oelm-freeze, layers: 'last:1'}")
+    assert done.exit_code == 0, done.output
+    assert "4 of 4 frozen tensors are bit-identical" in done.output
+    for wrong, message in (("{preset: oelm-freeze", "not YAML or JSON"), ("{layer: all}", "layer: unknown key")):
+        refused = invoke("diagnose", "random:bert", "-m", wrong)
+        assert refused.exit_code == 2
+        assert message in refused.output
+
+
 def test_diagnose_uses_the_method_that_a_folder_has_already(folders):
     completed = invoke("diagnose", folders / "operated", "--json")
     assert completed.exit_code == 0, completed.stderr

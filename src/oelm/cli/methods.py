@@ -144,17 +144,18 @@ def export(
 
 
 def read_method(value: str) -> Any:
-    """Return a method as given on the command line: a preset's name, or the content of a YAML or JSON file."""
+    """Return a method as given on the command line: a preset's name, a mapping, or a YAML or JSON file."""
     from ..base.files import parse_yaml
     from ..errors import MethodError
 
     path = Path(value)
-    if path.suffix not in (".yaml", ".yml", ".json"):
+    written_out = value.lstrip().startswith("{")
+    if not written_out and path.suffix not in (".yaml", ".yml", ".json"):
         return value
-    if not path.is_file():
+    if not written_out and not path.is_file():
         raise MethodError(f"{value}: no such file")
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"))
+        return parse_yaml(value if written_out else path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise MethodError(f"{value}: not YAML or JSON ({error})") from None
 
