@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from .base.files import parse_yaml
 from .base.strict import Fraction, Strict, ValidationShare, explain, merge
-from .errors import ConfigError, nearest
+from .errors import ConfigError, MethodError, nearest
 from .method.spec import PRESETS, Method
 from .method.study import study_method
 
@@ -297,6 +297,8 @@ class RunConfig(Strict, refusal=ConfigError):
             return cls.model_validate(fields)
         except ValidationError as error:
             raise ConfigError(f"{origin}: {explain(error, cls)}") from None
+        except MethodError as error:
+            raise MethodError(str(error) if isinstance(source, dict) else f"{origin}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, defaults included, as values that JSON can hold."""

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from oelm.base.files import parse_yaml
 from oelm.cli.app import app
 from oelm.config import RunConfig, TrainConfig
-from oelm.errors import ConfigError
+from oelm.errors import ConfigError, MethodError
 from oelm.method.spec import PRESETS, Method
 from oelm.training.engine import train
 from tests.support.training import LIMIT, config, oelm, tiny, token_folder, write_yaml
@@ -22,6 +22,12 @@ def test_train_takes_a_config_and_nothing_else():
     for no_config in ("run.yaml", {"experiment": "x"}):
         with pytest.raises(ConfigError, match=r"as RunConfig\.load makes it, not (str|dict)$"):
             train(no_config)
+
+
+def test_a_method_that_does_not_exist_is_refused_with_its_file(tmp_path):
+    file = write_yaml(tmp_path / "run.yaml", {**tiny(tmp_path / "runs"), "method": "oelm-freez"})
+    with pytest.raises(MethodError, match=r"run\.yaml: unknown preset 'oelm-freez'\. Did you mean 'oelm-freeze'"):
+        RunConfig.load(file)
 
 
 @pytest.fixture
