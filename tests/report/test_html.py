@@ -176,3 +176,15 @@ def test_the_page_fits_the_screen(open_page, tmp_path, name, width, height):
     page.screenshot(path=folder / f"report-{name}.png", full_page=True)
     assert (folder / f"report-{name}.png").stat().st_size > 20_000
     assert page.errors == []
+
+
+@pytest.mark.full
+def test_chinese_headings_and_verdicts_are_not_broken_within_a_word(browser, tmp_path):
+    write_report([study(tmp_path / "runs")], tmp_path / "out", language="zh", formats=("html",))
+    page = browser.new_page(viewport={"width": 800, "height": 900})
+    page.goto((tmp_path / "out" / "report.html").as_uri())
+    words = page.locator("thead th, .chip").filter(has_text=re.compile(r"^\s*[\u4e00-\u9fff]+\s*$"))
+    assert words.count() > 10
+    lines_of = "word => { const text = document.createRange(); text.selectNodeContents(word); return text; }"
+    broken = f"words => words.map({lines_of}).filter(text => text.getClientRects().length > 1).map(String)"
+    assert words.evaluate_all(broken) == []
