@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import re
 from os import PathLike
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from .base.files import parse_yaml
 from .base.strict import Fraction, Strict, ValidationShare, explain, merge
+from .base.yaml_text import parse_yaml
 from .errors import ConfigError, MethodError, nearest
 from .method.spec import PRESETS, Method
 from .method.study import study_method
@@ -36,6 +38,11 @@ LANGUAGE = "language"
 _BY_NAME = {"method": "preset", "task": "name"}
 # Sections that change no number of a result: where a run is kept, and how it is logged and saved.
 WITHOUT_EFFECT = ("output", "log", "checkpoint")
+
+
+def expanded(path: str | None) -> str | None:
+    """Return a path with a leading ~ written out as the user's home folder, as a shell does."""
+    return os.path.expanduser(path) if path is not None and path.startswith("~") else path
 
 
 class TaskConfig(Strict, refusal=ConfigError):
@@ -95,6 +102,22 @@ class ModelConfig(Strict, refusal=ConfigError):
     revision: str | None = None
     tokenizer: str | None = None
 
+    _expand = field_validator("name", "tokenizer")(expanded)
+
+    @field_validator("fields")
+    @classmethod
+    def _check_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Refuse what no model has a use for: its own classes do not, and train something else."""
+        for name, content in value.items():
+            if name in ("dtype", "torch_dtype"):
+                raise ValueError(f"{name}: weights are trained in float32; train.precision sets that of the products")
+            if isinstance(content, float) and not math.isfinite(content):
+                raise ValueError(f"{name} {content}: must be finite")
+            ids = content if isinstance(content, list) else [content]
+            if name.endswith("_token_id") and not all(one is None or type(one) is int for one in ids):
+                raise ValueError(f"{name} {content!r}: must be the number of a token")
+        return value
+
 
 class DataConfig(Strict, refusal=ConfigError):
     """The training data: where it is, how it is cut, how much of it is used and in what order.
@@ -110,6 +133,8 @@ class DataConfig(Strict, refusal=ConfigError):
     sequence_length: Positive = 512
     fraction: Fraction = 1.0
     seed: Seed | None = None
+
+    _expand = field_validator("path")(expanded)
 
 
 class OptimizerConfig(Strict, refusal=ConfigError):
@@ -248,6 +273,8 @@ class RunConfig(Strict, refusal=ConfigError):
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
     output: str = "runs"
+
+    _expand = field_validator("output")(expanded)
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from oelm.base.files import parse_yaml
+from oelm.base.yaml_text import parse_yaml
 from oelm.cli.app import app
 from oelm.config import RunConfig, TrainConfig
 from oelm.errors import ConfigError, MethodError
@@ -192,6 +192,23 @@ def test_a_missing_or_wrong_tokenizer_is_refused(tmp_path, error_of):
     assert "the tokens were made with" in error_of(f"data.path={tokens}")
     shutil.rmtree(file.parent)
     assert f"{file.parent}: no tokenizer.json" in error_of(f"data.path={tokens}")
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("model.fields.num_hidden_layers=100000000", "of memory; use a smaller model"),
+        ("model.fields.hidden_size=100000000", "of memory; use a smaller model"),
+        ("model.fields.vocab_size=100000000000", "of memory; use a smaller model"),
+        ("model.fields.eos_token_id=abc", "eos_token_id 'abc': must be the number of a token"),
+        ("model.fields.layer_norm_eps=.inf", "layer_norm_eps inf: must be finite"),
+        ("model.fields.dtype=float16", "train.precision"),
+        ("model.fields.torch_dtype=bfloat16", "train.precision"),
+        ("data.path=~/no-such-folder-of-tokens", f"{Path.home()}/no-such-folder-of-tokens: no such folder"),
+    ],
+)
+def test_values_that_no_run_can_have_are_refused(override, problem, error_of):
+    assert problem in error_of(override)
 
 
 def test_data_without_validation_split_is_refused(tmp_path, error_of):

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
-from ..base.files import parse_yaml
 from ..base.strict import Strict, explain
+from ..base.yaml_text import parse_yaml
 from ..errors import AnalysisError, nearest
 from .arms import COUNTS, MEASURES, TIMES, Arm, Group, Setup
 from .compare import Compare, Comparison, Note, note, of_pairs

@@ -1,4 +1,4 @@
-"""Read JSON and YAML, and write files and folders so that a kill or a full disk loses nothing.
+"""Read JSON, and write files and folders so that a kill or a full disk loses nothing.
 
 Everything is written under a temporary name first, which contains the id of the writing process, and then renamed.
 """
@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from glob import escape
 from os import PathLike
 from pathlib import Path
@@ -24,8 +23,6 @@ from ..errors import CheckpointError, FileError, first_line
 _HEADROOM = 64 * 1024**2
 # The list of what `filled_folder` moves up, in its temporary folder.
 _MOVED = ".moved.json"
-# YAML tags of keys that name no field: `<<` merges another mapping and may occur twice.
-_NOT_KEYS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 
 
 def to_json(content: Any, **options: Any) -> str:
@@ -111,49 +108,6 @@ def read_record(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise FileError(f"{path}: holds a {type(content).__name__}, not a mapping of keys to values")
     return content
-
-
-def parse_yaml(text: str) -> Any:
-    """Return the content of YAML or JSON text; raise a one-line ValueError if it is neither, or repeats a key."""
-    import yaml
-
-    try:
-        return yaml.load(text, _yaml_loader())  # noqa: S506 - it is a SafeLoader
-    except (yaml.YAMLError, ValueError) as error:  # an impossible date, such as 2026-13-45, is a ValueError
-        raise ValueError(" ".join(str(error).split())) from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-@cache
-def _yaml_loader() -> Any:
-    """Return yaml's safe loader, changed to refuse a repeated key; the original silently keeps the last value."""
-    import yaml
-
-    class OneValuePerKey(yaml.SafeLoader):
-        def __init__(self, stream: str) -> None:
-            super().__init__(stream)
-            self._seen: set[yaml.MappingNode] = set()
-
-        def flatten_mapping(self, node: yaml.MappingNode) -> None:
-            # yaml calls this before it builds a mapping, to add the keys that `<<` merges. Merged keys may repeat the
-            # mapping's own, so the check comes before they are added, and only the first time.
-            if node not in self._seen:
-                self._seen.add(node)
-                self._require_distinct(node)
-            super().flatten_mapping(node)
-
-        def _require_distinct(self, node: yaml.MappingNode) -> None:
-            lines: dict[Any, int] = {}
-            for key_node, _ in node.value:
-                if not isinstance(key_node, yaml.ScalarNode) or key_node.tag in _NOT_KEYS:
-                    continue
-                key, line = self.construct_object(key_node), key_node.start_mark.line + 1
-                if key in lines:
-                    raise ValueError(f"line {line}: the key {key!r} is on line {lines[key]} already; keep one")
-                lines[key] = line
-
-    return OneValuePerKey
 
 
 def looks_local(name: str) -> bool:

@@ -145,7 +145,7 @@ def export(
 
 def read_method(value: str) -> Any:
     """Return a method as given on the command line: a preset's name, a mapping, or a YAML or JSON file."""
-    from ..base.files import parse_yaml
+    from ..base.yaml_text import parse_yaml
     from ..errors import MethodError
 
     path = Path(value)

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..base.files import parse_yaml
+from ..base.yaml_text import parse_yaml
 from ..config import WITHOUT_EFFECT, RunConfig, as_number, parse_override, set_field
 from ..errors import LabError, OelmError
 from .experiment import Experiment, Scale, find_experiment

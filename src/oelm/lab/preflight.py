@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlparse
 
-from ..base.files import looks_local, parse_yaml
+from ..base.files import looks_local
+from ..base.yaml_text import parse_yaml
 from ..config import GPT, RANDOM
 from ..errors import LabError
 from .plan import PlannedRun

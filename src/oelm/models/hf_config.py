@@ -11,6 +11,8 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from ..base.files import require_reachable
 from ..base.hub import hub_options
+from ..base.machine import memory
+from ..base.text import short_count
 from ..config import GPT, RANDOM, ModelConfig
 from ..errors import CheckpointError, ConfigError, OelmError, first_line
 from .gpt_config import gpt_config
@@ -55,6 +57,24 @@ def build_hf_config(config: ModelConfig, vocab_size: int | None, length: int) ->
     for name, value in config.fields.items():
         setattr(hf_config, name, value)
     return hf_config
+
+
+def require_memory(hf_config: Any) -> None:
+    """Raise for a model whose weights alone, in float32, are more than the machine's memory, before they fill it.
+
+    What is counted is less than any such model has: a square matrix and a feed-forward layer in each layer, and the
+    embedding.
+    """
+    sizes = (getattr(hf_config, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    width, layers, vocabulary = (size if isinstance(size, int) and size > 0 else 0 for size in sizes)
+    inner = getattr(hf_config, "intermediate_size", None)
+    weights = layers * width * (width + 2 * (inner if isinstance(inner, int) and inner > 0 else 0)) + vocabulary * width
+    room = memory()
+    if room is not None and 4 * weights > room:
+        raise ConfigError(
+            f"model: at least {short_count(weights)} weights, {short_count(4 * weights)}B in float32, and this machine "
+            f"has {short_count(room)}B of memory; use a smaller model"
+        )
 
 
 def read_hf_config(path: str | PathLike[str], config_class: Any = AutoConfig, label: str = "", **options: Any) -> Any:

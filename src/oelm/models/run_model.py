@@ -14,7 +14,7 @@ from transformers.modeling_utils import PreTrainedModel
 from ..base.hub import hub_options
 from ..config import RANDOM, ModelConfig
 from ..errors import ConfigError, ModelError, first_line
-from .hf_config import build_hf_config, is_fresh, require_changeable
+from .hf_config import build_hf_config, is_fresh, require_changeable, require_memory
 from .load import build_model
 from .small import require_fields, seeded, small_config, small_model
 
@@ -32,6 +32,7 @@ def build_language_model(config: ModelConfig, vocab_size: int, length: int, seed
         model: Any = small_model(family, seed, **config.fields)
     elif is_fresh(config):
         hf_config = build_hf_config(config, vocab_size, length)
+        require_memory(hf_config)
         try:
             with seeded(seed):
                 model = AutoModelForCausalLM.from_config(hf_config)
@@ -112,6 +113,7 @@ def build_text_to_text(config: ModelConfig, hf_config: Any, seed: int) -> PreTra
 
 
 def _build(config: ModelConfig, hf_config: Any, auto_class: Any, seed: int) -> PreTrainedModel:
+    require_memory(hf_config)
     try:
         with seeded(seed):
             model = auto_class.from_config(hf_config) if is_fresh(config) else _load(config, hf_config, auto_class)

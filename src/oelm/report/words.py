@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from ..base.files import parse_yaml
+from ..base.yaml_text import parse_yaml
 from ..errors import AnalysisError
 
 LANGUAGES = ("en", "zh")

@@ -7,8 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from ..base.files import parse_yaml
 from ..base.strict import Strict
+from ..base.yaml_text import parse_yaml
 from ..errors import OelmError, nearest
 from ..method.spec import Method
 
