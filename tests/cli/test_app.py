@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -350,3 +351,30 @@ def test_usage_errors_exit_with_2():
     assert invoke("diagnose").exit_code == 2
     assert invoke("diagnose", "random:bert", "--steps", "0").exit_code == 2
     assert invoke("dignose").exit_code == 2
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", [["methods"], ["--help"], ["experiments"]])
+def test_output_to_a_full_disk_is_refused_in_one_line(command):
+    with FULL.open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "oelm", *command], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        "oelm: the output cannot be written (No space left on device)",
+    )
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+def test_progress_to_a_full_disk_does_not_end_a_run(tmp_path):
+    settings = ["train.max_steps=2", "log.every=1", "model.fields.hidden_size=16", "model.fields.num_hidden_layers=1"]
+    quick = ["eval.sequences=2", "model.fields.num_attention_heads=2", f"output={tmp_path}"]
+    command = [sys.executable, "-m", "oelm", "train", "--data", "builtin:stories", *settings, *quick]
+    with FULL.open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=full, cwd=tmp_path)
+    assert done.returncode == 0
+    assert len(list(tmp_path.rglob("result.json"))) == 1
+    (log,) = tmp_path.rglob("train.log")
+    assert "step 2/2" in log.read_text()

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..base.plugin import VARIABLE, load_plugin
 from . import bench, data, experiments, manage, methods, report, train, use
-from .terminal import errors
+from .terminal import errors, unwritable_output
 
 
 class _Root(TyperGroup):
@@ -125,7 +125,8 @@ for _panel, _commands in _COMMANDS.items():
 
 def main() -> None:
     """Run the command line; the entry point of the `oelm` command."""
-    app()
+    with unwritable_output():
+        app()
 
 
 def _version(requested: bool) -> None:

@@ -10,9 +10,9 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 import typer
 
@@ -20,6 +20,8 @@ from ..errors import LabError, OelmError, first_line
 
 # System errors that are the machine's refusal, not a bug: a path without permission, a full disk.
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EIO}
+# Those of a file that output is redirected to.
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 # How torch reports too little memory: with its own class for a GPU, and by these words for the CPU. They are compared
 # by name, so that `oelm --help` need not import torch.
 _GPU_MEMORY_ERROR, _CPU_MEMORY_WORDS = "OutOfMemoryError", "DefaultCPUAllocator"
@@ -58,6 +60,41 @@ def errors() -> Iterator[None]:
         if not (isinstance(error, MemoryError) or from_torch):
             raise
         _refuse(f"not enough memory: use a smaller model, batch or sequence length ({first_line(error)})")
+
+
+@contextmanager
+def unwritable_output() -> Iterator[None]:
+    """Go on where standard error cannot be written, and end with one line where standard output cannot.
+
+    What goes to standard error is progress, which a run does not need. A closed pipe is left to the library.
+    """
+    sys.stderr = cast(TextIO, _Progress(sys.stderr)) if sys.stderr is not None else sys.stderr
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has to go somewhere
+        _refuse(f"the output cannot be written ({error.strerror})")
+
+
+class _Progress:
+    """A text stream that drops what it cannot write."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _refuse(reason: str) -> NoReturn:

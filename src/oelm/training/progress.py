@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -49,7 +50,8 @@ class Display:
         """Show and log one line."""
         if self._folder is not None:
             self._folder.log(text)
-            self._console.print(text, highlight=False, markup=False, soft_wrap=not self._console.is_terminal)
+            with suppress(OSError):  # a full disk behind the terminal: train.log has every line
+                self._console.print(text, highlight=False, markup=False, soft_wrap=not self._console.is_terminal)
 
     def step(self, step: int, metrics: dict[str, float], eta: float) -> None:
         """Show and log the metrics of the last steps."""
@@ -66,7 +68,8 @@ class Display:
             self._bar.update(self._task, completed=step, metrics=short)
         elif time.monotonic() - self._shown >= self._pause or step >= self._total:
             self._shown = time.monotonic()
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            with suppress(OSError):
+                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Remove the live line."""
