@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 
-from oelm.base.locks import hold, holder
+from oelm.base.locks import hold, holder, holding_pid
 from oelm.errors import FileError
 
 HERE = socket.gethostname()
@@ -48,3 +48,26 @@ def test_a_process_waiting_for_a_removed_lock_file_is_refused_by_the_new_one(tmp
     assert f"process {os.getpid()} on {HERE}" in message
     assert str(folder) in message
     hold(folder).close()
+
+
+def test_only_the_process_that_wrote_the_lock_is_taken_for_its_holder(tmp_path):
+    assert holding_pid(tmp_path) is None
+    with hold(tmp_path) as lock:
+        assert holding_pid(tmp_path) == os.getpid()
+        first, identity = (tmp_path / "lock").read_text().splitlines()
+        boot, namespace, start = identity.split()
+        for other in (
+            f"{first}\n",
+            f"{first}\n{boot} {namespace} {int(start) + 1}\n",
+            f"{first}\n{boot} pid:[1] {start}\n",
+            f"{first}\nanother-boot {namespace} {start}\n",
+            f"process {os.getppid()} on {HERE}\n{identity}\n",
+            f"process {os.getpid()} on another-machine\n{identity}\n",
+            "nonsense\n",
+        ):
+            lock.truncate(0)
+            lock.write(other)
+            lock.flush()
+            assert holding_pid(tmp_path) is None, other
+            assert holder(tmp_path) == other.splitlines()[0]
+    assert holding_pid(tmp_path) is None

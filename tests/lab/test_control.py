@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from oelm.base import locks
 from oelm.base.locks import hold, holder
 from oelm.config import RunConfig
 from oelm.errors import LabError
@@ -99,7 +100,7 @@ def test_a_run_in_progress_is_shown_with_its_speed_and_remaining_time(tmp_path):
 
 def test_a_run_on_another_machine_counts_as_running_while_its_status_is_recent(tmp_path):
     """Some file systems do not share locks between machines."""
-    for age, state in ((5, "running"), (SILENCE + 1, "died")):
+    for age, state in ((5, "running"), (-5, "running"), (SILENCE + 1, "died"), (-SILENCE - 60, "died")):
         write_status(tmp_path, "running", host="another-machine", pid=1, updated=time.time() - age)
         assert read_state(tmp_path).state == state
 
@@ -198,7 +199,7 @@ def test_a_run_on_another_machine_is_stopped_by_a_file(tmp_path, monkeypatch):
     file, config = run_config(tmp_path)
     process = start("train", file, sabotage=Held(3, config.folder / STOP))
     process.wait_for(lambda: read_state(config.folder).step is not None)
-    monkeypatch.setattr(control.socket, "gethostname", lambda: "another-machine")
+    monkeypatch.setattr(locks.socket, "gethostname", lambda: "another-machine")
     assert control.stop(read_state(config.folder)).how == "file"
     assert process.wait() == 75
     assert read_state(config.folder).state == "stopped"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections import deque
@@ -15,14 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..base.locks import hold, holder
+from ..base.locks import hold, holder, holding_pid
 from ..errors import FileError, LabError
 from ..runs.folder import ASKED, STOP
 from .launch.interface import CONSOLE, read_launch
 from .status import RunState, list_runs, live_matrices, read_state
-
-# What a process writes into the lock that it holds.
-_HOLDER = re.compile(r"process (\d+) on (.+)")
 
 HowStopped = Literal["signal", "file", "before", "cancelled", "with matrix"]
 
@@ -90,16 +85,16 @@ def _ask(folder: Path, process: str, name: str) -> HowStopped:
     if process and request.is_file() and request.read_text(encoding="utf-8") == process:
         return "before"
     request.write_text(process, encoding="utf-8")
-    match = _HOLDER.fullmatch(process)
-    if match and match[2] == socket.gethostname():
+    pid = holding_pid(folder)
+    if pid is not None:
         try:
-            os.kill(int(match[1]), signal.SIGTERM)
+            os.kill(pid, signal.SIGTERM)
             return "signal"
         except ProcessLookupError:
-            pass  # another machine, or another container, has the same host name
+            pass  # it has just ended
         except PermissionError:
             request.unlink(missing_ok=True)
-            raise LabError(f"{name}: process {match[1]} belongs to another user") from None
+            raise LabError(f"{name}: process {pid} belongs to another user") from None
     (folder / STOP).touch()
     return "file"
 
