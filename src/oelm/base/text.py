@@ -1,8 +1,9 @@
-"""Text for people: tables without colours, and cells that a spreadsheet reads as they are."""
+"""Text for people: tables without colours, and text that neither a spreadsheet nor a terminal takes for a command."""
 
 from __future__ import annotations
 
 import io
+import unicodedata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 WIDTH = 80
 # Characters that a formula of a spreadsheet needs to call or load anything.
 _CALLS = frozenset("(|!=@")
+# Characters without a control's category that reorder the text around them, so that it reads as what it is not.
+_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def plain_table() -> Table:
@@ -48,9 +51,25 @@ def short_count(count: float) -> str:
 def spreadsheet_safe(value: Any) -> Any:
     """Return a value that no spreadsheet takes for a formula: text that would be one gets a quote in front.
 
-    A sign begins a formula as well, but signed numbers such as +1.2 % cannot call anything and stay as they are.
+    A sign begins a formula as well, but signed numbers such as +1.2 % cannot call anything and stay as they are. Spaces
+    and invisible characters in front are passed over, as a spreadsheet may do, and wide forms of a sign count as signs.
     """
     if not isinstance(value, str):
         return value
-    is_formula = value.startswith(("=", "@", "\t", "\r")) or (value.startswith(("+", "-")) and _CALLS & set(value))
-    return f"'{value}" if is_formula else value
+    start = unicodedata.normalize("NFKC", value)
+    while start and (start[0].isspace() or not start[0].isprintable()):
+        start = start[1:]
+    is_formula = start.startswith(("=", "@")) or (start.startswith(("+", "-")) and _CALLS & set(start))
+    return f"'{value}" if is_formula or value.startswith(("\t", "\r", "\n")) else value
+
+
+def visible(text: str) -> str:
+    """Return text for a terminal: what it would obey, such as an escape or a reordering of letters, is written out.
+
+    The form is that of JSON strings, so that JSON stays what it is.
+    """
+    return "".join(char if _is_harmless(char) else f"\\u{ord(char):04x}" for char in text)
+
+
+def _is_harmless(char: str) -> bool:
+    return char in "\n\t" or not (unicodedata.category(char) in ("Cc", "Cs") or char in _REORDERING)

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..base.plugin import VARIABLE, load_plugin
 from . import bench, data, experiments, manage, methods, report, train, use
-from .terminal import errors, unwritable_output
+from .terminal import echo, errors, unwritable_output
 
 
 class _Root(TyperGroup):
@@ -131,7 +131,7 @@ def main() -> None:
 
 def _version(requested: bool) -> None:
     if requested:
-        typer.echo(f"oelm {__version__}")
+        echo(f"oelm {__version__}")
         raise typer.Exit()
 
 

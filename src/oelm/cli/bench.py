@@ -11,7 +11,7 @@ from ..bench.forms import DEFAULT_FORMS, FORMS
 from ..errors import ConfigError
 from . import completion
 from .options import JsonOption, ModelName
-from .terminal import errors, listing, progress_bar, quiet_libraries
+from .terminal import echo, errors, listing, progress_bar, quiet_libraries
 
 if TYPE_CHECKING:
     from ..runs.schema import BenchRows
@@ -78,7 +78,7 @@ def bench(
     At most 8 sequences are read; the rows of a larger batch are copies. An arm that does not fit in memory is named.
     """
     if forms:
-        typer.echo("\n".join(listing((name, form.about) for name, form in FORMS.items())))
+        echo("\n".join(listing((name, form.about) for name, form in FORMS.items())))
         return
     with errors():
         from ..base.files import to_json
@@ -127,9 +127,9 @@ def bench(
                 warnings = [row.warning for row in rows if row.warning]
         origin = bench_origin(sys.argv[1:])
         records = [row.model_copy(update={"origin": origin}).model_dump() for row in rows]
-        typer.echo(to_json(records, indent=2) if as_json else render_bench(rows))
+        echo(to_json(records, indent=2) if as_json else render_bench(rows))
         for warning in warnings:
-            typer.echo(f"warning: {warning}", err=True)
+            echo(f"warning: {warning}", err=True)
 
 
 def _counts(option: str, text: str, several: bool) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .terminal import errors, folded, quiet_libraries
+from .terminal import echo, errors, folded, quiet_libraries
 
 data_app = typer.Typer(help="Prepare text for training.", no_args_is_help=True)
 
@@ -57,8 +57,8 @@ def prepare_data(
         reason = f" (not {train_bpe:,}: the text has no more pairs to merge)" if smaller else ""
         counts = f"{len(data.train):,} tokens for training{validation}, vocabulary {data.vocab_size:,}{reason}"
         done = f"{out}: already holds this data, complete:" if already_there else f"wrote {out}:"
-        typer.echo("\n".join(folded(f"{done} {counts}")))
+        echo("\n".join(folded(f"{done} {counts}")))
         if data.overlap:
-            typer.echo(f"warning: {data.overlap}", err=True)
+            echo(f"warning: {data.overlap}", err=True)
         if data.val:
-            typer.echo(f"next: oelm train --data {shlex.quote(str(out))} --model gpt:tiny method=identity-key")
+            echo(f"next: oelm train --data {shlex.quote(str(out))} --model gpt:tiny method=identity-key")

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from ..base.files import read_record, write_json, writing
 from ..base.machine import cores
 from ..base.strict import merge
@@ -28,7 +26,7 @@ from ..lab.matrix import Matrix
 from ..lab.plan import PlannedRun, Request, plan_runs
 from ..training.signals import EXIT_REQUEUE
 from .run_tables import MatrixView
-from .terminal import duration, repeat_command
+from .terminal import duration, echo, repeat_command
 from .train import train_and_exit
 
 # The methods that no time limit leaves out: the reference, the study's method, and the one that docs/choosing.md names
@@ -72,7 +70,7 @@ def run_demo(out: Path, budget: float) -> int:
         f"stories (synthetic), {jobs} at a time on the CPU, in {budget / 60:g} min. Runs that do not fit are left "
         f"out, but never the first of {', '.join(ALWAYS)}. They go to {out / 'runs'}."
     )
-    typer.echo(f"{textwrap.fill(introduction, WIDTH, break_on_hyphens=False, break_long_words=False)}\n")
+    echo(f"{textwrap.fill(introduction, WIDTH, break_on_hyphens=False, break_long_words=False)}\n")
     runs = _plan(out, plan, tuple(range(SEEDS)))
     first = [run for run in runs if run.config.seed == 0 and run.config.method.name in ALWAYS]
     others = [run for run in runs if run not in first]
@@ -85,7 +83,7 @@ def run_demo(out: Path, budget: float) -> int:
             matrix = Matrix(part, launcher, retries=0, notify=view.print_event, deadline=until)
             failed += matrix.run(view.show).get("failed", 0)
             if matrix.stopped:
-                typer.echo(f"stopped; to go on from there: {repeat_command()}")
+                echo(f"stopped; to go on from there: {repeat_command()}")
                 return EXIT_REQUEUE
     _print_outcome(out, runs, start)
     return 1 if failed else 0
@@ -139,20 +137,20 @@ def _print_outcome(out: Path, runs: Sequence[PlannedRun], start: float) -> None:
     try:
         analysis = analyse_finished([run.folder for run in runs])
     except AnalysisError as error:  # every run diverged
-        typer.echo(str(error), err=True)
+        echo(str(error), err=True)
         return
     if analysis is None:
         return
-    typer.echo("\n".join(["", *outcome_lines(analysis)]))
+    echo("\n".join(["", *outcome_lines(analysis)]))
     caution = "The text is synthetic and the model tiny: this shows how the lab works, not what holds for real text."
     sentences = [*findings(analysis, words("en")), caution]
-    typer.echo(textwrap.fill(" ".join(sentences), WIDTH, break_on_hyphens=False))
+    echo(textwrap.fill(" ".join(sentences), WIDTH, break_on_hyphens=False))
     try:
         from ..report import write_report
 
         write_report([out / "runs"], out / "report", title="oelm demo")
         seconds = duration(time.monotonic() - start)
-        typer.echo(f"\nthe whole report, after {seconds} in all: {out / 'report' / 'report.html'}")
+        echo(f"\nthe whole report, after {seconds} in all: {out / 'report' / 'report.html'}")
     except (ImportError, OelmError) as error:
-        typer.echo(f"\nno report was written: {error}")
-    typer.echo("next, on your own text: oelm data prepare TEXT --train-bpe 8192 --out data/mine")
+        echo(f"\nno report was written: {error}")
+    echo("next, on your own text: oelm data prepare TEXT --train-bpe 8192 --out data/mine")

@@ -13,7 +13,7 @@ import typer
 from ..errors import AnalysisError
 from . import completion
 from .options import RUNS, JsonOption, OutOption, YesOption
-from .terminal import confirm, count_of, duration, errors, folded, listing, repeat_command
+from .terminal import confirm, count_of, duration, echo, errors, folded, listing, repeat_command
 from .train import train_and_print
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def experiments(
 
             details = _details(find_experiment(name))
             text = yaml.safe_dump(details, sort_keys=False, allow_unicode=True)
-            typer.echo(json.dumps(details, indent=2) if as_json else text)
+            echo(json.dumps(details, indent=2) if as_json else text)
         elif as_json:
-            typer.echo(json.dumps([_details(experiment) for experiment in runnable_experiments()], indent=2))
+            echo(json.dumps([_details(experiment) for experiment in runnable_experiments()], indent=2))
         else:
-            typer.echo("\n".join(_experiment_lines(runnable_experiments())))
+            echo("\n".join(_experiment_lines(runnable_experiments())))
 
 
 def run(
@@ -211,12 +211,12 @@ def _run_matrix(planned: list[PlannedRun], launcher: Launcher, retries: int, yes
     from .run_tables import MatrixView
 
     size = estimate(planned, launcher.slots)
-    typer.echo(f"{_estimate_text(size)}, {launcher.slots} at once", err=True)
+    echo(f"{_estimate_text(size)}, {launcher.slots} at once", err=True)
     if size.runs - size.done > _MANY_RUNS or size.hours > _MANY_HOURS:
         confirm("Start them?", yes)
     with MatrixView() as view:
         counts = Matrix(planned, launcher, retries, view.print_event).run(view.show)
-    typer.echo(", ".join(f"{count} {state}" for state, count in counts.items()))
+    echo(", ".join(f"{count} {state}" for state, count in counts.items()))
     _print_outcome(planned, counts)
     if any(counts.get(state) for state in ("failed", "diverged", "blocked")):
         return 1
@@ -231,18 +231,18 @@ def _print_outcome(planned: list[PlannedRun], counts: dict[str, int]) -> None:
     try:
         analysis = analyse_finished([run.folder for run in planned])
     except AnalysisError as error:  # every run diverged, or the records cannot be read: the report says so too
-        typer.echo(str(error), err=True)
+        echo(str(error), err=True)
         analysis = None
     if analysis is not None:
-        typer.echo("\n".join(["", *outcome_lines(analysis)]))
+        echo("\n".join(["", *outcome_lines(analysis)]))
     for run in planned:
         if counts.get("failed") and not (run.folder / "result.json").is_file():
-            typer.echo(f"what went wrong: oelm logs {run.folder}")
+            echo(f"what went wrong: oelm logs {run.folder}")
             break
     if set(counts) & {"stopped", "left", "elsewhere"}:
-        typer.echo(f"to go on from there: {repeat_command()}")
+        echo(f"to go on from there: {repeat_command()}")
     elif analysis is not None:
-        typer.echo(f"next: oelm report {root} --out report")
+        echo(f"next: oelm report {root} --out report")
 
 
 def _estimate_text(size: DurationEstimate) -> str:
@@ -266,8 +266,8 @@ def _print_dry_runs(planned: list[PlannedRun]) -> None:
             f"{run.name}: {counts.parameters:,} parameters{stand_in}, {counts.trainable:,} of them trained, "
             f"{counts.matrices} matrices set or frozen{adapters}{changes}"
         )
-        typer.echo("\n  ".join(folded(text, 2)))
-    typer.echo(f"{count_of(len(planned))}, all valid; their data was not read")
+        echo("\n  ".join(folded(text, 2)))
+    echo(f"{count_of(len(planned))}, all valid; their data was not read")
 
 
 def _experiment_lines(experiments: Sequence[Experiment]) -> list[str]:

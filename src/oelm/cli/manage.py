@@ -12,7 +12,7 @@ import typer
 
 from . import completion
 from .options import RUNS, JsonOption, OutOption, RunsArgument, YesOption
-from .terminal import confirm, count_of, errors, screen_width
+from .terminal import confirm, count_of, echo, errors, screen_width
 
 if TYPE_CHECKING:
     from ..lab.control import StopOutcome
@@ -31,7 +31,7 @@ def status(
         _require_folder(out)
         runs = list_runs(out)
         if as_json:
-            typer.echo(json.dumps([state.to_dict() for state in runs], indent=2))
+            echo(json.dumps([state.to_dict() for state in runs], indent=2))
         elif sys.stdout.isatty() and not once:
             watch(lambda: list_runs(out))
         else:
@@ -51,7 +51,7 @@ def logs(
 
         with suppress(KeyboardInterrupt):
             for line in log_lines(find_run(name, out), lines, follow):
-                typer.echo(line.rstrip("\n"))
+                echo(line.rstrip("\n"))
 
 
 def stop(
@@ -74,7 +74,7 @@ def stop(
         if not everything:
             if name is None:
                 raise LabError("name one run, or give --all")
-            typer.echo(_stop_line(control.stop(find_run(name, out))))
+            echo(_stop_line(control.stop(find_run(name, out))))
             return
         if name is not None and out != RUNS:
             raise LabError(f"--all {name}: stops everything in a folder: name only the folder, or give it with --out")
@@ -85,9 +85,9 @@ def stop(
             raise LabError(f"no run is in progress below {folder}")
         for outcome in matrices:
             asked = "was asked to stop before" if outcome.how == "before" else "asked to stop"
-            typer.echo(f"the matrix of {outcome.name}: {asked}; it starts no more runs, and running ones save first")
+            echo(f"the matrix of {outcome.name}: {asked}; it starts no more runs, and running ones save first")
         for outcome in runs:
-            typer.echo(_stop_line(outcome))
+            echo(_stop_line(outcome))
 
 
 def clean(
@@ -104,16 +104,16 @@ def clean(
         _require_folder(out)
         folders = freeable(list_runs(out), best)
         if as_json:
-            typer.echo(json.dumps([{"path": str(path), "bytes": size} for path, size in folders.items()], indent=2))
+            echo(json.dumps([{"path": str(path), "bytes": size} for path, size in folders.items()], indent=2))
         else:
             for path, size in folders.items():
-                typer.echo(f"{size / 1e6:>10,.1f} MB  {path}")
+                echo(f"{size / 1e6:>10,.1f} MB  {path}")
             total = sum(folders.values())
-            typer.echo(f"{total / 1e6:>10,.1f} MB  in {count_of(len(folders), 'folder')} of finished runs")
+            echo(f"{total / 1e6:>10,.1f} MB  in {count_of(len(folders), 'folder')} of finished runs")
         if not folders or (as_json and not yes):
             return
         confirm("Remove them?", yes)
-        typer.echo(f"freed {free(folders) / 1e6:,.1f} MB", err=as_json)
+        echo(f"freed {free(folders) / 1e6:,.1f} MB", err=as_json)
 
 
 def archive(
@@ -130,13 +130,13 @@ def archive(
             _require_folder(folder)
         archived = archive_runs(runs, out, points)
         if as_json:
-            typer.echo(json.dumps([entry.to_dict() for entry in archived], indent=2))
+            echo(json.dumps([entry.to_dict() for entry in archived], indent=2))
             return
         for entry in archived:
             if entry.outcome == "left out":
-                typer.echo(f"left out: {entry.reason}")
+                echo(f"left out: {entry.reason}")
         new, old = (sum(entry.outcome == outcome for entry in archived) for outcome in ("archived", "there"))
-        typer.echo(f"archived {count_of(new)} in {out}" + (f"; {count_of(old)} there already" if old else ""))
+        echo(f"archived {count_of(new)} in {out}" + (f"; {count_of(old)} there already" if old else ""))
 
 
 def _stop_line(outcome: StopOutcome) -> str:

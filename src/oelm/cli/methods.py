@@ -10,7 +10,7 @@ import typer
 
 from . import completion
 from .options import JsonOption
-from .terminal import errors, listing, quiet_libraries
+from .terminal import echo, errors, listing, quiet_libraries
 
 if TYPE_CHECKING:
     from ..method.diagnose import Diagnosis
@@ -27,9 +27,9 @@ def methods(as_json: JsonOption = False) -> None:
     from ..method.spec import PRESETS
 
     if as_json:
-        typer.echo(json.dumps({name: preset.model_dump(mode="json") for name, preset in PRESETS.items()}, indent=2))
+        echo(json.dumps({name: preset.model_dump(mode="json") for name, preset in PRESETS.items()}, indent=2))
         return
-    typer.echo("\n".join(listing((name, ABOUT[name]) for name in PRESETS)))
+    echo("\n".join(listing((name, ABOUT[name]) for name in PRESETS)))
 
 
 def families(
@@ -48,7 +48,7 @@ def families(
     from ..method.families import known_types
 
     if guess is None:
-        typer.echo("\n".join(known_types()))
+        echo("\n".join(known_types()))
         return
     with errors():
         from ..method.guess import guess_layout
@@ -57,9 +57,9 @@ def families(
         quiet_libraries()
         model = build_outline(guess)
         if model.config.model_type in known_types():
-            typer.echo(f"{model.config.model_type!r} is a supported model type: there is nothing to register")
+            echo(f"{model.config.model_type!r} is a supported model type: there is nothing to register")
         else:
-            typer.echo(str(guess_layout(model)))
+            echo(str(guess_layout(model)))
 
 
 def diagnose(
@@ -100,7 +100,7 @@ def diagnose(
         loaded_model, recorded_method = find_model(model, seed)
         diagnosis = run_diagnosis(loaded_model, chosen_method or recorded_method, seed, steps)
         if as_json:
-            typer.echo(json.dumps(diagnosis.to_dict(), indent=2))
+            echo(json.dumps(diagnosis.to_dict(), indent=2))
         else:
             _print_diagnosis(diagnosis, steps)
     if not diagnosis.healthy:
@@ -140,7 +140,7 @@ def export(
         with filled_folder(out) if out.is_dir() else new_folder(out) as folder:
             export_model(model, folder, training=training)
             save_tokenizer(Path(source), folder)
-        typer.echo(f"wrote {out}: {checkpoint}" if checkpoint else f"wrote {out}")
+        echo(f"wrote {out}: {checkpoint}" if checkpoint else f"wrote {out}")
 
 
 def read_method(value: str) -> Any:
@@ -161,16 +161,16 @@ def read_method(value: str) -> Any:
 
 
 def _print_diagnosis(diagnosis: Diagnosis, steps: int) -> None:
-    typer.echo(str(diagnosis.report))
+    echo(str(diagnosis.report))
     losses = ", ".join(f"{loss:.4f}" for loss in diagnosis.losses)
-    typer.echo(f"\n{steps} AdamW steps with weight decay on a built-in batch: loss {losses}")
-    typer.echo(f"tensors that changed: {len(diagnosis.moved)}\n{diagnosis.verification}")
+    echo(f"\n{steps} AdamW steps with weight decay on a built-in batch: loss {losses}")
+    echo(f"tensors that changed: {len(diagnosis.moved)}\n{diagnosis.verification}")
     for title, names in (
         ("FROZEN BUT MOVED", diagnosis.frozen_but_moved),
         ("TRAINABLE BUT DID NOT MOVE", diagnosis.trainable_but_still),
     ):
         for name in names:
-            typer.secho(f"{title}: {name}", fg="red")
+            echo(f"{title}: {name}", fg="red")
     broken = "the method is broken: a frozen tensor changed, or a trainable one did not"
     verdict = "no frozen tensor changed, every trainable one did" if diagnosis.healthy else broken
-    typer.secho(verdict, fg="green" if diagnosis.healthy else "red")
+    echo(verdict, fg="green" if diagnosis.healthy else "red")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from . import completion
-from .terminal import errors
+from .terminal import echo, errors
 
 Language = Annotated[str, typer.Option("--lang", help="en or zh.", autocompletion=completion.languages)]
 
@@ -43,13 +43,13 @@ def report(
 
         def print_refresh(latest: Report | None) -> None:
             if latest is None:
-                typer.echo(say("waiting"))
+                echo(say("waiting"))
                 return
             counts = {"done": len(latest.analysis.runs), "running": len(latest.analysis.running)}
-            typer.echo(say("refreshed", **counts))
+            echo(say("refreshed", **counts))
 
         if watch:
-            typer.echo(say("watching", seconds=f"{every:g}"))
+            echo(say("watching", seconds=f"{every:g}"))
             try:
                 written = follow(runs, out, every, print_refresh, **options)
             except KeyboardInterrupt:
@@ -57,12 +57,12 @@ def report(
         else:
             written = write_report(runs, out, **options)
     if not quiet:
-        typer.echo("\n".join([*summary_lines(written.analysis, lang), ""]))
+        echo("\n".join([*summary_lines(written.analysis, lang), ""]))
     for problem in written.problems:
-        typer.secho(f"oelm: {problem}", fg="yellow", err=True)
+        echo(f"oelm: {problem}", fg="yellow", err=True)
     for path in written.files:
         if path.parent == out:
-            typer.echo(say("wrote", path=path))
+            echo(say("wrote", path=path))
 
 
 def compare(
@@ -85,6 +85,6 @@ def compare(
             from ..report.tables import comparison_data
 
             require_same_task(run, reference, words(lang))
-            typer.echo(json.dumps(comparison_data(compare_runs(run, reference)), indent=2, ensure_ascii=False))
+            echo(json.dumps(comparison_data(compare_runs(run, reference)), indent=2, ensure_ascii=False))
         else:
-            typer.echo(compare_text(run, reference, lang))
+            echo(compare_text(run, reference, lang))

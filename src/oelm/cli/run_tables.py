@@ -10,11 +10,13 @@ from datetime import datetime
 from typing import Literal
 
 from rich.cells import cell_len
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..base.console import Console
+from ..base.text import visible
 from ..lab.launch.interface import LaunchInfo
 from ..lab.matrix import Matrix, MatrixEvent
 from ..lab.status import RunState, read_state
@@ -77,7 +79,7 @@ def status_text(runs: Sequence[RunState], width: int | None = None) -> str:
         widths = [max(cell_len(row[column]) for row in rows) for column in range(len(columns))]
         lines = ["  ".join(pad(cell, size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines += [f"{run.name}: {run.message}" for run in runs if run.message]
-        return "\n".join([*lines, _summary(runs)])
+        return visible("\n".join([*lines, _summary(runs)]))
     console = Console(width=width)
     with console.capture() as capture:
         console.print(status_table(runs, width), Text(_summary(runs)))

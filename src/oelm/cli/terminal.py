@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 import typer
 
+from ..base.text import visible
 from ..errors import LabError, OelmError, first_line
 
 # System errors that are the machine's refusal, not a bug: a path without permission, a full disk.
@@ -39,6 +40,11 @@ def quiet_libraries() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every attempt to reach the Hub
+
+
+def echo(text: str = "", fg: str | None = None, err: bool = False) -> None:
+    """Print a text in which nothing commands the terminal: names and messages may come from others' files."""
+    typer.secho(visible(text), fg=fg, err=err)
 
 
 @contextmanager
@@ -101,7 +107,7 @@ def _refuse(reason: str) -> NoReturn:
     text = f"oelm: {reason}"
     if sys.stderr.isatty() and "\n" not in text:  # A text of several lines holds code that a reader copies.
         text = "\n".join(fold(text, shutil.get_terminal_size().columns))
-    typer.secho(text, fg="red", err=True)
+    echo(text, fg="red", err=True)
     sys.exit(2)
 
 
@@ -114,8 +120,9 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda description, done, total: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from ..base.console import Console
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:

@@ -13,7 +13,7 @@ import typer
 from . import completion
 from .methods import read_method
 from .options import RUNS, MethodName, ModelName, Overrides, QuietOption
-from .terminal import errors, quiet_libraries, repeat_command
+from .terminal import echo, errors, quiet_libraries, repeat_command
 
 if TYPE_CHECKING:
     from ..config import RunConfig
@@ -75,7 +75,7 @@ def train(
         fields = {name: given[name] for name in ("method", "output") if given[name] is not None}
         config = quick_config(data, model, fields, overrides)
         if not quiet:
-            typer.echo(describe(config), err=True)
+            echo(describe(config), err=True)
         train_and_print(config, quiet)
 
 
@@ -205,11 +205,11 @@ def train_and_print(config: RunConfig, quiet: bool) -> NoReturn:
     except Stopped as stopped:
         if not quiet and os.environ.get("RANK", "0") == "0":
             again = "the same command" if "RANK" in os.environ else repeat_command()
-            typer.echo(f"to go on from there: {again}", err=True)
+            echo(f"to go on from there: {again}", err=True)
         raise typer.Exit(stopped.code) from None
     if result and quiet:
         names = ("val_loss", "perplexity", "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
         figures = {key: result[key] for key in names if key in result}
         splits = {name: split["accuracy"] for name, split in result["evaluations"].items() if "accuracy" in split}
-        typer.echo(json.dumps(figures | ({"evaluations": splits} if splits else {})))
+        echo(json.dumps(figures | ({"evaluations": splits} if splits else {})))
     raise typer.Exit(exit_code(result))

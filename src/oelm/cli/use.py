@@ -10,7 +10,7 @@ import typer
 
 from . import completion
 from .options import RunArgument
-from .terminal import count_of, errors, progress_bar, quiet_libraries
+from .terminal import count_of, echo, errors, progress_bar, quiet_libraries
 
 
 def evaluate(
@@ -26,7 +26,7 @@ def evaluate(
         from ..evaluation.use import evaluate_run
 
         quiet_libraries()
-        typer.echo(json.dumps(evaluate_run(run, batch_size, last), indent=2))
+        echo(json.dumps(evaluate_run(run, batch_size, last), indent=2))
 
 
 def predict(
@@ -54,7 +54,7 @@ def predict(
                 raise ConfigError("predict: give a text, or a table with --file and where to write it with --out")
             from ..evaluation.use import predict_one
 
-            typer.echo(json.dumps(predict_one(run, text, pair), indent=2, ensure_ascii=False))
+            echo(json.dumps(predict_one(run, text, pair), indent=2, ensure_ascii=False))
             return
         if text is not None or out is None:
             problem = f"{text!r} is a text of its own; leave it out" if text is not None else "give --out too"
@@ -64,7 +64,7 @@ def predict(
         with progress_bar() as show:
             columns = {"column": column, "pair_column": pair_column}
             rows = predict_table(run, file, out, **columns, batch_size=batch_size, show=show)
-        typer.echo(f"wrote {out}: {count_of(rows, 'row')} with a prediction each")
+        echo(f"wrote {out}: {count_of(rows, 'row')} with a prediction each")
 
 
 def generate(
@@ -94,9 +94,9 @@ def generate(
         continuation = generate_text(source, prompt, tokens, temperature, top_k, seed)
         if continuation.cut_tokens:
             end = continuation.cut[-40:].strip()
-            typer.echo(
+            echo(
                 f"warning: the model has {continuation.positions} positions, so the first "
                 f"{count_of(continuation.cut_tokens, 'token')} of the prompt were cut, up to {end!r}",
                 err=True,
             )
-        typer.echo(continuation.text)
+        echo(continuation.text)

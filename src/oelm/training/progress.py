@@ -7,10 +7,10 @@ import sys
 import time
 from contextlib import suppress
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
+from ..base.console import Console
 from ..runs.folder import RunFolder
 
 _BAR_WIDTH = 10

@@ -32,9 +32,10 @@ def reporter(progress: bool | Callback) -> Iterator[Callback]:
     if progress is not True:
         yield progress or (lambda _: None)
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
+
+    from ...base.console import Console
 
     columns = (
         TextColumn("{task.description}"),
