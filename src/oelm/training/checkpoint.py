@@ -60,7 +60,7 @@ class TrainState:
     last: dict[str, Any] = field(default_factory=dict)
     skipped: int = 0
     micro_batch_size: int = 0
-    reached: dict[str, dict[str, float]] = field(default_factory=dict)
+    reached: dict[str, dict[str, int | float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
