@@ -34,6 +34,8 @@ _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 Column = Annotated[str, Field(min_length=1)]
 EPOCH: Literal["epoch"] = "epoch"
 LANGUAGE = "language"
+# Prefix of the names of tasks whose sequences are generated.
+GENERATED = "generated:"
 # Sections that may be given as a name alone, and the field that the name sets.
 _BY_NAME = {"method": "preset", "task": "name"}
 # Sections that change no number of a result: where a run is kept, and how it is logged and saved.
@@ -46,7 +48,8 @@ def expanded(path: str | None) -> str | None:
 
 
 class TaskConfig(Strict, refusal=ConfigError):
-    """The task: `language`, or one with labelled examples: sst2, mnli, xnli, imdb, ag_news, folder, builtin:NAME.
+    """The task: `language`; one with labelled examples: sst2, mnli, xnli, imdb, ag_news, folder, builtin:NAME; or
+    generated:NAME, sequences that ask for one ability of attention, such as recall.
 
     form                how the model answers: `labels` by a classification head, `text` as text by an encoder-decoder
     text, pair, label   the columns of the user's own files
@@ -69,10 +72,11 @@ class TaskConfig(Strict, refusal=ConfigError):
 
     @model_validator(mode="after")
     def _check_fields_together(self) -> TaskConfig:
-        if self.name == LANGUAGE and self.form == "text":
-            raise ValueError("form 'text' belongs to a task with examples; 'language' learns from running text")
-        if self.name == LANGUAGE and (self.text or self.pair or self.label):
-            raise ValueError("text, pair and label name columns, and 'language' learns from running text: set name too")
+        source = {"language": "learns from running text", "generated": "generates its sequences"}.get(self.kind)
+        if source and self.form == "text":
+            raise ValueError(f"form 'text' belongs to a task with examples; {self.name!r} {source}")
+        if source and (self.text or self.pair or self.label):
+            raise ValueError(f"text, pair and label name columns, and {self.name!r} {source}: set name too")
         if (self.source or self.target) and self.form == "labels":
             raise ValueError("source and target are the columns of text-to-text data: set form to 'text'")
         if (self.source is None) != (self.target is None):
@@ -80,10 +84,12 @@ class TaskConfig(Strict, refusal=ConfigError):
         return self
 
     @property
-    def kind(self) -> Literal["language", "classification", "text2text"]:
+    def kind(self) -> Literal["language", "classification", "text2text", "generated"]:
         """Return the training objective that follows from the task's name and form."""
         if self.name == LANGUAGE:
             return "language"
+        if self.name.startswith(GENERATED):
+            return "generated"
         return "text2text" if self.form == "text" else "classification"
 
 
@@ -251,10 +257,22 @@ _FINE_TUNING: dict[str, Any] = {
     "checkpoint": {"every": EPOCH},
     "log": {"every": 50},
 }
+# A model that learns most of these tasks in a minute or two on a CPU.
+_GENERATED: dict[str, Any] = {
+    "model": {
+        "name": "gpt:modern-tiny",
+        "fields": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+    },
+    "data": {"sequence_length": 64},
+    "optimizer": {"learning_rate": 3e-3},
+    "train": {"max_steps": 2000, "batch_size": 64},
+    "eval": {"every": 250},
+}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "language": {"data": {"path": "builtin:stories"}, "train": {"max_steps": 1000}},
     "classification": _FINE_TUNING,
     "text2text": _FINE_TUNING,
+    "generated": _GENERATED,
 }
 
 
@@ -286,9 +304,11 @@ class RunConfig(Strict, refusal=ConfigError):
         if isinstance(fields.get("task"), str):
             fields["task"] = {"name": fields["task"]}
         defaults = dict(_DEFAULTS[_kind_of(fields.get("task"))])
-        train = fields.get("train")
-        if isinstance(train, dict) and any(train.get(unit) is not None for unit in ("max_steps", "epochs")):
-            defaults.pop("train")  # the only default in there is a length, and this run has its own
+        train, model, lengths = fields.get("train"), fields.get("model"), ("max_steps", "epochs")
+        if isinstance(train, dict) and any(train.get(unit) is not None for unit in lengths):
+            defaults["train"] = {key: value for key, value in defaults["train"].items() if key not in lengths}
+        if isinstance(model, dict) and "name" in model:
+            defaults.pop("model", None)  # the fields of a default are that model's
         return merge(defaults, fields)
 
     @model_validator(mode="after")

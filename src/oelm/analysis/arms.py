@@ -59,7 +59,7 @@ MEASURES = {
 TIMES = ("step_seconds", "steps_per_hour", "seconds")
 # Figures that follow from the settings alone: no seed changes them, so there is nothing to test.
 COUNTS = ("frozen", "frozen_share", "trainable")
-PRIMARY = {"language": "perplexity", "classification": "accuracy", "text2text": "exact_match"}
+PRIMARY = {"language": "perplexity", "classification": "accuracy", "text2text": "exact_match", "generated": "accuracy"}
 
 
 @dataclass(frozen=True)

@@ -73,13 +73,17 @@ def plan_arms(names: Sequence[str], setting: BenchSetting) -> dict[str, RunConfi
         if separator and not (size.isascii() and size.isdigit() and int(size) > 0):
             raise ConfigError(f"arm {name!r}: @ must be followed by its batch size, 1 or more, as in oelm-freeze@8")
         own_size = [f"train.batch_size={int(size)}"] if separator else []
-        arms[name] = RunConfig.load(merge(fields, _arm_fields(kind, setting, common)), [*setting.overrides, *own_size])
+        arm = arm_fields(kind, common, setting.decode)
+        arms[name] = RunConfig.load(merge(fields, arm), [*setting.overrides, *own_size])
     return arms
 
 
-def _arm_fields(name: str, setting: BenchSetting, common: RunConfig) -> dict[str, Any]:
-    """Return what an arm sets in its run's config: the method and, for a form of attention, the model's fields."""
-    is_gpt = setting.model.startswith(GPT)
+def arm_fields(name: str, common: RunConfig, decode: bool = False) -> dict[str, Any]:
+    """Return what an arm sets in its run's config: the method and, for a form of attention, the model's fields.
+
+    `common` is the config that all arms share, and `decode` says that the arm's generation is timed.
+    """
+    is_gpt = common.model.name.startswith(GPT)
     if is_gpt and name not in FORMS and name not in PRESET_FIELDS:
         hint = nearest(name, [*FORMS, *PRESET_FIELDS])
         raise ConfigError(f"arm {name!r}: neither a form (see --forms) nor a preset (see `oelm methods`).{hint}")
@@ -87,9 +91,9 @@ def _arm_fields(name: str, setting: BenchSetting, common: RunConfig) -> dict[str
         return {"method": name}
     if not is_gpt:
         raise ConfigError(f"arm {name!r} is a form of the project's GPT: give it with --model gpt:SIZE")
-    gpt = build_hf_config(common.model, None, setting.length)
+    gpt = build_hf_config(common.model, None, common.data.sequence_length)
     shape = GptShape(gpt.hidden_size, gpt.num_attention_heads, gpt.positions)
-    return {"method": FORMS[name].method, "model": {"fields": form_fields(name, shape, setting.decode)}}
+    return {"method": FORMS[name].method, "model": {"fields": form_fields(name, shape, decode)}}
 
 
 def _fitting_fields(setting: BenchSetting) -> dict[str, Any]:

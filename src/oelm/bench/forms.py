@@ -61,6 +61,14 @@ def _states(shape: GptShape) -> dict[str, Any]:
     return {"cache": "states"} | ({} if shape.positions == "learned" else _with_channel(shape))
 
 
+def _offset(shape: GptShape) -> dict[str, Any]:
+    return {"key_offset": 0.5}
+
+
+def _convolution(shape: GptShape) -> dict[str, Any]:
+    return {"convolution": 4}
+
+
 def _latent(divisor: int) -> Callable[[GptShape], dict[str, Any]]:
     return lambda shape: {"latent": shape.width // divisor, **_with_channel(shape)}
 
@@ -86,6 +94,11 @@ FORMS: Mapping[str, Form] = {
     "orthogonal-key": Form(
         "a frozen orthogonal key; values follow from cached keys", lambda shape: {"cache": "keys"}, _ORTHOGONAL_KEY
     ),
+    "offset": Form("half of each head's key is the token's before it", _offset),
+    "convolution": Form("a convolution of width 4 on queries and keys", _convolution),
+    "frozen-offset": Form("Q and K frozen, with a key offset", _offset, "oelm-freeze"),
+    "frozen-convolution": Form("Q and K frozen, with a convolution", _convolution, "oelm-freeze"),
+    "frozen-channel": Form("Q and K frozen, with a trained rotary channel", _with_channel, "oelm-freeze"),
     "multi-head-fp8": Form("multi-head with an 8-bit cache; only with --decode", _nothing, float8_cache=True),
 }
 

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..base.plugin import VARIABLE, load_plugin
-from . import bench, data, experiments, manage, methods, report, train, use
+from . import bench, data, experiments, manage, methods, probe, report, train, use
 from .terminal import echo, errors, unwritable_output
 
 
@@ -110,6 +110,13 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., Any], list[str]]]] = {
             [
                 "oelm bench baseline oelm-freeze identity-key --model gpt:small",
                 "oelm bench --decode --batch-size 1,8 --sequence-length 1024",
+            ],
+        ),
+        "probe": (
+            probe.probe,
+            [
+                "oelm probe runs/mine-gpt-tiny/baseline/seed-0",
+                "oelm probe --train multi-head latent-frozen --task recall",
             ],
         ),
         "archive": (manage.archive, ["oelm archive runs --out results/mine"]),

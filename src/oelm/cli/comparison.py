@@ -17,6 +17,7 @@ _METRICS = {
     "language": ("perplexity", "best_perplexity", "val_loss", "bits_per_byte"),
     "classification": ("accuracy", "best_accuracy", "macro_f1", "matthews", "val_loss"),
     "text2text": ("exact_match", "val_loss"),
+    "generated": ("accuracy", "best_accuracy", "val_loss"),
 }
 # Shown for every kind of task, if both runs have them.
 _COMMON = ("step_seconds", "peak_memory", "trainable", "frozen_share")

@@ -204,10 +204,17 @@ def _split_pair(option: str, text: str, form: str) -> tuple[str, str]:
 
 
 def _run_matrix(planned: list[PlannedRun], launcher: Launcher, retries: int, yes: bool) -> int:
-    """Run a matrix after showing its size; return the exit code."""
+    """Run a matrix after showing its size, and show how its methods compare; return the exit code."""
+    counts = run_planned(planned, launcher, retries, yes)
+    echo(", ".join(f"{count} {state}" for state, count in counts.items()))
+    _print_outcome(planned, counts)
+    return exit_code(counts)
+
+
+def run_planned(planned: list[PlannedRun], launcher: Launcher, retries: int, yes: bool) -> dict[str, int]:
+    """Run a matrix after showing its size; return how many runs ended in each state."""
     from ..lab.estimate import estimate
     from ..lab.matrix import Matrix
-    from ..training.signals import EXIT_REQUEUE
     from .run_tables import MatrixView
 
     size = estimate(planned, launcher.slots)
@@ -215,9 +222,13 @@ def _run_matrix(planned: list[PlannedRun], launcher: Launcher, retries: int, yes
     if size.runs - size.done > _MANY_RUNS or size.hours > _MANY_HOURS:
         confirm("Start them?", yes)
     with MatrixView() as view:
-        counts = Matrix(planned, launcher, retries, view.print_event).run(view.show)
-    echo(", ".join(f"{count} {state}" for state, count in counts.items()))
-    _print_outcome(planned, counts)
+        return Matrix(planned, launcher, retries, view.print_event).run(view.show)
+
+
+def exit_code(counts: dict[str, int]) -> int:
+    """Return the exit code of a matrix whose runs ended in these states."""
+    from ..training.signals import EXIT_REQUEUE
+
     if any(counts.get(state) for state in ("failed", "diverged", "blocked")):
         return 1
     return 0 if set(counts) <= {"finished"} else EXIT_REQUEUE

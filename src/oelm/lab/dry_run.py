@@ -11,6 +11,7 @@ from typing import Any
 from ..config import GPT, RANDOM
 from ..data.corpus.header import HEADER
 from ..data.corpus.tokens import TokenDataset
+from ..data.synthetic.sequences import VOCABULARY as GENERATED_VOCABULARY
 from ..errors import LabError, OelmError
 from .plan import PlannedRun
 from .preflight import Requirement, known_requirements
@@ -100,6 +101,8 @@ def _skeleton(run: PlannedRun) -> Any:
 def _vocabulary(run: PlannedRun) -> int:
     """Return the vocabulary of the run's tokens if they are here, else of the data that its experiment names."""
     path = run.config.data.path
+    if run.config.task.kind == "generated":
+        return GENERATED_VOCABULARY
     if "builtin:" in f"{path} {run.config.task.name}":
         return _BUILTIN_VOCABULARY
     if run.config.task.kind == "language" and path is not None and (Path(path) / HEADER).is_file():

@@ -68,7 +68,7 @@ def missing(run: PlannedRun) -> list[str]:
 def _missing_data(run: PlannedRun) -> str | None:
     config = run.config
     path, task = config.data.path, config.task.name
-    if (path or task).startswith("builtin:"):
+    if (path or task).startswith("builtin:") or config.task.kind == "generated":
         return None
     requirement = known_requirements().get(run.experiment.data or "")
     if config.task.kind == "language":
@@ -175,7 +175,7 @@ def training_tokens(run: PlannedRun) -> float:
     """Return how many tokens a run trains on, as far as that is known without its data."""
     config = run.config
     train, length = config.train, config.data.sequence_length
-    if config.task.kind == "language" and train.max_steps is not None:
+    if config.task.kind in ("language", "generated") and train.max_steps is not None:
         return float(train.max_steps * train.batch_size * length)
     requirement = known_requirements().get(run.experiment.data or "")
     if config.data.path == "builtin:stories":

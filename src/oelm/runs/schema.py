@@ -35,7 +35,7 @@ from ..errors import FileError, FormatError, OelmError
 # Increase this whenever a record changes in a way that an older or a newer version of oelm would misread.
 FORMAT = 2
 
-Kind = Literal["language", "classification", "text2text"]
+Kind = Literal["language", "classification", "text2text", "generated"]
 # States of a run. "stopped" is a run that was asked to stop and can be resumed; "failed" has a message that says why.
 State = Literal["running", "finished", "stopped", "failed"]
 
@@ -273,6 +273,7 @@ class Metrics(TaskMetrics):
     at_chance: bool | None = None
     confusion: list[list[int]] | None = None
     per_class: dict[str, ClassMetrics] | None = None
+    by_distance: dict[str, float] | None = None
 
 
 class Validation(Metrics):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...config import RunConfig
 from .base import Task
 from .classification import Classification
+from .generated import GeneratedSequences
 from .language import LanguageModelling
 from .text2text import TextToText
 
@@ -15,4 +16,6 @@ def open_task(config: RunConfig) -> Task:
         return LanguageModelling.open(config)
     if config.task.kind == "classification":
         return Classification.open(config)
+    if config.task.kind == "generated":
+        return GeneratedSequences.open(config)
     return TextToText.open(config)

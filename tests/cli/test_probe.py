@@ -1,0 +1,57 @@
+"""oelm probe: tables of what was trained and of what a model does, and what is refused."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from oelm.cli.app import app
+from oelm.models.small import small_model
+from tests.support.lab import refusal
+
+TINY = ["model.fields.hidden_size=32", "model.fields.num_hidden_layers=1", "train.max_steps=2", "train.batch_size=4"]
+
+
+def probe(*arguments: str):
+    return CliRunner().invoke(app, ["probe", *arguments])
+
+
+@pytest.mark.full
+def test_every_form_is_trained_on_every_task_and_shown_in_a_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--train", "multi-head", "frozen-offset", "latent-frozen", *TINY, "train.device=cpu"]
+    arguments += ["--task", "recall", "--task", "sorting", "--seeds", "2", "--gpus", ""]
+    outcome = probe(*arguments)
+    assert outcome.exit_code == 0, outcome.output
+    tables = outcome.stdout.split("\n\n")
+    assert [table.splitlines()[0].partition(":")[0] for table in tables] == ["recall", "sorting"]
+    for table in tables:
+        for arm in ("multi-head", "frozen-offset", "latent-frozen"):
+            assert [line for line in table.splitlines() if line.startswith(arm) and line.endswith(" 2")], table
+    assert all(len(line) <= 80 for line in outcome.stdout.splitlines())
+    again = json.loads(probe(*arguments, "--json").stdout)
+    assert again["latent-frozen"]["sorting"]["seeds"] == 2
+    assert 0 <= again["latent-frozen"]["sorting"]["accuracy"] <= 1
+
+
+def test_a_model_is_asked_to_repeat_random_tokens(tmp_path):
+    small_model("gpt2", 0).save_pretrained(tmp_path / "model")
+    outcome = probe(str(tmp_path / "model"))
+    assert outcome.exit_code == 0, outcome.output
+    assert "loss in its repetition" in outcome.stdout
+    rows = json.loads(probe(str(tmp_path / "model"), "--json").stdout)
+    assert [row["length"] for row in rows][:2] == [8, 16]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name the folder of one run or model"),
+        (("a", "b"), "name the folder of one run or model"),
+        (("--train", "latent-frozn"), "latent-frozen"),
+        (("--train", "multi-head", "--task", "recal"), "Did you mean 'recall'"),
+        (("--train", "multi-head", "model.fields.hidden_sice=3"), "hidden_sice"),
+    ],
+)
+def test_what_cannot_be_probed_is_refused(arguments, message):
+    assert message in refusal("probe", *arguments)
