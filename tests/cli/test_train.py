@@ -136,6 +136,7 @@ def test_what_is_chosen_depends_on_the_data_and_the_model_and_gives_way_to_overr
         (("method=oelm-freeze",), "method=oelm-freeze: the config file comes first"),
         (("--data", "text.txt"), "text.txt: a file, not a folder; prepare the text first: oelm data prepare"),
         (("--data", "nowhere"), "nowhere: no such folder; prepare the text first"),
+        (("task=generated:recall", "--data", "nowhere"), "leave out data.path"),
         (("--model", "gpt:tiny", "model.name=gpt:small"), "model.name=gpt:small: an option sets this field too"),
         (("--model", "gpt:tiny", "data.path=data/mine"), "data.path: without a config file, give --data"),
     ],
@@ -144,6 +145,13 @@ def test_what_cannot_be_trained_is_refused_in_one_line(arguments, message, tmp_p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("Once upon a time")
     assert message in refusal("train", *arguments).splitlines()[-1]
+
+
+def test_a_generated_task_is_trained_without_a_config_file(tmp_path):
+    small = ("model.fields.hidden_size=32", "model.fields.num_hidden_layers=1", "train.max_steps=2")
+    result = lab("train", "task=generated:copying", *small, "--out", tmp_path, "--method", "oelm-freeze", "--quiet")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "generated-copying" / "oelm-freeze" / "seed-0" / "result.json").is_file()
 
 
 def test_options_beside_a_config_file_set_its_fields(tmp_path):

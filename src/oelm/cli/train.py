@@ -48,7 +48,7 @@ def train(
     Exits with 75 if a signal stopped it after saving (the same command resumes it), and with 1 if it diverged.
     """
     with errors():
-        from ..config import RunConfig
+        from ..config import GENERATED, RunConfig
         from ..errors import ConfigError
 
         names, overrides = (words or [])[:1], (words or [])[1:]
@@ -57,11 +57,15 @@ def train(
         _refuse_field_given_twice(ctx, overrides)
         given = {"data.path": data, "model.name": model, "output": output and str(output)}
         given["method"] = None if method is None else read_method(method)
+        # JSON is YAML too, so that a path with a colon or a number for a name stays a string.
+        options = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
         if names:
             _refuse_folder(Path(names[0]))
-            # JSON is YAML too, so that a path with a colon or a number for a name stays a string.
-            options = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
             train_and_print(RunConfig.load(names[0], [*overrides, *options]), quiet)
+        set_by_user = dict(override.partition("=")[::2] for override in overrides)
+        task = set_by_user.get("task", set_by_user.get("task.name", ""))
+        if task.startswith(GENERATED):  # it needs no data, and has a model of its own
+            train_and_print(RunConfig.load({"experiment": task.replace(":", "-")}, [*overrides, *options]), quiet)
         if data is None and model is None:
             first = f"{overrides[0]}: the config file comes first" if overrides else "no config file"
             order = " ".join(["oelm train run.yaml", *overrides[:1]])

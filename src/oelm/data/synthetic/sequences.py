@@ -22,9 +22,9 @@ BLANK, GO = 0, 1
 NEEDLES = range(2, 6)
 NUMBERS = range(8, 32)
 SYMBOLS = range(32, 96)
-KEYS, VALUES = SYMBOLS[:16], SYMBOLS[16:22]
+KEYS, VALUES = SYMBOLS[:16], SYMBOLS[16:32]
 PAIRS = range(96, 96 + len(KEYS) * len(VALUES))
-VOCABULARY = 192
+VOCABULARY = 384
 # Shorter sequences have no room for a question about several facts.
 SHORTEST = 32
 # How many different symbols `counting` counts: fewer give larger numbers.
@@ -60,28 +60,33 @@ class Ability:
 
 def _recall(choices: RandomChoices, length: int) -> GeneratedSequence:
     """Write pairs of a key and a value, two tokens each, then keys again, each followed by its value."""
-    keys = choices.sample(KEYS, min(length // 8, len(KEYS)))
+    keys, values = _keys_and_values(choices, length)
     sequence, place = GeneratedSequence(), {}
-    for key in keys:
-        sequence.tokens += [key, choices.one(VALUES)]
+    for key, value in zip(keys, values, strict=True):
+        sequence.tokens += [KEYS[key], VALUES[value]]
         place[key] = len(sequence.tokens) - 1
     while len(sequence.tokens) + 2 <= length:
         key = choices.one(keys)
-        sequence.tokens.append(key)
+        sequence.tokens.append(KEYS[key])
         sequence.answer(sequence.tokens[place[key]], place[key])
     return sequence
 
 
 def _stacked_recall(choices: RandomChoices, length: int) -> GeneratedSequence:
     """Write the same with key and value in one token, so that no token must look at the one before it."""
-    numbers = choices.sample(range(len(KEYS)), min(length // 8, len(KEYS)))
-    values = {number: choices.one(range(len(VALUES))) for number in numbers}
-    sequence = GeneratedSequence([PAIRS[number * len(VALUES) + values[number]] for number in numbers])
+    keys, values = _keys_and_values(choices, length)
+    sequence = GeneratedSequence([PAIRS[key * len(VALUES) + value] for key, value in zip(keys, values, strict=True)])
     while len(sequence.tokens) + 2 <= length:
-        place = choices.one(range(len(numbers)))
-        sequence.tokens.append(KEYS[numbers[place]])
-        sequence.answer(VALUES[values[numbers[place]]], place)
+        place = choices.one(range(len(keys)))
+        sequence.tokens.append(KEYS[keys[place]])
+        sequence.answer(VALUES[values[place]], place)
     return sequence
+
+
+def _keys_and_values(choices: RandomChoices, length: int) -> tuple[list[int], list[int]]:
+    """Return the numbers of different keys, and of as many different values."""
+    count = min(length // 8, len(KEYS))
+    return choices.sample(range(len(KEYS)), count), choices.sample(range(len(VALUES)), count)
 
 
 def _copying(choices: RandomChoices, length: int) -> GeneratedSequence:
