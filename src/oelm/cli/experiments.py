@@ -30,7 +30,7 @@ ScaleOption = Annotated[
     Literal["full", "smoke"], typer.Option(help="full, or smoke: a tiny model on built-in data, in seconds.")
 ]
 DataOption = Annotated[str | None, typer.Option(help="Your own copy of the data: a folder. Not at smoke scale.")]
-GpusOption = Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1; '' for none. Default: all free ones.")]
+GpusOption = Annotated[str | None, typer.Option(help="GPUs to use, such as 0-3; '' for none. Default: all free ones.")]
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Runs at once: on the CPU, or on each GPU or set of GPUs.")]
 ProcessesOption = Annotated[int, typer.Option("--gpus-per-run", min=1, help="Processes (and so GPUs) per run.")]
 

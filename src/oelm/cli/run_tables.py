@@ -200,7 +200,7 @@ def event_line(event: MatrixEvent) -> str:
         runs = count_of(event.count)
         if kind == "stopping":
             return f"{message}: saving and stopping {runs}" if event.count else message
-        return f"left     {runs}: {message}"
+        return f"lost     {message}" if kind == "lost" else f"left     {runs}: {message}"
     if kind == "started":
         attempt = f", attempt {entry.attempts}" if entry.attempts > 1 else ""
         details = f" ({_slot(entry.job.info)}{attempt})" if entry.job is not None else ""

@@ -28,6 +28,7 @@ from ..runs.folder import STOP
 from ..training.signals import StopRequest, listening
 from .launch.interface import (
     CONSOLE,
+    GpuGoneError,
     Job,
     Launcher,
     LaunchInfo,
@@ -74,8 +75,9 @@ class MatrixEntry:
 class MatrixEvent:
     """Something that happened in a matrix, to be shown to the user.
 
-    kind        started, waiting (another process has the run), takeover (that process died), retry, leaving (runs stay
-                unstarted), stopping (running ones are asked to save and stop), or the state that a run ended in
+    kind        started, waiting (another process has the run), takeover (that process died), retry, lost (a GPU has
+                disappeared), leaving (runs stay unstarted), stopping (running ones are asked to save and stop), or the
+                state that a run ended in
     message     why, or the run's main figure
     states      how many runs of the matrix are in each state now
     entry       the run that the event is about, or None if it is about several
@@ -185,6 +187,8 @@ class Matrix:
                 return
             if entry.state == "waiting" and self._can_start(entry):
                 if not self._launcher.ready(self._orphans()):
+                    if not self._launcher.slots:
+                        self._leave_waiting_runs("no GPU is left; the same command goes on with those that it finds")
                     break
                 if self._too_late():
                     self._leave_waiting_runs("too late to be done in time")
@@ -209,6 +213,9 @@ class Matrix:
         """Start a run. If that fails, report it and leave the other runs alone."""
         try:
             self._lock_and_start(entry)
+        except GpuGoneError as error:  # the run waits for another one
+            self._release(entry)
+            self._emit("lost", str(error))
         except (OelmError, OSError) as error:
             reason = str(error)
             if isinstance(error, OSError) and error.filename:
@@ -324,10 +331,16 @@ class Matrix:
         elif holder(folder) is not None:
             entry.state = "elsewhere"  # a process that no matrix started took the folder first
         else:
-            self._handle_failure(entry, code)
+            self._handle_failure(entry, code, info.gpus)
 
-    def _handle_failure(self, entry: MatrixEntry, code: int) -> None:
+    def _handle_failure(self, entry: MatrixEntry, code: int, gpus: Sequence[str]) -> None:
         folder = entry.run.folder
+        gone = self._launcher.lost(gpus) if gpus else []
+        if gone:
+            self._emit("lost", "; ".join(gone))
+            if not self._leaving:  # it counts as no attempt of the run, which goes on elsewhere
+                entry.attempts, entry.state = entry.attempts - 1, "waiting"
+                return
         reason, permanent = failure_reason(folder, code, entry.old_status_time)
         if not folder.is_dir():
             reason, permanent = "its folder was removed while it ran", False

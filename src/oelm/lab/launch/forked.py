@@ -66,6 +66,10 @@ class ForkedLauncher:
         self._running.append(ForkedJob(process, info))
         return self._running[-1]
 
+    def lost(self, gpus: Sequence[str]) -> list[str]:
+        """Return nothing: a forked process uses none."""
+        return []
+
     def attach(self, info: LaunchInfo) -> None:
         """Return None: a process whose launcher died cannot be waited for; its lock shows when it is done."""
         return

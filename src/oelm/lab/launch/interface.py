@@ -12,7 +12,7 @@ from typing import Protocol, TextIO
 
 from ...base.files import read_record, write_json
 from ...base.strict import Strict
-from ...errors import FileError
+from ...errors import FileError, LabError
 from ...runs.schema import Status, read_optional
 from ...training.signals import EXIT_REQUEUE
 
@@ -49,6 +49,10 @@ class LaunchInfo(Strict, refusal=FileError):
     matrix: str | None = None
 
 
+class GpuGoneError(LabError):
+    """A run that could not be started because its GPU has disappeared: another slot may be free."""
+
+
 class Job(Protocol):
     """A run that was started."""
 
@@ -72,7 +76,13 @@ class Launcher(Protocol):
         """Return True when a slot is free. `orphans` are live runs whose matrix died; their slots are still taken."""
 
     def start(self, config: Path, folder: Path, lock: TextIO, orphans: Sequence[LaunchInfo]) -> Job:
-        """Start a run in a free slot. Its process inherits the lock if it runs on this machine."""
+        """Start a run in a free slot; raise GpuGoneError if the slot's GPU has disappeared.
+
+        The run's process inherits the lock if it runs on this machine.
+        """
+
+    def lost(self, gpus: Sequence[str]) -> list[str]:
+        """Return a line for each of these GPUs that has disappeared; nothing is started on them any more."""
 
     def attach(self, info: LaunchInfo) -> Job | None:
         """Return the job that an earlier matrix submitted if it is still queued or running, else None."""

@@ -7,19 +7,15 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 from ...base.machine import threads_each
 from ...errors import LabError
-from .interface import CONSOLE, LaunchInfo, read_launch
-
-# A GPU with a larger share of its memory in use than this is not free.
-_MEMORY_IN_USE = 0.1
-# One of these files exists where a GPU has a driver: CUDA's, that of Windows under WSL, and ROCm's.
-_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+from .gpus import choose_gpus, uuids, why_gone
+from .interface import CONSOLE, GpuGoneError, LaunchInfo, read_launch
 
 
 @dataclass(frozen=True)
@@ -46,10 +42,14 @@ class LocalJob:
 
 @dataclass
 class LocalLauncher:
-    """Starts runs as processes of this machine, one in each slot."""
+    """Starts runs as processes of this machine, one in each slot.
+
+    `uuids` are those of the GPUs that nvidia-smi listed at the start. A GPU that it no longer lists is left out.
+    """
 
     all_slots: list[Slot]
     processes: int = 1
+    uuids: dict[str, str] = field(default_factory=dict)
     _running: list[LocalJob] = field(default_factory=list)
 
     @property
@@ -62,6 +62,9 @@ class LocalLauncher:
     def start(self, config: Path, folder: Path, lock: TextIO, orphans: Sequence[LaunchInfo]) -> LocalJob:
         free = self._free_slot(orphans)
         assert free is not None, "call ready() first"
+        gone = self.lost(free.gpus)
+        if gone:
+            raise GpuGoneError("; ".join(gone))
         slot = Slot(free.gpus, _threads_before(folder) or free.threads)
         with open(folder / CONSOLE, "ab") as console:
             process = subprocess.Popen(
@@ -69,7 +72,7 @@ class LocalLauncher:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
-                env=environment(slot),
+                env=environment(slot, self.uuids),
                 start_new_session=True,
                 pass_fds=(lock.fileno(),),  # the run stays locked while its process lives, even if this one dies
             )
@@ -80,6 +83,12 @@ class LocalLauncher:
     def attach(self, info: LaunchInfo) -> None:
         """Return None: a process whose launcher died cannot be waited for; its lock shows when it is done."""
         return
+
+    def lost(self, gpus: Sequence[str]) -> list[str]:
+        reasons = {gpu: why_gone(self.uuids[gpu]) for gpu in gpus if gpu in self.uuids}
+        gone = {gpu: reason for gpu, reason in reasons.items() if reason}
+        self.all_slots = [slot for slot in self.all_slots if not gone.keys() & set(slot.gpus)]
+        return [f"GPU {gpu} is left out: {reason}" for gpu, reason in gone.items()]
 
     def _free_slot(self, orphans: Sequence[LaunchInfo]) -> Slot | None:
         """Return a slot that neither a job of this launcher nor an orphan on this machine occupies."""
@@ -107,33 +116,31 @@ def command(config: Path, processes: int = 1) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "oelm", "train", str(config)]
 
 
-def environment(slot: Slot) -> dict[str, str]:
+def environment(slot: Slot, uuids: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of a run's process: its GPUs, possibly none, and its threads."""
-    resources = {"OMP_NUM_THREADS": str(slot.threads), "CUDA_VISIBLE_DEVICES": ",".join(slot.gpus)}
+    gpus = ",".join(uuids.get(gpu, gpu) for gpu in slot.gpus)
+    resources = {"OMP_NUM_THREADS": str(slot.threads), "CUDA_VISIBLE_DEVICES": gpus}
     return {**os.environ, **resources, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def local_launcher(gpus: str | None = None, jobs: int | None = None, processes: int = 1) -> LocalLauncher:
     """Return a launcher for this machine.
 
-    gpus        which GPUs to use, as in "0,1"; None for all that are free, "" for none: the CPU
+    gpus        which GPUs to use, as in "0,1" or "0-3"; None for all that are free, "" for none: the CPU
     jobs        how many runs at once: on the CPU (default 1), or on every set of GPUs (default 1)
     processes   how many processes, and so GPUs, each run takes
     """
     if processes < 1 or (jobs is not None and jobs < 1):
         raise LabError(f"{jobs} runs at once with {processes} processes each: both numbers must be at least 1")
-    visible = _visible_gpus()
-    if not visible or gpus == "":
-        if gpus:
-            raise LabError(f"--gpus {gpus}: torch sees no GPU on this machine; leave the option out to use the CPU")
+    chosen = choose_gpus(gpus)
+    if not chosen:
         jobs = jobs or 1
         return LocalLauncher([Slot((), threads_each(jobs * processes))] * jobs, processes)
-    chosen = _free_gpus(visible) if gpus is None else _named_gpus(gpus, visible)
     if len(chosen) < processes:
         raise LabError(f"a run takes {processes} GPUs, but only {len(chosen)} can be used: {', '.join(chosen)}")
     sets = [tuple(chosen[first : first + processes]) for first in range(0, len(chosen) - processes + 1, processes)]
     threads = threads_each(len(sets) * (jobs or 1) * processes)
-    return LocalLauncher([Slot(names, threads) for names in sets] * (jobs or 1), processes)
+    return LocalLauncher([Slot(names, threads) for names in sets] * (jobs or 1), processes, uuids(chosen))
 
 
 def _threads_before(folder: Path) -> int | None:
@@ -141,50 +148,3 @@ def _threads_before(folder: Path) -> int | None:
     has_checkpoint = any((folder / "checkpoints").glob("step-*"))
     info = read_launch(folder) if has_checkpoint else None
     return None if info is None else info.threads
-
-
-def _visible_gpus() -> list[str]:
-    """Return the GPUs of this machine, by the names that CUDA_VISIBLE_DEVICES gives them."""
-    if not any(Path(device).exists() for device in _DRIVERS):
-        return []  # without importing torch, which takes seconds
-    import torch
-
-    count = torch.cuda.device_count()
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(number) for number in range(count)] if listed is None else _split(listed)
-    return names[:count]
-
-
-def _named_gpus(text: str, visible: list[str]) -> list[str]:
-    names = _split(text)
-    absent = [name for name in names if name not in visible]
-    if absent:
-        raise LabError(f"--gpus {text}: there is no GPU {', '.join(absent)} here; there are {', '.join(visible)}")
-    if len(set(names)) < len(names):
-        raise LabError(f"--gpus {text}: names a GPU twice; for several runs on one GPU use --jobs")
-    return names
-
-
-def _split(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
-def _free_gpus(visible: list[str]) -> list[str]:
-    """Return the GPUs that are not in use, as far as nvidia-smi can tell."""
-    busy = _busy_gpus()
-    free = [name for name in visible if name not in busy]
-    if not free:
-        raise LabError(f"all GPUs here ({', '.join(visible)}) are in use; name some with --gpus to share them")
-    return free
-
-
-def _busy_gpus() -> set[str]:
-    """Return the indices and UUIDs of GPUs whose memory is in use; none if nvidia-smi cannot be run."""
-    # Asking torch would create a context on every GPU, which takes memory for as long as this process lives.
-    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        output = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-        rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
-        return {name for *names, used, total in rows for name in names if float(used) > _MEMORY_IN_USE * float(total)}
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return set()

@@ -125,6 +125,10 @@ class SlurmLauncher:
         self._jobs.append(SlurmJob(job, info))
         return self._jobs[-1]
 
+    def lost(self, gpus: Sequence[str]) -> list[str]:
+        """Return nothing: Slurm itself leaves out what it cannot use."""
+        return []
+
     def attach(self, info: LaunchInfo) -> SlurmJob | None:
         if info.launcher != "slurm" or self.cluster != "slurm":
             return None
