@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -29,8 +30,20 @@ from transformers import PreTrainedModel
 
 from oelm.base.strict import merge
 from oelm.method.seal import content_hash, whole
+from oelm.runs.folder import read_metrics
 from oelm.training.checkpoint import list_checkpoints
-from tests.support.training import LIMIT, PRELOADED, SERVERS, Held, Process, read, start, tiny, write_yaml
+from tests.support.training import (
+    LIMIT,
+    PRELOADED,
+    SERVERS,
+    Held,
+    Process,
+    metrics_without_times,
+    read,
+    start,
+    tiny,
+    write_yaml,
+)
 
 # Imported in the server that all processes are forked from: what a process imports when it joins a group.
 SERVERS.set_forkserver_preload(
@@ -204,6 +217,24 @@ def tensors(run: Path) -> dict[str, Tensor]:
 
 def hashes(run: Path) -> dict[str, str]:
     return {name: content_hash(value) for name, value in tensors(run).items()}
+
+
+def assert_close(run: Path, other: Path) -> None:
+    """Require the same losses at every step and the same weights, up to the order in which floats are added."""
+    assert [(line.kind, line.step) for line in read_metrics(run)] == [
+        (line.kind, line.step) for line in read_metrics(other)
+    ]
+    for line, expected in zip(metrics_without_times(run), metrics_without_times(other), strict=True):
+        for layer, expected_layer in zip(line.pop("layers", ()), expected.pop("layers", ()), strict=True):
+            assert layer.pop("label") == expected_layer.pop("label")
+            assert layer == pytest.approx(expected_layer, rel=1e-4)
+        for key, value in expected.items():
+            assert line[key] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
+    left, right = tensors(run), tensors(other)
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        if name.startswith("model/"):
+            torch.testing.assert_close(tensor, right[name], rtol=1e-3, atol=2e-5)
 
 
 # Notes of what every process of a run did
