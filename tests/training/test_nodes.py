@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from oelm.base.strict import merge
+from oelm.config import RunConfig
+from oelm.data.synthetic.judgements import judgement_tokenizer
+from oelm.training.tasks.open import open_task
 from tests.support import finetuning
 from tests.support.distributed import (
     NoteGradients,
@@ -130,17 +133,27 @@ def test_the_gradients_of_several_processes_are_those_of_one(
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_the_gradients_of_unequal_shares_are_those_of_one_process(parallel: str, tmp_path: Path) -> None:
-    """Answers have different lengths, so that the processes' losses count different numbers of tokens."""
+    """Answers of one to seven words, so that the processes' losses count different numbers of tokens."""
+    words = [" ".join(["good", "film"] * 4).split()[: 1 + number % 7] for number in range(60)]
+    for split in ("train", "validation"):
+        rows = "".join(
+            f"the {split} film {number} was good,{' '.join(answer)}\n" for number, answer in enumerate(words)
+        )
+        (tmp_path / f"{split}.csv").write_text(f"source,target\n{rows}")
+    judgement_tokenizer().save_pretrained(tmp_path / "reader")
+    model = {"name": "random:bart", "fields": {"dropout": 0.0}, "tokenizer": str(tmp_path / "reader")}
 
     def config(place: str, **train: Any) -> dict[str, Any]:
         return finetuning.fields(
             tmp_path / place,
             experiment="run",
             method="oelm-freeze",
-            task={"name": "builtin:inference", "form": "text"},
-            data={"fraction": 0.02},
+            task={"name": "folder", "form": "text"},
+            data={"path": str(tmp_path)},
             train={"max_steps": 2, "batch_size": 6, **train},
-            eval={"every": 2, "sequences": 8},
-        ) | {"model": {"name": "random:bart", "fields": {"dropout": 0.0}}}
+            eval={"every": 2, "sequences": 8, "generations": 0},
+        ) | {"model": model}
 
+    task = open_task(RunConfig.load(config("counted")))
+    assert task.target_count(0, 3) != task.target_count(3, 3), "the two processes' shares of the first batch"
     assert_same_gradients(tmp_path, config("one"), config("two", parallel=parallel, micro_batch_size=1), 2, 2)
