@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +13,7 @@ import typer
 
 from ..errors import AnalysisError
 from . import completion
+from .given import given_words
 from .options import RUNS, JsonOption, OutOption, YesOption
 from .terminal import confirm, count_of, duration, echo, errors, folded, listing, repeat_command
 from .train import train_and_print
@@ -89,6 +91,7 @@ def run(
 
 
 def matrix(
+    context: typer.Context,
     names: Annotated[
         list[str],
         typer.Argument(
@@ -112,15 +115,20 @@ def matrix(
     cpus: Annotated[int, typer.Option(min=1, help="Slurm: cores per process.")] = 4,
     slurm: Annotated[list[str] | None, typer.Option(help="Slurm: more sbatch options, as key=value.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every run without data; train nothing.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return at once; it goes on after you log out.")] = False,
     yes: YesOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --detach: print what was started as JSON.")] = False,
 ) -> None:
     """Run a matrix: experiments x methods x learning rates x seeds. Skips finished runs, resumes interrupted ones.
 
     Exits with 1 if a run failed or diverged, and with 75 if some were stopped: the same command resumes those.
     """
     with errors():
+        from ..errors import LabError
         from ..lab.plan import Request
 
+        if as_json and not detach:
+            raise LabError("--json prints what --detach started: give both, or neither")
         axes = _axes(axis or [], lr_grid)
         sbatch = dict(_split_pair("--slurm", text, "key=value, such as account=lab") for text in slurm or [])
         # The path of an experiment's file may contain an equals sign, as an override does.
@@ -129,6 +137,9 @@ def matrix(
         seed_list = None if seeds is None else tuple(range(seeds))
         request = Request(scale, seed_list, axes, overrides, data, str(out))
         planned = _plan([word for word in names if word not in overrides], request, dry_run)
+        if detach:
+            _detach(planned, given_words(context, without=("detach", "as_json")), as_json)
+            return
         run_launcher: Launcher
         if launcher == "slurm":
             from ..lab.launch.slurm import SlurmOptions, slurm_launcher
@@ -203,12 +214,25 @@ def _split_pair(option: str, text: str, form: str) -> tuple[str, str]:
     return name, value
 
 
+def _detach(planned: list[PlannedRun], words: list[str], as_json: bool) -> None:
+    """Run the matrix of these words in the background, and say how to see it."""
+    from ..lab.launch.detached import detach
+
+    out = Path(planned[0].config.output)
+    started = detach(words, out, [run.name for run in planned])
+    if as_json:
+        echo(json.dumps({**started.to_dict(), "runs": [run.name for run in planned]}, indent=2))
+        return
+    how = "is in progress already" if started.before else "has started"
+    echo(f"a matrix of {count_of(len(planned))} {how} as process {started.process}; its log: {started.log}")
+    place = "" if out == RUNS else f" --out {shlex.quote(str(out))}"
+    folder = "" if out == RUNS else f" {shlex.quote(str(out))}"
+    echo(f"to see it: oelm logs --follow{place}, or oelm status{folder}; to stop it: oelm stop --all{folder}")
+
+
 def _run_matrix(planned: list[PlannedRun], launcher: Launcher, retries: int, yes: bool) -> int:
     """Run a matrix after showing its size, and show how its methods compare; return the exit code."""
-    counts = run_planned(planned, launcher, retries, yes)
-    echo(", ".join(f"{count} {state}" for state, count in counts.items()))
-    _print_outcome(planned, counts)
-    return exit_code(counts)
+    return _conclude([run.folder for run in planned], run_planned(planned, launcher, retries, yes))
 
 
 def run_planned(planned: list[PlannedRun], launcher: Launcher, retries: int, yes: bool) -> dict[str, int]:
@@ -225,7 +249,14 @@ def run_planned(planned: list[PlannedRun], launcher: Launcher, retries: int, yes
         return Matrix(planned, launcher, retries, view.print_event).run(view.show)
 
 
-def exit_code(counts: dict[str, int]) -> int:
+def _conclude(folders: list[Path], counts: Mapping[str, int]) -> int:
+    """Print how the runs of a matrix ended; return the exit code."""
+    echo(", ".join(f"{count} {state}" for state, count in counts.items()))
+    _print_outcome(folders, counts)
+    return exit_code(counts)
+
+
+def exit_code(counts: Mapping[str, int]) -> int:
     """Return the exit code of a matrix whose runs ended in these states."""
     from ..training.signals import EXIT_REQUEUE
 
@@ -234,21 +265,21 @@ def exit_code(counts: dict[str, int]) -> int:
     return 0 if set(counts) <= {"finished"} else EXIT_REQUEUE
 
 
-def _print_outcome(planned: list[PlannedRun], counts: dict[str, int]) -> None:
+def _print_outcome(folders: list[Path], counts: Mapping[str, int]) -> None:
     """Print how the methods compare in the runs that are done, and the command to type next."""
     from .outcome import analyse_finished, outcome_lines
 
-    root = planned[0].config.output
+    root = folders[0].parents[2]  # <out>/<experiment>/<method>/seed-<n>
     try:
-        analysis = analyse_finished([run.folder for run in planned])
+        analysis = analyse_finished(folders)
     except AnalysisError as error:  # every run diverged, or the records cannot be read: the report says so too
         echo(str(error), err=True)
         analysis = None
     if analysis is not None:
         echo("\n".join(["", *outcome_lines(analysis)]))
-    for run in planned:
-        if counts.get("failed") and not (run.folder / "result.json").is_file():
-            echo(f"what went wrong: oelm logs {run.folder}")
+    for folder in folders:
+        if counts.get("failed") and not (folder / "result.json").is_file():
+            echo(f"what went wrong: oelm logs {folder}")
             break
     if set(counts) & {"stopped", "left", "elsewhere"}:
         echo(f"to go on from there: {repeat_command()}")

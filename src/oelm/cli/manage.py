@@ -39,18 +39,27 @@ def status(
 
 
 def logs(
-    name: Annotated[str, typer.Argument(help="A run's folder, or a part of its name.", autocompletion=completion.runs)],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A run's folder, or a part of its name; none for the matrix that --detach started last.",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many lines to print.")] = 40,
     out: OutOption = RUNS,
 ) -> None:
-    """Print the end of a run's log."""
+    """Print the end of a run's log, or of that of a detached matrix."""
     with errors():
-        from ..lab.control import log_lines
+        from ..lab.control import end_of, log_lines
+        from ..lab.launch.detached import find_log, is_written
         from ..lab.status import find_run
 
+        log = find_log(name, out)
         with suppress(KeyboardInterrupt):
-            for line in log_lines(find_run(name, out), lines, follow):
+            found = end_of(log, lines, follow, lambda: is_written(log)) if log else None
+            for line in found or log_lines(find_run(str(name), out), lines, follow):
                 echo(line.rstrip("\n"))
 
 

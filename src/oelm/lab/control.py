@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -108,14 +108,19 @@ def log_file(run: RunState) -> Path:
     raise LabError(f"{run.name}: has no log yet; its state is {run.state}")
 
 
-def log_lines(run: RunState, last: int, follow: bool = False, pause: float = 0.5) -> Iterator[str]:
+def log_lines(run: RunState, last: int, follow: bool = False) -> Iterator[str]:
     """Yield the last lines of a run's log; with `follow` also new ones, until the run is no longer in progress."""
-    with open(log_file(run), encoding="utf-8", errors="replace") as log:
+    return end_of(log_file(run), last, follow, lambda: holder(run.path) is not None or read_state(run.path).live)
+
+
+def end_of(file: Path, last: int, follow: bool, is_written: Callable[[], bool], pause: float = 0.5) -> Iterator[str]:
+    """Yield the last lines of a log; with `follow` also new ones, for as long as it is written."""
+    with open(file, encoding="utf-8", errors="replace") as log:
         in_progress = follow
         yield from deque(log, maxlen=last)
         while in_progress:
-            # Checked before reading, so that the last lines of a run that has just ended are read too.
-            in_progress = holder(run.path) is not None or read_state(run.path).live
+            # Checked before reading, so that the last lines of what has just ended are read too.
+            in_progress = is_written()
             yield from iter(log.readline, "")
             if in_progress:
                 time.sleep(pause)
