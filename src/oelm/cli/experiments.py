@@ -14,13 +14,23 @@ import typer
 from ..errors import AnalysisError
 from . import completion
 from .given import given_words
-from .options import RUNS, JsonOption, OutOption, YesOption
+from .options import (
+    HOST_PARAMETERS,
+    RUNS,
+    HostCommandOption,
+    HostFolderOption,
+    HostOption,
+    JsonOption,
+    OutOption,
+    YesOption,
+)
 from .terminal import confirm, count_of, duration, echo, errors, folded, listing, repeat_command
 from .train import train_and_print
 
 if TYPE_CHECKING:
     from ..lab.estimate import DurationEstimate
     from ..lab.experiment import Experiment
+    from ..lab.launch.host import Host
     from ..lab.launch.interface import Launcher
     from ..lab.plan import PlannedRun, Request
 
@@ -116,6 +126,9 @@ def matrix(
     slurm: Annotated[list[str] | None, typer.Option(help="Slurm: more sbatch options, as key=value.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every run without data; train nothing.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; it goes on after you log out.")] = False,
+    host: HostOption = None,
+    host_command: HostCommandOption = "oelm",
+    host_folder: HostFolderOption = "",
     yes: YesOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --detach: print what was started as JSON.")] = False,
 ) -> None:
@@ -125,10 +138,14 @@ def matrix(
     """
     with errors():
         from ..errors import LabError
+        from ..lab.launch.host import Host
         from ..lab.plan import Request
 
         if as_json and not detach:
             raise LabError("--json prints what --detach started: give both, or neither")
+        if host is not None:
+            code = _matrix_on_host(context, names, Host(host, host_command, host_folder))
+            raise typer.Exit(code)
         axes = _axes(axis or [], lr_grid)
         sbatch = dict(_split_pair("--slurm", text, "key=value, such as account=lab") for text in slurm or [])
         # The path of an experiment's file may contain an equals sign, as an override does.
@@ -138,7 +155,7 @@ def matrix(
         request = Request(scale, seed_list, axes, overrides, data, str(out))
         planned = _plan([word for word in names if word not in overrides], request, dry_run)
         if detach:
-            _detach(planned, given_words(context, without=("detach", "as_json")), as_json)
+            _detach(planned, given_words(context, without=("detach", "as_json", *HOST_PARAMETERS)), as_json)
             return
         run_launcher: Launcher
         if launcher == "slurm":
@@ -228,6 +245,27 @@ def _detach(planned: list[PlannedRun], words: list[str], as_json: bool) -> None:
     place = "" if out == RUNS else f" --out {shlex.quote(str(out))}"
     folder = "" if out == RUNS else f" {shlex.quote(str(out))}"
     echo(f"to see it: oelm logs --follow{place}, or oelm status{folder}; to stop it: oelm stop --all{folder}")
+
+
+def _matrix_on_host(context: typer.Context, names: list[str], host: Host) -> int:
+    """Run a matrix on another machine, where it goes on whatever happens here; return the exit code."""
+    from . import host as there
+
+    out, as_json = Path(context.params["out"]), context.params["as_json"]
+    sent = there.send_files(host, names, out)
+    words = given_words(context, ("detach", "as_json", *HOST_PARAMETERS), sent)
+    if context.params["dry_run"]:
+        there.forward(host, there.with_plugin(host, words, out))
+        return 0
+    words[1:1] = ["--detach", "--json"]
+    started = there.start_matrix(host, there.with_plugin(host, words, out))
+    if context.params["detach"]:
+        where = shlex.join([*host.options, *([] if out == RUNS else [f"--out={out}"])])
+        seen = f"to see it: oelm logs --follow {where}; to get its records: the same command without --detach"
+        echo(json.dumps(started, indent=2) if as_json else seen)
+        return 0
+    counts = there.follow_matrix(host, out, started)
+    return _conclude([out / name for name in started["runs"]], counts)
 
 
 def _run_matrix(planned: list[PlannedRun], launcher: Launcher, retries: int, yes: bool) -> int:

@@ -5,13 +5,25 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import completion
-from .options import RUNS, JsonOption, OutOption, RunsArgument, YesOption
+from .given import given_words
+from .options import (
+    HOST_PARAMETERS,
+    RUNS,
+    HostCommandOption,
+    HostFolderOption,
+    HostOption,
+    JsonOption,
+    OutOption,
+    RunsArgument,
+    YesOption,
+)
 from .terminal import confirm, count_of, echo, errors, screen_width
 
 if TYPE_CHECKING:
@@ -21,6 +33,9 @@ if TYPE_CHECKING:
 def status(
     out: RunsArgument = RUNS,
     once: Annotated[bool, typer.Option("--once", help="Show it once, even in a terminal.")] = False,
+    host: HostOption = None,
+    host_command: HostCommandOption = "oelm",
+    host_folder: HostFolderOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show every run: its state, step, loss, speed, time left, host and memory. Updates live in a terminal."""
@@ -28,17 +43,25 @@ def status(
         from ..lab.status import list_runs
         from .run_tables import status_text, watch
 
-        _require_folder(out)
-        runs = list_runs(out)
+        if host is None:
+            _require_folder(out)
+            read, pause = partial(list_runs, out), 2.0
+        else:
+            from ..lab.launch.host import Host
+            from .host import host_runs
+
+            read, pause = partial(host_runs, Host(host, host_command, host_folder), out), 15.0
+        runs = read()
         if as_json:
             echo(json.dumps([state.to_dict() for state in runs], indent=2))
         elif sys.stdout.isatty() and not once:
-            watch(lambda: list_runs(out))
+            watch(read, pause)
         else:
             typer.echo(status_text(runs, screen_width()))
 
 
 def logs(
+    context: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -49,9 +72,15 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the run ends.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many lines to print.")] = 40,
     out: OutOption = RUNS,
+    host: HostOption = None,
+    host_command: HostCommandOption = "oelm",
+    host_folder: HostFolderOption = "",
 ) -> None:
     """Print the end of a run's log, or of that of a detached matrix."""
     with errors():
+        if host is not None:
+            _forward(context, host, host_command, host_folder)
+            return
         from ..lab.control import end_of, log_lines
         from ..lab.launch.detached import find_log, is_written
         from ..lab.status import find_run
@@ -64,6 +93,7 @@ def logs(
 
 
 def stop(
+    context: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -73,9 +103,15 @@ def stop(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every run and matrix in progress in the folder.")] = False,
     out: OutOption = RUNS,
+    host: HostOption = None,
+    host_command: HostCommandOption = "oelm",
+    host_folder: HostFolderOption = "",
 ) -> None:
     """Ask a run to save a checkpoint and stop. The command that started it can resume it later."""
     with errors():
+        if host is not None:
+            _forward(context, host, host_command, host_folder)
+            return
         from ..errors import LabError
         from ..lab import control
         from ..lab.status import find_run
@@ -146,6 +182,14 @@ def archive(
                 echo(f"left out: {entry.reason}")
         new, old = (sum(entry.outcome == outcome for entry in archived) for outcome in ("archived", "there"))
         echo(f"archived {count_of(new)} in {out}" + (f"; {count_of(old)} there already" if old else ""))
+
+
+def _forward(context: typer.Context, address: str, command: str, folder: str) -> None:
+    """Run this command on another machine and print what it prints."""
+    from ..lab.launch.host import Host
+    from .host import forward
+
+    forward(Host(address, command, folder), given_words(context, without=HOST_PARAMETERS))
 
 
 def _stop_line(outcome: StopOutcome) -> str:

@@ -29,3 +29,12 @@ Overrides = Annotated[
         help="key=value overrides, such as train.max_steps=100 method=oelm-freeze.", autocompletion=completion.settings
     ),
 ]
+HostOption = Annotated[str | None, typer.Option(help="Another machine, by ssh: USER@MACHINE.")]
+HostCommandOption = Annotated[
+    str, typer.Option(envvar="OELM_HOST_COMMAND", help="With --host: the path of oelm there.")
+]
+HostFolderOption = Annotated[
+    str, typer.Option(envvar="OELM_HOST_FOLDER", help="With --host: the folder to work in there. Default: home.")
+]
+# The parameters that say where a command runs; the command there does not get them.
+HOST_PARAMETERS = ("host", "host_command", "host_folder")
