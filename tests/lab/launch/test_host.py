@@ -1,7 +1,11 @@
 """Another machine by ssh: an sshd on the loopback device, with throw-away keys, found by an ssh configuration."""
 
 import json
+import os
 import shlex
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -185,6 +189,19 @@ def test_a_matrix_on_a_host_is_stopped_from_here(sshd: Server, tmp_path, monkeyp
     words = ("matrix", experiment_file(tmp_path, config=config), "--gpus", "", *there)
     (name,) = json.loads(lab(*words, "--detach", "--json").stdout)["runs"]
     wait_for(lambda: (read_state(sshd.home / "runs" / name).step or 0) > 2)
+    # Ctrl-C in a terminal reaches the command and its ssh. It ends both, and nothing on the host.
+    command = [sys.executable, "-m", "oelm", *map(str, words)]
+    joined_process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert joined_process.stderr is not None
+    wait_for(lambda: "started  study" in joined_process.stderr.readline())
+    os.killpg(joined_process.pid, signal.SIGINT)
+    _, said = joined_process.communicate(timeout=120)
+    assert joined_process.returncode == 75, said
+    assert f"the matrix goes on at {NAME}" in said
+    assert "Traceback" not in said
+    log = find_log(None, sshd.home / "runs")
+    assert log is not None
+    assert is_written(log)
     assert "asked to stop" in lab("stop", "--all", *there).stdout
     joined = lab("logs", "--follow", *there)
     assert "1 stopped" in joined.stdout.splitlines()
