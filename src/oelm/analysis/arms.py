@@ -39,6 +39,7 @@ MEASURES = {
     for measure in (
         Measure("perplexity", True),
         Measure("best_perplexity", True),
+        Measure("test_perplexity", True),
         Measure("val_loss", True, log=False),
         Measure("best_val_loss", True, log=False),
         Measure("bits_per_byte", True),

@@ -12,7 +12,8 @@ from .run import Run
 from .stats import ALPHA, Estimate, estimate, holm, tost
 
 # How far apart two arms may be and still be called alike: a share of the measure, or percentage points.
-MARGINS = {"perplexity": 0.05, "best_perplexity": 0.05, "accuracy": 1.0, "best_accuracy": 1.0, "exact_match": 1.0}
+MARGINS = dict.fromkeys(("perplexity", "best_perplexity", "test_perplexity"), 0.05)
+MARGINS |= dict.fromkeys(("accuracy", "best_accuracy", "exact_match"), 1.0)
 
 # The name of the confound of arms that lost seeds. It is not a field of the config, as the other names are.
 FAILED = "seeds that failed"

@@ -30,6 +30,10 @@ from ..runs.schema import (
 DATA = "environment.data."
 
 
+# Beginning of the names of figures that were measured on the test split.
+TEST = "test_"
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Attempt:
     """A run with or without a result: one that is running, or that failed. `environment` is None before it started."""
@@ -136,7 +140,10 @@ class Run(Attempt):
         return next((note for note in self.notes if UNCOMPARABLE_TIMES in note), None)
 
     def figure(self, name: str) -> float | None:
-        """Return a figure of the result, the parameters or the step times by its name; None where there is none."""
+        """Return a figure of the result, the parameters or the step times by its name; None where there is none.
+
+        `test_...` is a metric of the test text, of the best model or, where none was saved, of the last.
+        """
         if name == "step_seconds":
             return None if self.timing.step_seconds is None else finite(self.timing.step_seconds.median)
         if name == "steps_per_hour":
@@ -146,6 +153,8 @@ class Run(Attempt):
             return finite(getattr(self.result.parameters, name))
         if name in Result.model_fields:
             return finite(getattr(self.result, name))
+        if name.startswith(TEST):
+            return finite(getattr(self.result.evaluations.get("test"), name.removeprefix(TEST), None))
         if name.startswith("best_"):
             return finite(getattr(self.result.best, name.removeprefix("best_"), None))
         return finite(getattr(self.result.last, name, None))

@@ -29,6 +29,7 @@ def prepare_data(
     tokenizer: Annotated[str | None, typer.Option(help="A Hugging Face tokenizer's name or folder.")] = None,
     train_bpe: Annotated[int | None, typer.Option(min=257, help="Train a BPE of this size instead.")] = None,
     val: Annotated[str | None, typer.Option(help="A separate validation file.")] = None,
+    test: Annotated[str | None, typer.Option(help="A test file: runs are measured on it once, at their end.")] = None,
     val_fraction: Annotated[float, typer.Option(help="Share of the documents to hold out without --val.")] = 0.01,
     text_field: Annotated[str | None, typer.Option(help="The column or key of the text, if not detected.")] = None,
     description: Annotated[str | None, typer.Option(help="What this text is; stored in all records from it.")] = None,
@@ -47,12 +48,15 @@ def prepare_data(
             tokenizer=tokenizer,
             train_bpe=train_bpe,
             val=val,
+            test=test,
             val_fraction=val_fraction,
             text_field=text_field,
             description=description,
             progress=True,
         )
-        validation = f" and {len(data.val):,} for validation" if data.val else ""
+        held_out = {"validation": data.val, "test": data.test}
+        parts = [f"{len(split):,} for {name}" for name, split in held_out.items() if split is not None]
+        validation = "".join(f", {part}" for part in parts[:-1]) + (f" and {parts[-1]}" if parts else "")
         smaller = train_bpe is not None and data.vocab_size < train_bpe
         reason = f" (not {train_bpe:,}: the text has no more pairs to merge)" if smaller else ""
         counts = f"{len(data.train):,} tokens for training{validation}, vocabulary {data.vocab_size:,}{reason}"

@@ -214,6 +214,11 @@ def train_and_print(config: RunConfig, quiet: bool) -> NoReturn:
     if result and quiet:
         names = ("val_loss", "perplexity", "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
         figures = {key: result[key] for key in names if key in result}
-        splits = {name: split["accuracy"] for name, split in result["evaluations"].items() if "accuracy" in split}
+        splits = {
+            name: split[metric]
+            for name, split in result["evaluations"].items()
+            for metric in ("accuracy", "perplexity")
+            if metric in split
+        }
         echo(json.dumps(figures | ({"evaluations": splits} if splits else {})))
     raise typer.Exit(exit_code(result))

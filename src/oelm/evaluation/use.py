@@ -23,6 +23,9 @@ from ..training.validation import answer_metrics, validate
 from .load import load_model_folder, load_run, model_folder
 from .recall import story_recall
 
+# Lists with an entry for each document, which a run's own result has.
+_BY_DOCUMENT = ("document_losses", "document_tokens")
+
 
 def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[str, Any]:
     """Return the metrics of a run's model on all of its validation data and any other labelled split, in float32."""
@@ -36,6 +39,7 @@ def evaluate_run(run: Path, batch_size: int = 16, last: bool = False) -> dict[st
 
     def measure(split: Task) -> dict[str, Any]:
         metrics = validate(split.loss(model), split, world, batch_size)
+        metrics = {name: value for name, value in metrics.items() if name not in _BY_DOCUMENT}
         return metrics | answer_metrics(model, split, world, batch_size, split.held_out_count)
 
     metrics = measure(task)

@@ -17,7 +17,16 @@ from .document import Cell, Table, spans
 
 FORMAT = 1
 _FIGURES = (
-    *("val_loss", "perplexity", "best_perplexity", "bits_per_byte", "accuracy", "best_accuracy", "macro_f1"),
+    *(
+        "val_loss",
+        "perplexity",
+        "best_perplexity",
+        "test_perplexity",
+        "bits_per_byte",
+        "accuracy",
+        "best_accuracy",
+        "macro_f1",
+    ),
     *("matthews", "exact_match", "chrf", "bleu", "steps", "tokens", "epochs", "total", "trainable", "frozen"),
     *("frozen_share", "step_seconds", "tokens_per_second", "seconds", "gpu_hours", "peak_memory"),
 )

@@ -265,7 +265,11 @@ class TaskMetrics(RecordPart):
 
 
 class Metrics(TaskMetrics):
-    """What a validation measured."""
+    """What a validation measured.
+
+    `document_losses` and `document_tokens` are of a language model's test text: the summed loss and the tokens of each
+    document, or of each of 4,096 parts of a text with more documents.
+    """
 
     loss: float | None
     n: int | None = None
@@ -274,6 +278,8 @@ class Metrics(TaskMetrics):
     confusion: list[list[int]] | None = None
     per_class: dict[str, ClassMetrics] | None = None
     by_distance: dict[str, float] | None = None
+    document_losses: list[float] | None = None
+    document_tokens: list[int] | None = None
 
 
 class Validation(Metrics):

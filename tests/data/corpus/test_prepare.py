@@ -3,6 +3,7 @@
 import errno
 import json
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -105,6 +106,46 @@ def test_validation_text_that_is_all_training_text_is_refused(tmp_path, gpt2, to
     assert not (tmp_path / "out").exists()
 
 
+def test_a_test_file_is_used_in_full_and_shared_documents_are_counted(tmp_path, gpt2):
+    train, val, test = documents(40), documents(46)[40:], documents(60)[46:]
+    files = [
+        write_corpus(tmp_path / "train.txt", train),
+        write_corpus(tmp_path / "val.txt", val),
+        write_corpus(tmp_path / "test.txt", [*test, train[3], train[3], val[0]]),
+    ]
+    data = prepare(files[0], tmp_path / "out", gpt2, val=files[1], test=files[2])
+    assert texts_of(data, "test") == [*test, train[3], train[3], val[0]]
+    assert (texts_of(data, "train"), texts_of(data, "val")) == (train, val)
+    assert (data.shared_documents, data.shared_test_documents) == (0, 3)
+    assert data.overlap == "3 of 17 test documents are also in the training or validation text"
+    without = prepare(files[0], tmp_path / "without", gpt2, val=files[1])
+    assert without.test is None
+    assert without.train.sha256 == data.train.sha256
+    assert without.sha256 != data.sha256
+
+
+def test_a_test_file_goes_with_validation_text_cut_from_the_corpus(tmp_path, gpt2):
+    corpus, test = write_corpus(tmp_path / "a.txt", documents(80)), write_corpus(tmp_path / "test.txt", ["one", "two"])
+    with_test = prepare(corpus, tmp_path / "with", gpt2, val_fraction=0.2, test=test)
+    without = prepare(corpus, tmp_path / "without", gpt2, val_fraction=0.2)
+    assert texts_of(with_test, "test") == ["one", "two"]
+    assert with_test.val.sha256 == without.val.sha256
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (documents(5), "test.txt: every document of the test text is also in the training"),
+        ([" "], "test source is empty"),
+    ],
+)
+def test_test_text_that_cannot_judge_is_refused(tmp_path, gpt2, texts, message):
+    corpus, test = write_corpus(tmp_path / "a.txt", documents(20)), write_corpus(tmp_path / "test.txt", texts)
+    with pytest.raises(DataError, match=message):
+        prepare(corpus, tmp_path / "out", gpt2, val_fraction=0, test=test)
+    assert not (tmp_path / "out" / "data.json").exists()
+
+
 def test_shared_documents_are_counted_once_per_validation_document(tmp_path, gpt2):
     train = write_corpus(tmp_path / "train.txt", documents(20) * 3)
     val = write_corpus(tmp_path / "val.txt", [*documents(10, seed=5), *documents(3), documents(1)[0]])
@@ -174,6 +215,13 @@ def test_the_command_reports_whether_it_wrote_the_data_or_it_existed(tmp_path):
             assert part in output
     assert first.stdout.startswith("wrote ")
     assert "wrote" not in again.stdout
+
+
+def test_the_command_says_how_much_text_is_held_out(tmp_path):
+    corpus, test = write_corpus(tmp_path / "a.txt", documents(60)), write_corpus(tmp_path / "test.txt", ["one two"])
+    result = command(corpus, "--train-bpe", 300, "--val-fraction", 0.2, "--test", test, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"tokens for training, [\d,]+ for validation and \d+ for\s+test, vocabulary", result.stdout)
 
 
 def test_the_command_explains_a_vocabulary_smaller_than_requested(tmp_path):

@@ -262,7 +262,7 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path):
     (folder / "a.txt.gz").write_bytes(gzip.compress(write_corpus(tmp_path / "a.txt", TEXTS[:2]).read_bytes()))
     (folder / "LICENSE").write_text("do as you like")
     (folder / ".hidden.txt").write_text("not this")
-    source, val = resolve(folder, None, Reading())
+    source, val, _ = resolve(folder, None, Reading())
     assert val is None
     assert [unit.text for unit in source.units(Meter())] == TEXTS
     assert source.ignored == ("LICENSE",)
@@ -320,10 +320,10 @@ def units_of(source) -> list[str]:
 def test_a_hub_dataset_is_streamed(monkeypatch):
     hub = StandInHub({"train": [{"text": "a"}, {"text": ""}, {"text": "b"}], "validation": [{"text": "v"}]})
     monkeypatch.setitem(sys.modules, "datasets", hub)
-    train, val = resolve("tinystories", None, Reading())
+    train, val, _ = resolve("tinystories", None, Reading())
     assert (units_of(train), units_of(val)) == (["a", "b"], ["v"])
     assert hub.calls[0] == ("roneneldan/TinyStories", None, "train", True, None)
-    train, val = resolve("owner/name:config@abc", "validation", Reading())
+    train, val, _ = resolve("owner/name:config@abc", "validation", Reading())
     assert (units_of(train), units_of(val)) == (["a", "b"], ["v"])
     assert hub.calls[-1] == ("owner/name", "config", "validation", True, "abc")
     assert resolve("openwebtext", None, Reading())[1] is None
@@ -333,7 +333,7 @@ def test_the_lines_of_wikitext_are_joined_into_one_document(monkeypatch):
     lines = [" = Title = \n", "", " First line . \n", " Second . \n"] * 3000
     hub = StandInHub({"train": [{"text": line} for line in lines], "validation": []})
     monkeypatch.setitem(sys.modules, "datasets", hub)
-    train, _ = resolve("wikitext-103-raw", None, Reading())
+    train, *_ = resolve("wikitext-103-raw", None, Reading())
     units = list(train.units(Meter()))
     assert "".join(unit.text for unit in units) == "".join(lines)
     assert [unit.more for unit in units] == [True] * (len(units) - 1) + [False]
@@ -348,7 +348,7 @@ def test_hub_failures_are_explained(monkeypatch):
         yield {"text": "a"}
         raise RuntimeError("connection reset")
 
-    source, _ = resolve("openwebtext", None, Reading())
+    source, *_ = resolve("openwebtext", None, Reading())
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=offline))
     with pytest.raises(DataError, match=r"Skylion007/openwebtext.*from the Hub \(ConnectionError: no route\).*network"):
         units_of(source)

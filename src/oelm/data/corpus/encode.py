@@ -11,14 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from .header import SplitName
 from .readers import Unit
-from .sources import SplitName
 
 _PIECE = 32 << 10  # characters that are encoded as one text
 _JOB = 256 << 10  # characters that a thread encodes at a time
@@ -44,16 +44,17 @@ class FeederState:
     """How far a corpus has been read: with the corpus itself, enough to continue from there.
 
     `bytes` and `documents` count per split, `read_bytes` the training source alone. `shared` counts validation
-    documents that are also in the training text. `lowest` is the smallest validation fraction that would hold out a
-    document. `run_split` and `run_text` belong to a document that has not ended: its split (None when there is no
-    such document), and its text that has not become a piece yet.
+    documents that are also in the training text, `shared_test` test documents that are in either. `lowest` is the
+    smallest validation fraction that would hold out a document. `run_split` and `run_text` belong to a document that
+    has not ended: its split (None when there is no such document), and its text that has not become a piece yet.
     """
 
     units: int = 0
     read_bytes: int = 0
-    documents: dict[SplitName, int] = field(default_factory=lambda: {"train": 0, "val": 0})
-    bytes: dict[SplitName, int] = field(default_factory=lambda: {"train": 0, "val": 0})
+    documents: dict[SplitName, int] = field(default_factory=lambda: dict.fromkeys(get_args(SplitName), 0))
+    bytes: dict[SplitName, int] = field(default_factory=lambda: dict.fromkeys(get_args(SplitName), 0))
     shared: int = 0
+    shared_test: int = 0
     lowest: float = 1.0
     run_split: SplitName | None = None
     run_text: str = ""
@@ -70,19 +71,21 @@ class Feeder:
         self,
         train: Iterable[Unit],
         val: Iterable[Unit] | None,
+        test: Iterable[Unit] | None = None,
         *,
         val_fraction: float,
         seed: int,
         limit_bytes: int | None,
         state: FeederState | None = None,
     ) -> None:
-        self._train, self._val = train, val
+        self._train, self._val, self._test = train, val, test
         self._fraction = val_fraction
         self._key = seed.to_bytes(8, "little")
         self._limit = limit_bytes
-        # Digests of the validation documents that have not been seen in the training text.
+        # Digests of the validation and test documents that have not been seen in the training text.
         self._held_out: Counter[bytes] = Counter()
-        self._shared = 0
+        self._tested: Counter[bytes] = Counter()
+        self._shared = self._shared_test = 0
         self._document: hashlib.blake2b | None = None  # hash of the current document's text so far
         self.state = state or FeederState()
 
@@ -97,17 +100,26 @@ class Feeder:
             yield last_pieces
 
     def _units(self) -> Iterator[tuple[Unit, SplitName | None]]:
-        """Yield every unit with its split, or with None when its content decides; validation units come first."""
+        """Yield every unit with its split, or with None when its content decides; held-out units come first."""
         for unit in self._val or ():
             document = self._document_digest(unit)
             if document:
                 self._held_out[document] += 1
             yield unit, "val"
+        for unit in self._test or ():
+            document = self._document_digest(unit)
+            if document in self._held_out:
+                self._shared_test += 1
+            elif document:
+                self._tested[document] += 1
+            yield unit, "test"
         for unit in self._train:
             if self._limit is not None and self.state.read_bytes >= self._limit:
                 return
-            if self._held_out:
-                self._shared += self._held_out.pop(self._document_digest(unit), 0)
+            if self._held_out or self._tested:
+                document = self._document_digest(unit)
+                self._shared += self._held_out.pop(document, 0)
+                self._shared_test += self._tested.pop(document, 0)
             yield unit, "train" if self._fraction == 0.0 else None
 
     def _take(self, unit: Unit, required_split: SplitName | None) -> list[Piece]:
@@ -118,9 +130,9 @@ class Feeder:
         size = len(unit.text) if unit.text.isascii() else len(unit.text.encode())
         state.units += 1
         state.bytes[split] += size
-        if required_split != "val":
+        if required_split not in ("val", "test"):
             state.read_bytes += size
-        state.shared = self._shared
+        state.shared, state.shared_test = self._shared, self._shared_test
         state.run_split = split
         state.run_text += unit.text
         if not unit.more:

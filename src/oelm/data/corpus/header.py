@@ -20,6 +20,7 @@ HEADER = "data.json"
 WORK = ".preparing"
 
 DTypeName = Literal["uint16", "uint32"]
+SplitName = Literal["train", "val", "test"]
 # The byte order is part of the format, so that a folder means the same on every machine.
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
@@ -50,7 +51,7 @@ class SourceHeader(Strict, refusal=DataError):
     """One input: a file with its size and hash, or a Hub dataset, which has neither."""
 
     name: str
-    split: Literal["train", "val"]
+    split: SplitName
     bytes: int | None = None
     sha256: _Sha256 | None = None
 
@@ -68,10 +69,11 @@ class Header(Strict, refusal=DataError):
     vocab_size: Annotated[int, Field(ge=1)]
     dtype: DTypeName
     eos_id: _Count
-    splits: dict[Literal["train", "val"], SplitHeader]
+    splits: dict[SplitName, SplitHeader]
     sources: tuple[SourceHeader, ...]
     ignored: tuple[str, ...] = ()
     shared_documents: _Count = 0
+    shared_test_documents: _Count = 0
     recipe: dict[str, Any]
     sha256: _Sha256 | None = None
 

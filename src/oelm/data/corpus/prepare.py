@@ -21,10 +21,21 @@ from ...errors import DataError
 from ..text_files import Meter
 from ..tokenizer import TextTokenizer, check_bpe_size, load_tokenizer, train_bpe
 from .encode import Feeder, FeederState, encode_all
-from .header import DTYPES, HEADER, VERSION, Header, SourceHeader, SplitHeader, TokenizerHeader, dtype_for, read_header
+from .header import (
+    DTYPES,
+    HEADER,
+    VERSION,
+    Header,
+    SourceHeader,
+    SplitHeader,
+    SplitName,
+    TokenizerHeader,
+    dtype_for,
+    read_header,
+)
 from .progress import Callback, Progress, reporter
 from .readers import SEPARATOR, Reading
-from .sources import Source, SplitName, resolve
+from .sources import Source, resolve
 from .tokens import TOKENIZER, TokenDataset
 from .workspace import TOKENIZER_FILE, Workspace, check_free, discard, workspace
 
@@ -37,6 +48,7 @@ class PrepareKeywords(TypedDict, total=False):
     """The keyword arguments of `prepare`."""
 
     val: str | Path | None
+    test: str | Path | None
     val_fraction: float
     train_bpe: int | None
     eos: str | None
@@ -57,6 +69,7 @@ class PrepareOptions:
     """The keyword arguments of `prepare` with their defaults, validated."""
 
     val: str | Path | None = None
+    test: str | Path | None = None
     val_fraction: float = 0.01
     train_bpe: int | None = None
     eos: str | None = None
@@ -94,6 +107,7 @@ def prepare(
     train_bpe         the size of a byte-level BPE to train on the training split
     val               a validation file or folder (for a Hub dataset also the name of a split); without it,
     val_fraction      about this share of the documents (0.01), chosen by their content and `seed`; 0 for none
+    test              a test file or folder (or split): a run is measured on it once, at its end, and not chosen by it
     eos               the token after each document; by default the tokenizer's EOS token
     text_field        the column or key of the text; by default a usual name, or the only one with text
     separator         what separates documents in plain text (<|endoftext|>); "" for nothing
@@ -115,14 +129,14 @@ def prepare(
             f"{problem}: give either tokenizer (--tokenizer, a folder or a name) or train_bpe (--train-bpe, a "
             f"vocabulary size){ending}"
         )
-    train, val = resolve(source, options.val, Reading(options.text_field, options.separator))
+    train, val, test = resolve(source, options.val, Reading(options.text_field, options.separator), options.test)
     if not (out / HEADER).is_file():
         check_free(out)
     loaded = None if tokenizer is None else load_tokenizer(tokenizer, options.eos)
     # Checks the requested type before the corpus is read; the final vocabulary may be smaller than the requested one.
     dtype_for(loaded.vocab_size if loaded else options.train_bpe or 0, options.dtype)
     with reporter(options.progress) as report:
-        return _Preparation(train=train, val=val, options=options, report=report).run(out, loaded)
+        return _Preparation(train=train, val=val, test=test, options=options, report=report).run(out, loaded)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +145,7 @@ class _Preparation:
 
     train: Source
     val: Source | None
+    test: Source | None
     options: PrepareOptions
     report: Callback
 
@@ -157,17 +172,27 @@ class _Preparation:
     @property
     def splits(self) -> tuple[SplitName, ...]:
         """Return the names of the splits that the result will have."""
-        return ("train", "val") if self.val or self.val_fraction else ("train",)
+        val: tuple[SplitName, ...] = ("val",) if self.val or self.val_fraction else ()
+        return ("train", *val, *(("test",) if self.test else ()))
+
+    @property
+    def sources(self) -> dict[SplitName, Source]:
+        """Return the sources by the split that they are for; the training source may give validation text too."""
+        return {
+            "train": self.train,
+            **({"val": self.val} if self.val else {}),
+            **({"test": self.test} if self.test else {}),
+        }
 
     @property
     def total_bytes(self) -> int | None:
         """Return the number of bytes that will be read, or None when it is not known beforehand."""
-        sizes = [source.total_bytes for source in (self.train, self.val) if source]
+        sizes = [source.total_bytes for source in self.sources.values()]
         return None if None in sizes or self.options.limit_bytes is not None else sum(size or 0 for size in sizes)
 
     def _identify(self) -> tuple[SourceHeader, ...]:
         """Hash every input file, so that a changed corpus is never taken for the old one."""
-        total = sum(source.total_bytes or 0 for source in (self.train, self.val) if source)
+        total = sum(source.total_bytes or 0 for source in self.sources.values())
         hashed = 0
 
         def count(size: int) -> None:
@@ -175,7 +200,7 @@ class _Preparation:
             hashed += size
             self.report(Progress("hash", hashed, total))
 
-        return (*self.train.identify("train", count), *(self.val.identify("val", count) if self.val else ()))
+        return tuple(header for split, source in self.sources.items() for header in source.identify(split, count))
 
     def _recipe(self, inputs: tuple[SourceHeader, ...], tokenizer: TextTokenizer | None) -> dict[str, Any]:
         """Return everything that determines the result: equal recipes give equal folders."""
@@ -208,7 +233,7 @@ class _Preparation:
             eos_id=tokenizer.eos_id,
             splits={},
             sources=inputs,
-            ignored=(*self.train.ignored, *(self.val.ignored if self.val else ())),
+            ignored=tuple(name for source in self.sources.values() for name in source.ignored),
             recipe=recipe,
         )
 
@@ -216,6 +241,7 @@ class _Preparation:
         return Feeder(
             self.train.units(meter),
             self.val.units(meter) if self.val else None,
+            self.test.units(meter) if self.test else None,
             val_fraction=self.val_fraction,
             seed=self.options.seed,
             limit_bytes=self.options.limit_bytes,
@@ -277,7 +303,8 @@ class _Preparation:
             )
             for split, part in work.parts.items()
         }
-        work.publish(header.model_copy(update={"splits": splits, "shared_documents": feeder.state.shared}))
+        shared = {"shared_documents": feeder.state.shared, "shared_test_documents": feeder.state.shared_test}
+        work.publish(header.model_copy(update={"splits": splits, **shared}))
 
     def _check_split(self, state: FeederState, partial: bool = False) -> None:
         """Raise DataError when a split is empty or all validation text is also training text.
@@ -302,6 +329,13 @@ class _Preparation:
             raise DataError(
                 f"{self.val.description}: every document of the validation text is also in the training text: "
                 "they must be different data"
+            )
+        if self.test and state.bytes["test"] == 0 and not partial:
+            raise DataError(f"{self.test.description}: the test source is empty: no document with any text")
+        if self.test and state.documents["test"] and state.shared_test == state.documents["test"]:
+            raise DataError(
+                f"{self.test.description}: every document of the test text is also in the training or validation "
+                "text: they must be different data"
             )
 
 

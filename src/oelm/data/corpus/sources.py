@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from ...errors import DataError
 from .. import hub
 from ..text_files import Meter, format_of, known_suffixes
 from . import readers
-from .header import SourceHeader
+from .header import SourceHeader, SplitName
 from .readers import Reading, Unit
-
-SplitName = Literal["train", "val"]
 
 _HELD_OUT = re.compile(r"(val|valid|validation|dev|test)([-_.].*)?", re.IGNORECASE)
 _TRAIN = re.compile(r"train([-_.].*)?", re.IGNORECASE)
@@ -84,25 +81,32 @@ class HubSource:
 Source = FileSource | HubSource
 
 
-def resolve(source: str | Path, val: str | Path | None, reading: Reading) -> tuple[Source, Source | None]:
-    """Return the training source and, if there is a separate one, the validation source.
+def resolve(
+    source: str | Path, val: str | Path | None, reading: Reading, test: str | Path | None = None
+) -> tuple[Source, Source | None, Source | None]:
+    """Return the training source and, where there are separate ones, those of validation and of test.
 
     A known dataset name takes precedence over a file or folder of that name; write ./name for the path.
     """
     name = str(source)
     if name not in hub.REGISTRY and Path(source).exists():
-        return _files(Path(source), reading), None if val is None else _files(Path(val), reading)
+        val_files, test_files = (None if path is None else _files(Path(path), reading) for path in (val, test))
+        return _files(Path(source), reading), val_files, test_files
     if isinstance(source, Path) or _looks_like_path(name):
         raise DataError(f"{name}: no such file or folder.")
     dataset = hub.parse(name)
     if dataset is None:
         raise DataError(f"{name}: no such file or folder.{hub.suggest(name)}")
     train = HubSource(dataset, "train", reading)
-    if val is None:
-        return train, HubSource(dataset, dataset.validation, reading) if dataset.validation else None
-    if Path(val).exists() or _looks_like_path(str(val)):
-        return train, _files(Path(val), reading)
-    return train, HubSource(dataset, str(val), reading)
+
+    def held_out(split: str | Path | None) -> Source | None:
+        if split is None:
+            return None
+        if Path(split).exists() or _looks_like_path(str(split)):
+            return _files(Path(split), reading)
+        return HubSource(dataset, str(split), reading)
+
+    return train, held_out(dataset.validation or None if val is None else val), held_out(test)
 
 
 def _looks_like_path(name: str) -> bool:

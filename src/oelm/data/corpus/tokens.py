@@ -43,17 +43,20 @@ class TokenDataset:
     """A tokenized corpus: a prepared folder, or arrays in memory.
 
     `shared_documents` counts the documents of a separate validation file that are also in the training text (0 when the
-    validation split was cut from the corpus itself, which never shares one).
+    validation split was cut from the corpus itself, which never shares one), `shared_test_documents` those of the test
+    file that are in either.
     """
 
     train: Split
     val: Split | None
+    test: Split | None = None
     vocab_size: int
     eos_id: int = 0
     tokenizer_hash: str = ""
     synthetic: bool = True
     description: str = "tokens in memory"
     shared_documents: int = 0
+    shared_test_documents: int = 0
     folder: Path | None = None
     tokenizer_json: str | None = field(default=None, repr=False)
     eos_token: str | None = None
@@ -69,12 +72,14 @@ class TokenDataset:
         return cls(
             train=opened["train"],
             val=opened.get("val"),
+            test=opened.get("test"),
             vocab_size=header.vocab_size,
             eos_id=header.eos_id,
             tokenizer_hash=header.tokenizer.sha256,
             synthetic=header.synthetic,
             description=header.description,
             shared_documents=header.shared_documents,
+            shared_test_documents=header.shared_test_documents,
             folder=folder,
         )
 
@@ -82,15 +87,20 @@ class TokenDataset:
     def sha256(self) -> str:
         """Return the hash of the whole dataset, tokenizer and token files, for a run's record."""
         parts = [self.tokenizer_hash, self.train.sha256, self.val.sha256 if self.val else ""]
+        parts += [self.test.sha256] if self.test else []
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
     def overlap(self) -> str:
-        """Return a warning about validation documents that are also in the training text; "" when there are none."""
-        if self.val is None or not self.shared_documents:
-            return ""
-        counts = f"{self.shared_documents:,} of {self.val.documents:,}"
-        return f"{counts} validation documents are also in the training text"
+        """Return a warning about held-out documents that are also in other text; "" when there are none."""
+        warnings = []
+        if self.val is not None and self.shared_documents:
+            counts = f"{self.shared_documents:,} of {self.val.documents:,}"
+            warnings.append(f"{counts} validation documents are also in the training text")
+        if self.test is not None and self.shared_test_documents:
+            counts = f"{self.shared_test_documents:,} of {self.test.documents:,}"
+            warnings.append(f"{counts} test documents are also in the training or validation text")
+        return "; ".join(warnings)
 
     def verify(self) -> None:
         """Read every token file and compare its hash with the header; about a second per gigabyte.
@@ -99,7 +109,7 @@ class TokenDataset:
         """
         if self.folder is None:
             return
-        for name, split in (("train", self.train), ("val", self.val)):
+        for name, split in (("train", self.train), ("val", self.val), ("test", self.test)):
             if split is None:
                 continue
             sha256 = hash_array(split.tokens)

@@ -16,15 +16,15 @@ import numpy.typing as npt
 from ...base.files import write_json, writing
 from ...base.locks import hold
 from ...errors import DataError, FileError
-from .header import HEADER, WORK, Header, sealed
-from .sources import SplitName, hash_file
+from .header import HEADER, WORK, Header, SplitName, sealed
+from .sources import hash_file
 from .tokens import TOKENIZER
 
 _JOB = "job.json"
 _CHECKPOINT = "checkpoint.json"
 TOKENIZER_FILE = "trained.json"
 # Moved to the output folder in this order: a folder that has a header has everything else.
-_PUBLISHED = (TOKENIZER, "train.bin", "val.bin", HEADER)
+_PUBLISHED = (TOKENIZER, "train.bin", "val.bin", "test.bin", HEADER)
 
 
 class Part:

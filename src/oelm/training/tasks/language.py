@@ -1,19 +1,26 @@
-"""Language modelling: predict the next token at every position, over windows of a token file."""
+"""Language modelling: predict the next token at every position, over windows of a token file.
+
+Models are chosen by the validation text, and judged once, at the end, by the test text, document by document.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ...config import RunConfig
 from ...data.corpus.batches import Windows
-from ...data.corpus.tokens import TokenDataset
+from ...data.corpus.tokens import Split, TokenDataset
 from ...data.labelled.tasks import BUILTIN
 from ...data.synthetic.story_corpus import builtin
 from ...errors import ConfigError
@@ -21,15 +28,23 @@ from ...models.run_model import build_language_model
 from .base import IGNORED, Batch, MetricDict, Task, summed_loss
 from .metrics import perplexity
 
+# A test text of more documents is divided into this many parts, each of documents that follow each other.
+_MOST_PARTS = 4096
+
 
 @dataclass(frozen=True)
 class LanguageModelling(Task):
-    """Next-token prediction over windows of a token file. A batch is a function of the seed and the sample numbers."""
+    """Next-token prediction over windows of a token file. A batch is a function of the seed and the sample numbers.
+
+    `held_out` are the windows of the text that the model is validated on: the validation text or, `on_test`, the test
+    text, whose losses are summed for each document.
+    """
 
     data: TokenDataset
     windows: Windows
     held_out: Windows
     length: int
+    on_test: bool = False
 
     fixed_shapes = True
 
@@ -91,19 +106,50 @@ class LanguageModelling(Task):
         if count > 0:
             for name, rows in _split(torch.from_numpy(self.held_out.sequential(first, count))).items():
                 filled[name][:count] = rows
+        if self.on_test:
+            filled["parts"] = torch.zeros(fill_to, self.length, dtype=torch.long)
+            filled["totals"] = torch.zeros(2, int(self.parts[-1]) + 1, dtype=torch.float64)
+            if count > 0:  # targets are the tokens after the inputs, one place further
+                first_target = first * self.length + 1
+                parts = self.parts[first_target : first_target + count * self.length]
+                filled["parts"][:count] = torch.from_numpy(parts).view(count, self.length)
         return filled
 
+    @cached_property
+    def parts(self) -> npt.NDArray[np.int64]:
+        """Return for each token of the judged text's windows the number of its part: a document, or several."""
+        ends = np.asarray(self.held_out.tokens[: len(self.held_out) * self.length + 1]) == self.data.eos_id
+        document = np.concatenate([[0], np.cumsum(ends[:-1])])
+        documents = int(document[-1]) + 1
+        return document if documents <= _MOST_PARTS else document * _MOST_PARTS // documents
+
     def metrics(self, sums: list[float]) -> MetricDict:
-        assert self.data.val is not None
-        loss, bytes_per_token = sums[0] / sums[1], self.data.val.bytes / len(self.data.val.tokens)
+        text = self._judged_text()
+        loss, bytes_per_token = sums[0] / sums[1], text.bytes / len(text.tokens)
         # The loss is in nats per token.
-        return {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": loss / math.log(2) / bytes_per_token}
+        metrics = {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": loss / math.log(2) / bytes_per_token}
+        if not self.on_test:
+            return metrics
+        losses, tokens = np.array(sums[2:]).reshape(2, -1).tolist()
+        return metrics | {"document_losses": losses, "document_tokens": [int(count) for count in tokens]}
+
+    def other_splits(self) -> dict[str, Task]:
+        if self.data.test is None:
+            return {}
+        held_out = Windows(self.data.test.tokens, self.length, text="the test text")
+        return {"test": replace(self, held_out=held_out, on_test=True)}
+
+    def _judged_text(self) -> Split:
+        text = self.data.test if self.on_test else self.data.val
+        assert text is not None
+        return text
 
     def reached(self, metrics: MetricDict, target: float) -> bool:
         return bool(metrics["perplexity"] <= target)
 
     def headline(self, metrics: MetricDict) -> str:
-        return f"validation loss {metrics['loss']:.4f}, perplexity {metrics['perplexity']:.3f}"
+        split = "test" if self.on_test else "validation"
+        return f"{split} loss {metrics['loss']:.4f}, perplexity {metrics['perplexity']:.3f}"
 
     def result_fields(self, last: MetricDict, best: MetricDict) -> dict[str, Any]:
         return {
@@ -119,7 +165,7 @@ class LanguageModelling(Task):
         return [self.data.overlap] if self.data.overlap else []
 
     def describe(self) -> dict[str, Any]:
-        splits = {"train": self.data.train, "val": self.data.val}
+        splits = {"train": self.data.train, "val": self.data.val, "test": self.data.test}
         return {
             "description": self.data.description,
             "synthetic": self.data.synthetic,
@@ -142,15 +188,28 @@ def open_dataset(path: str) -> TokenDataset:
 
 
 class SummedLoss(nn.Module):
-    """Cross-entropy summed over all targets that are not ignored, in float32."""
+    """Cross-entropy summed over all targets that are not ignored, in float32.
+
+    In evaluation, with the number of a part for each target, also summed for each part, with the targets' number;
+    `totals` are zeros for these sums.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(
+        self, inputs: Tensor, targets: Tensor, parts: Tensor | None = None, totals: Tensor | None = None
+    ) -> Tensor:
         logits = self.model(input_ids=inputs, use_cache=False).logits
-        return summed_loss(logits, targets, self.training)
+        sums = summed_loss(logits, targets, self.training)
+        if parts is None or totals is None:
+            return sums
+        flat_targets = targets.flatten()
+        losses = F.cross_entropy(logits.flatten(0, -2).float(), flat_targets, ignore_index=IGNORED, reduction="none")
+        counted = (flat_targets != IGNORED).double()  # an ignored target has a loss of 0
+        by_part = totals.index_add(1, parts.flatten(), torch.stack([losses.double(), counted]))
+        return torch.cat([sums, by_part.flatten()])
 
 
 def _split(windows: Tensor) -> Batch:
