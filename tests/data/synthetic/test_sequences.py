@@ -106,10 +106,15 @@ def test_a_fixed_sequence():
 
 
 def test_recall_has_its_keys_before_its_questions():
-    ids, distances = sequences("recall", "train 0", 0, 5, 64)
-    assert (distances[:, :16] == -1).all()
-    assert np.isin(ids[:, :16:2], KEYS).all()
-    assert np.isin(ids[:, 1:16:2], VALUES).all()
+    ids, distances = sequences("recall", "train 0", 0, 50, 64)
+    pairs = set()
+    for row, back in zip(ids, distances, strict=True):
+        told = int(np.argmax(back >= 0)) - 1  # the first question's key stands before its answer
+        assert np.isin(row[:told:2], KEYS).all()
+        assert np.isin(row[1:told:2], VALUES).all()
+        assert len(set(row[:told].tolist())) == told, "no key and no value comes twice"
+        pairs.add(told // 2)
+    assert pairs == set(range(2, 9))
     assert set(KEYS) | set(VALUES) <= set(SYMBOLS)
 
 

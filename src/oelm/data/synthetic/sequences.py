@@ -84,8 +84,11 @@ def _stacked_recall(choices: RandomChoices, length: int) -> GeneratedSequence:
 
 
 def _keys_and_values(choices: RandomChoices, length: int) -> tuple[list[int], list[int]]:
-    """Return the numbers of different keys, and of as many different values."""
-    count = min(length // 8, len(KEYS))
+    """Return the numbers of different keys, and of as many different values.
+
+    Few pairs in some sequences reward a model that is only beginning to tell them apart.
+    """
+    count = choices.between(2, min(length // 8, len(KEYS)))
     return choices.sample(range(len(KEYS)), count), choices.sample(range(len(VALUES)), count)
 
 
