@@ -85,6 +85,14 @@ def test_methods_lists_every_preset():
     assert {name: oelm.Method.load(fields) for name, fields in listed.items()} == dict(PRESETS)
 
 
+@pytest.mark.parametrize("command", [(), ("data",), ("data", "prepare"), ("bench",), ("train",)])
+def test_flags_are_shown_without_the_type_of_a_value(command):
+    """A `<bool>` beside a flag reads as if it took one."""
+    shown = invoke(*command, "--help").stdout
+    assert "--help" in shown
+    assert "bool" not in shown.lower()
+
+
 @pytest.mark.parametrize("command", [("methods",), ("experiments",), ("bench", "--forms"), ("--help",)])
 def test_lists_and_help_fit_a_terminal_and_keep_words_whole(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

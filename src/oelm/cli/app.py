@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from .. import __version__
 from ..base.plugin import VARIABLE, load_plugin
 from . import bench, data, experiments, manage, methods, probe, report, train, use
+from .flags import Command, Group
 from .terminal import echo, errors, unwritable_output
 
 
-class _Root(TyperGroup):
+class _Root(Group):
     """The group of all commands: a --plugin behind the command is refused with its right place."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -127,7 +127,7 @@ app.add_typer(data.data_app, name="data", rich_help_panel="Train a model and use
 for _panel, _commands in _COMMANDS.items():
     for _name, (_command, _examples) in _commands.items():
         _epilog = "\n\n".join(["Examples:", *_examples])
-        app.command(_name, rich_help_panel=_panel, epilog=_epilog)(_command)
+        app.command(_name, cls=Command, rich_help_panel=_panel, epilog=_epilog)(_command)
 
 
 def main() -> None:

@@ -33,7 +33,10 @@ def bench(
     model: Annotated[str, ModelName] = "gpt:tiny",
     task: Annotated[
         Literal["language", "classification"] | None,
-        typer.Option(help="Default: classification (3 classes) for an encoder, else language."),
+        typer.Option(
+            metavar="KIND",
+            help="language or classification. Default: classification (3 classes) for an encoder, else language.",
+        ),
     ] = None,
     batch_size: Annotated[
         str, typer.Option(metavar="N[,N...]", help="Sequences per step; with --decode also several, such as 1,8,64.")
@@ -43,10 +46,10 @@ def bench(
     ] = "128",
     vocab_size: Annotated[
         int | None,
-        typer.Option(min=2, help="Default: 8192 for gpt:SIZE, else the model's own."),
+        typer.Option(min=2, metavar="N", help="Default: 8192 for gpt:SIZE, else the model's own."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, with the arms interleaved in each.")] = 5,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each arm per round.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds, with the arms interleaved in each.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps of each arm per round.")] = 10,
     compile_model: Annotated[
         bool | None,
         typer.Option("--compile/--no-compile", help="Default: as in training (language on a GPU); off with --decode."),

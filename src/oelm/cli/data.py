@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from .flags import Command, Group
 from .terminal import echo, errors, folded, quiet_libraries
 
-data_app = typer.Typer(help="Prepare text for training.", no_args_is_help=True)
+data_app = typer.Typer(cls=Group, help="Prepare text for training.", no_args_is_help=True)
 
 
 @data_app.callback()
@@ -20,6 +21,7 @@ def _data() -> None:
 
 @data_app.command(
     "prepare",
+    cls=Command,
     epilog="Examples:\n\noelm data prepare text/ --train-bpe 8192 --out data/mine\n\n"
     "oelm data prepare tinystories --tokenizer gpt2 --out data/tinystories",
 )
