@@ -16,6 +16,8 @@ from .status import is_done
 
 # The share of a plain matrix product's speed that whole training steps reach, roughly, on a CPU and on a GPU.
 _EFFICIENCY = {"cpu": 0.6, "cuda": 0.3}
+# Seconds for which a machine's speed is timed.
+_TIMED_SECONDS = 0.5
 # Seconds to start a run (imports, data, the model), and to train one at the smoke scale.
 _START_SECONDS = 10.0
 _SMOKE_SECONDS = 10.0
@@ -80,22 +82,29 @@ def _seconds(run: PlannedRun, tokens: float) -> float:
 
 @cache
 def training_speed() -> float:
-    """Return the FLOP/s that training reaches on this machine, from a timed matrix product on one core or GPU."""
+    """Return the FLOP/s that training reaches on this machine now, from timed matrix products on one core or GPU.
+
+    The mean over a while, not the fastest product: where other programs run, they take their share of every run too.
+    """
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size, dtype = (8192, torch.bfloat16) if device == "cuda" else (512, torch.float32)
     square = torch.randn(size, size, device=device).to(dtype)
+
+    def multiply() -> None:
+        square @ square
+        if device == "cuda":
+            torch.cuda.synchronize()
+
     threads = torch.get_num_threads()
-    seconds = []
     try:
         torch.set_num_threads(1)
-        for _ in range(6):
-            start = time.perf_counter()
-            square @ square
-            if device == "cuda":
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - start)
+        multiply()
+        count, seconds, start = 0, 0.0, time.perf_counter()
+        while seconds < _TIMED_SECONDS:
+            multiply()
+            count, seconds = count + 1, time.perf_counter() - start
     finally:
         torch.set_num_threads(threads)
-    return 2 * size**3 / min(seconds) * _EFFICIENCY[device]
+    return 2 * size**3 * count / seconds * _EFFICIENCY[device]
