@@ -5,6 +5,7 @@ import re
 import pytest
 
 from oelm.analysis import analyse
+from oelm.cli.outcome import summary_lines
 from oelm.report import write_report
 from oelm.report.charts import Styles
 from oelm.report.document import Table
@@ -68,6 +69,10 @@ def test_a_change_without_a_verdict_is_not_called_a_finding(tmp_path):
     language_run(tmp_path, "oelm-freeze", 0, 3.1)
     (sentence,) = findings(analyse([tmp_path]), words("en"))
     assert sentence.startswith("No verdict yet: against baseline, perplexity changes by +10.5 % (1 method)")
+    assert sentence.endswith("but one seed cannot tell a change from chance.")
+    language_run(tmp_path, "oelm-core", 0, 3.2, changes={"train": {"max_steps": 99}})
+    (sentence,) = findings(analyse([tmp_path]), words("en"))
+    assert sentence.endswith("has a single seed, has no spread, or is confounded.")
 
 
 def test_runs_without_a_comparison_give_their_figure(tmp_path):
@@ -136,6 +141,21 @@ def test_a_note_below_the_table_says_when_means_are_over_different_seeds(tmp_pat
     analysis, say = analyse([tmp_path / "runs"]), words("en")
     (table,) = [block for block in overview(analysis, Styles(()), say) if isinstance(block, Table)]
     assert table.caption == ("" if len(seeds) == 3 else say("unequal_seeds"))
+
+
+@pytest.mark.parametrize("methods", [1, 4])
+def test_a_note_below_the_table_says_that_verdicts_are_corrected_where_an_interval_suggests_another(tmp_path, methods):
+    """The same change is significant by itself, and undecided among four."""
+    for seed, noise in enumerate((0.0, 0.01, 0.02)):
+        language_run(tmp_path, "baseline", seed, 3.0)
+        for method in ("oelm-freeze", "oelm-core", "oelm-global", "oelm-random")[:methods]:
+            language_run(tmp_path, method, seed, 3.03 + noise)
+    analysis, say = analyse([tmp_path]), words("en")
+    (table,) = [block for block in overview(analysis, Styles(()), say) if isinstance(block, Table)]
+    note = say("corrected_verdicts", count=4)
+    assert table.caption == ("" if methods == 1 else note)
+    lines = " ".join(" ".join(summary_lines(analysis)).split())
+    assert (note in lines) == (methods == 4)
 
 
 def test_chinese_sentences_follow_each_other_without_a_space(tmp_path):

@@ -13,7 +13,7 @@ from ..analysis.arms import Arm, Setup
 from ..analysis.compare import Comparison
 from ..base.text import WIDTH, plain_table, plain_text
 from ..report import numbers
-from ..report.overview import findings, has_unequal_seeds
+from ..report.overview import findings, table_notes
 from ..report.sentences import opening, setup_label, short_conclusion, verdict_lines
 from ..report.words import Words, words
 from .terminal import count_of, fold, folded
@@ -84,7 +84,7 @@ def _setup_lines(setup: Setup, analysis: Analysis, say: Words) -> list[str]:
     table.add_column(last, no_wrap=True)
     for cells in rows:
         table.add_row(*cells)
-    note = fold(say("unequal_seeds"), WIDTH) if reference and has_unequal_seeds(analysis, setup) else []
+    note = [line for text in table_notes(analysis, setup, say) for line in fold(text, WIDTH)]
     label = setup_label(setup, analysis, say)
     return [*(fold(label, WIDTH) if label else []), *plain_text(table).splitlines(), *note, ""]
 

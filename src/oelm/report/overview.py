@@ -66,7 +66,9 @@ def _finding(comparisons: Sequence[Comparison], say: Words) -> str:
         ordered = [numbers.change(item, say) for item in sorted(comparisons, key=numbers.size) if item.pairs]
         change = numbers.span(ordered[0], ordered[-1], say) if ordered else "–"
         methods = count_text("method", len({item.arm for item in comparisons}), say)
-        return say("found_only_open", change=change, methods=methods, **values)
+        one_seed = all(item.sound and item.n == 1 for item in comparisons if item.pairs)
+        key = "found_only_one_seed" if ordered and one_seed else "found_only_open"
+        return say(key, change=change, methods=methods, **values)
     several = len({id(item.setup) for item in comparisons}) > 1
     for kind, selected in by_outcome.items():
         if selected and several and kind in ("undecided", "open"):
@@ -125,6 +127,16 @@ def has_unequal_seeds(analysis: Analysis, setup: Setup) -> bool:
     return len({frozenset(run.seed for run in runs) for runs in shown}) > 1
 
 
+def table_notes(analysis: Analysis, setup: Setup, say: Words) -> list[str]:
+    """Return what a reader must know below a table of means, changes, intervals and verdicts."""
+    comparisons = analysis.of(setup)
+    tested = [comparison for comparison in comparisons if comparison.adjusted is not None]
+    # These look as if their verdict were wrong: each for itself would be a significant change.
+    corrected = [item for item in tested if outcome(item) == "undecided" and item.p is not None and item.p < ALPHA]
+    notes = [say("unequal_seeds")] if comparisons and has_unequal_seeds(analysis, setup) else []
+    return [*notes, say("corrected_verdicts", count=len(tested))] if corrected else notes
+
+
 def _best(setup: Setup, means: dict[str, float]) -> str:
     return (min if setup.measure.lower_is_better else max)(means, key=lambda method: means[method])
 
@@ -136,7 +148,7 @@ def _table(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
     columns = ["col_method", f"m_{name}", "col_change_interval", "col_reading"]
     if not comparisons:
         columns[2:] = ["col_interval", "col_seeds"]
-    caption = say("unequal_seeds") if comparisons and has_unequal_seeds(analysis, setup) else ""
+    caption = say.in_a_row(table_notes(analysis, setup, say))
     numeric = (1,) if comparisons else (1, 2, 3)
     table = Table(f"{number}-summary", say.all(*columns), numeric=numeric, caption=caption)
     best = _best(setup, means) if len(means) > 1 else None
