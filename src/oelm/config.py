@@ -279,6 +279,19 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 class RunConfig(Strict, refusal=ConfigError):
     """The config of a run: everything that may change a number in its result, and where and how the run is saved."""
 
+    other_names = {
+        "lr": "optimizer.learning_rate",
+        "wd": "optimizer.weight_decay",
+        "steps": "train.max_steps",
+        "max_iters": "train.max_steps",
+        "num_epochs": "train.epochs",
+        "num_train_epochs": "train.epochs",
+        "seq_len": "data.sequence_length",
+        "block_size": "data.sequence_length",
+        "max_length": "data.sequence_length",
+        **{size: f"model.fields.{size}" for size in ("hidden_size", "num_hidden_layers", "num_attention_heads")},
+    }
+
     experiment: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     seed: Seed = 0
     task: TaskConfig = TaskConfig()

@@ -75,4 +75,10 @@ def nearest(word: str, known: Iterable[str], count: int = 1) -> str:
     names = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), names, n=count, cutoff=_CLOSE)
     close += [name for name in names if count > 1 and word.lower() in name and name not in close]
-    return f" Did you mean {' or '.join(repr(names[name]) for name in close[:count])}?" if close else ""
+    return one_of([names[name] for name in close[:count]])
+
+
+def one_of(names: Iterable[str]) -> str:
+    """Return a hint that one of these names was meant, " Did you mean 'a' or 'b'?", or an empty string for none."""
+    quoted = " or ".join(map(repr, names))
+    return f" Did you mean {quoted}?" if quoted else ""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from ..errors import OelmError, nearest
+from ..errors import OelmError, nearest, one_of
 
 # The share of the training data that is used, and the share that is held out for validation.
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -20,11 +20,13 @@ _UNION_MEMBER = re.compile(r"str|int|float|bool|none|literal\[.*|constrained-.*|
 class Strict(BaseModel):
     """A model that refuses unknown keys and is frozen after validation.
 
-    `refusal` is the class of error that it raises, given as a class argument.
+    `refusal` is the class of error that it raises, given as a class argument. `other_names` has names that other tools
+    use, with the dotted path of what they mean here.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     refusal: ClassVar[type[OelmError]] = OelmError
+    other_names: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls, refusal: type[OelmError] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -62,7 +64,8 @@ def explain(error: ValidationError, model: type[BaseModel], also: tuple[str, ...
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             known = [*_fields_at(model, path[:-1]), *(also if len(path) == 1 else ())]
-            message = f"unknown key.{nearest(str(path[-1]), known)} Known keys: {', '.join(known)}"
+            hint = nearest(str(path[-1]), known) or one_of(fields_called(str(path[-1]), model))
+            message = f"unknown key.{hint} Known keys: {', '.join(known)}"
         elif problem["type"] == "tuple_type":  # a list, in YAML and JSON
             message = f"should be a list, such as [{problem['input']!r}]"
         elif problem["type"] == "model_type":
@@ -75,6 +78,22 @@ def explain(error: ValidationError, model: type[BaseModel], also: tuple[str, ...
     return "; ".join(
         f"{where}: {_join(messages)}" if where else "; ".join(messages) for where, messages in clauses.items()
     )
+
+
+def fields_called(name: str, model: type[BaseModel]) -> list[str]:
+    """Return the dotted paths of a model's fields that have this name at any depth, or that other tools call so."""
+    meant = getattr(model, "other_names", {}).get(name)
+    return [meant] if meant else [path for path in _paths(model) if path.rpartition(".")[2] == name]
+
+
+def _paths(model: type[BaseModel]) -> list[str]:
+    """Return the dotted paths of a model's fields; those of a section follow it."""
+    paths = []
+    for name, field in model.model_fields.items():
+        paths.append(name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            paths += [f"{name}.{path}" for path in _paths(field.annotation)]
+    return paths
 
 
 def _join(messages: list[str]) -> str:

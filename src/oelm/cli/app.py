@@ -14,21 +14,37 @@ import typer
 from .. import __version__
 from ..base.plugin import VARIABLE, load_plugin
 from . import bench, data, experiments, manage, methods, probe, report, train, use
-from .flags import Command, Group
+from .flags import Command, CommandGroup
 from .terminal import echo, errors, unwritable_output
 
+# The commands that take settings as KEY=VALUE.
+_WITH_SETTINGS = {"train", "finetune", "run", "matrix"}
 
-class _Root(Group):
-    """The group of all commands: a --plugin behind the command is refused with its right place."""
+
+class _Root(CommandGroup):
+    """The group of all commands: an option that a command has not got is refused with how to say what it means."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except Exception as error:
-            if getattr(error, "option_name", None) == "--plugin":
-                place = f"oelm --plugin FILE {ctx.invoked_subcommand or 'COMMAND'} ..."
-                error.message = f"--plugin stands before the command: {place}"  # type: ignore[attr-defined]
+            option = getattr(error, "option_name", None)
+            hint = None if option is None else _instead_of(option, ctx.invoked_subcommand)
+            if hint is not None:
+                error.message, error.possibilities = hint, []  # type: ignore[attr-defined]
             raise
+
+
+def _instead_of(option: str, command: str | None) -> str | None:
+    """Return what to type instead of an option that a command has not got, or None where that is not known."""
+    if option == "--plugin":
+        return f"--plugin stands before the command: oelm --plugin FILE {command or 'COMMAND'} ..."
+    from ..base.strict import fields_called
+    from ..config import RunConfig
+
+    fields = fields_called(option.lstrip("-").replace("-", "_"), RunConfig) if command in _WITH_SETTINGS else []
+    settings = " or ".join(f"{field}=VALUE" for field in fields)
+    return f"No such option: {option}; a setting is given as {settings}" if settings else None
 
 
 app = typer.Typer(

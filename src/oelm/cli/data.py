@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from .flags import Command, Group
+from .flags import Command, CommandGroup
 from .terminal import echo, errors, folded, quiet_libraries
 
-data_app = typer.Typer(cls=Group, help="Prepare text for training.", no_args_is_help=True)
+data_app = typer.Typer(cls=CommandGroup, help="Prepare text for training.", no_args_is_help=True)
 
 
 @data_app.callback()

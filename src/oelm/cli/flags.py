@@ -22,5 +22,5 @@ class Command(_PlainFlags, TyperCommand):
     """A command whose flags have no type in their help."""
 
 
-class Group(_PlainFlags, TyperGroup):
+class CommandGroup(_PlainFlags, TyperGroup):
     """A group of commands whose flags have no type in their help."""

@@ -120,7 +120,9 @@ def export(
     with errors():
         from ..base.files import filled_folder, new_folder, undo_filling
         from ..errors import CheckpointError
+        from ..lab.status import refuse_folder_of_runs
 
+        refuse_folder_of_runs(Path(source))
         if out.is_dir():
             undo_filling(out)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):

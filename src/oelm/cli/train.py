@@ -60,7 +60,7 @@ def train(
         # JSON is YAML too, so that a path with a colon or a number for a name stays a string.
         options = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
         if names:
-            _refuse_folder(Path(names[0]))
+            _refuse_no_config(Path(names[0]))
             train_and_print(RunConfig.load(names[0], [*overrides, *options]), quiet)
         set_by_user = dict(override.partition("=")[::2] for override in overrides)
         task = set_by_user.get("task", set_by_user.get("task.name", ""))
@@ -128,8 +128,8 @@ def finetune(
 
         _refuse_field_given_twice(ctx, overrides or [])
         if task not in NAMES and Path(task).exists():
-            where = task if Path(task).is_dir() else "FOLDER, with that file in it as train" + Path(task).suffix
-            raise ConfigError(f"{task}: not a task but data of your own: oelm finetune {FOLDER} --data {where}")
+            command = f"oelm finetune folder --data {task}" if Path(task).is_dir() else _finetune_command(Path(task))
+            raise ConfigError(f"{task}: not a task but data of your own: {command}")
         # Data of one's own are told apart by the name of their folder.
         own = experiment_name(folder_name(str(data))) if task == FOLDER and data is not None else None
         fields: dict[str, Any] = {
@@ -165,14 +165,27 @@ def _refuse_field_given_twice(ctx: typer.Context, overrides: list[str]) -> None:
             raise ConfigError(f"{override}: an option sets this field too; keep one of the two")
 
 
-def _refuse_folder(path: Path) -> None:
-    """Raise if a folder stands where a config belongs; say what would take the run or the data in it."""
+def _refuse_no_config(path: Path) -> None:
+    """Raise if a folder, or a file of text or rows, stands where a config belongs; say what would take it."""
     from ..errors import ConfigError
 
     if (path / "config.json").is_file():
         raise ConfigError(f"{path}: a run's folder; to go on with the run: oelm train {path / 'config.json'}")
     if (path / "data.json").is_file():
         raise ConfigError(f"{path}: a data folder; to train on it: oelm train --data {path}")
+    if path.is_file() and path.suffix not in (".yaml", ".yml", ".json"):
+        labels = f"; to learn its labels: {_finetune_command(path)}" if path.suffix in _TABLES else ""
+        raise ConfigError(
+            f"{path}: not a config (.yaml or .json); to learn its text, prepare that first: "
+            f"oelm data prepare {path} --train-bpe 8192 --out data/{path.stem}{labels}"
+        )
+
+
+def _finetune_command(table: Path) -> str:
+    """Return the command that learns the labels of a table."""
+    if table.stem == "train":
+        return f"oelm finetune folder --data {table.parent}"
+    return f"oelm finetune folder --data FOLDER, with that file in it as train{table.suffix}"
 
 
 def _refuse_labelled(data: str | None, model: str | None, overrides: list[str]) -> None:

@@ -20,8 +20,10 @@ def evaluate(
 ) -> None:
     """Evaluate a run's model again, on all of its validation data and any other labelled split; prints JSON."""
     with errors():
+        from ..lab.status import refuse_folder_of_runs
         from ..runs.environment import config_of
 
+        refuse_folder_of_runs(run)
         config_of(run)  # another folder is refused before the libraries are loaded, which takes seconds
         from ..evaluation.use import evaluate_run
 
@@ -45,8 +47,10 @@ def predict(
     """
     with errors():
         from ..errors import ConfigError
+        from ..lab.status import refuse_folder_of_runs
         from ..runs.environment import config_of
 
+        refuse_folder_of_runs(run)
         config_of(run)
         quiet_libraries()
         if file is None:
@@ -86,8 +90,10 @@ def generate(
     """Generate text from a prompt with a trained model. A prompt that does not fit loses its start, and says so."""
     with errors():
         from ..base.files import require_reachable
+        from ..lab.status import refuse_folder_of_runs
 
         require_reachable(source)
+        refuse_folder_of_runs(source)
         from ..evaluation.generate import generate_text
 
         quiet_libraries()

@@ -114,6 +114,14 @@ def find_run(name: str, root: Path) -> RunState:
     raise LabError(f"no run {name!r} below {root}.{nearest(name, [run.name for run in runs], count=3)}")
 
 
+def refuse_folder_of_runs(folder: Path) -> None:
+    """Raise if a folder is no run or model itself but holds runs below it, of which one is to be named."""
+    below = [] if (folder / "config.json").is_file() else sorted(run_folders(folder))
+    if below:
+        others = f" (there are {len(below)})" if len(below) > 1 else ""
+        raise LabError(f"{folder}: not a run but a folder above runs; name one{others}, such as {below[0]}")
+
+
 def is_done(folder: Path, id: str) -> bool:
     """Return True when a folder holds the result of the run with this id; raise if it holds another run's."""
     if not (folder / "result.json").is_file():

@@ -111,7 +111,9 @@ def read_header(folder: Path) -> Header:
             raise DataError(f"{folder}: {'a file, not a folder' if folder.exists() else 'no such folder'}; {prepare}")
         if (folder / WORK).exists():
             raise DataError(f"{folder}: its preparation did not finish; run the same command again to continue it")
-        raise DataError(f"{folder}: not a prepared data folder ({HEADER} is missing); {prepare}")
+        below = sorted(path.parent for path in folder.glob(f"*/{HEADER}"))
+        advice = f"name the one in it: {' or '.join(map(str, below))}" if below else prepare
+        raise DataError(f"{folder}: not a prepared data folder ({HEADER} is missing); {advice}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
