@@ -32,6 +32,13 @@ def test_the_navigation_lists_every_page_once(tmp_path):
     assert sorted(_pages_in(config["project"]["nav"])) == pages
 
 
+def test_the_sites_style_is_copied_to_where_its_config_says(tmp_path):
+    build_site.copy_pages(tmp_path)
+    config = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    assert config["project"]["extra_css"] == [build_site.STYLE]
+    assert (tmp_path / build_site.STYLE).is_file()
+
+
 def test_the_reference_has_every_public_name():
     text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^::: oelm\.(\w+)$", text, re.MULTILINE)) - {"errors"}

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 SOURCES = ("*.md", "docs/*.md", "examples/README.md", "results/README.md")
 RECORDS = "docs/records.md"
+STYLE = "docs/site/page.css"
 _LINK = re.compile(r"\]\(<?([^)#>:]+)")
 _RECORD = re.compile(r"^\[(R\d+)\]: <\.\./(results/[^>]+)>$", re.MULTILINE)
 
@@ -32,6 +33,7 @@ def copy_pages(pages: Path) -> None:
     for pattern in SOURCES:
         for source in sorted(ROOT.glob(pattern)):
             _copy(source, pages)
+    _copy(ROOT / STYLE, pages)
     results = pages / "docs" / "results.md"
     text, records = link_records(results.read_text(encoding="utf-8"))
     results.write_text(text, encoding="utf-8")

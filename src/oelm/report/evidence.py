@@ -94,10 +94,11 @@ class Headline(Strict, refusal=AnalysisError):
 
 
 class Evidence(Strict, refusal=AnalysisError):
-    """The content of a file of questions: title, introduction, the questions in order, and the README's headlines."""
+    """The content of a file of questions: title, introduction, its terms, the questions, and the README's headlines."""
 
     title: str
     about: str
+    terms: tuple[str, ...] = ()
     questions: tuple[Question, ...]
     headlines: tuple[Headline, ...] = ()
 
@@ -190,6 +191,7 @@ def evidence_document(source: str | PathLike[str], out: Path) -> Document:
     """Return the document that answers the questions; its links are relative to the folder `out`."""
     evidence, say = load_evidence(source), words("en")
     blocks: list[Block] = [Paragraph(evidence.about)]
+    blocks += [Bullets([Cell(text) for text in evidence.terms])] if evidence.terms else []
     links: dict[str, str] = {}
     for number, question in enumerate(evidence.questions, start=1):
         blocks.append(Heading(f"{number}. {question.question}", 2, question.id))
