@@ -117,7 +117,7 @@ def test_families_lists_every_known_type():
     assert run("families").stdout.split() == known_types()
 
 
-def test_families_suggests_how_to_register_a_model_by_its_config_alone(tmp_path):
+def test_families_suggests_how_to_register_a_model_by_its_config_alone(tmp_path, monkeypatch):
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     OlmoConfig(**sizes, vocab_size=99, eos_token_id=2).save_pretrained(tmp_path)
     for model in (tmp_path, tmp_path / "config.json"):
@@ -126,6 +126,11 @@ def test_families_suggests_how_to_register_a_model_by_its_config_alone(tmp_path)
         assert "2 attentions were found with it, and their heads came out orthogonal:" in result.stdout
         assert "oelm.register_family(\n    'olmo',\n    block='layers.*',\n" in result.stdout
         assert "oelm --plugin FILE" in result.stdout
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = invoke("families", "--guess", tmp_path).stdout
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert narrow.split() == result.stdout.split()
+    monkeypatch.delenv("COLUMNS")
     known = invoke("families", "--guess", "random:bert")
     assert known.stdout == "'bert' is a supported model type: there is nothing to register\n"
     MambaConfig(num_hidden_layers=2).save_pretrained(tmp_path / "mamba")

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 
 from oelm.base.strict import merge
 from oelm.lab.experiment import runnable_experiments
@@ -72,6 +73,13 @@ def test_a_dry_run_fits_a_terminal(tmp_path, monkeypatch):
     lines = lab("matrix", file, "--dry-run").stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if line.endswith("matrices set or frozen")], lines
+
+
+@pytest.mark.parametrize("name", ["GPT-02", "demo", "rank-sst2", "ABC-tinystories"])
+def test_an_experiment_in_full_fits_a_terminal_and_is_yaml(name):
+    text = lab("experiments", name).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert yaml.safe_load(text) == json.loads(lab("experiments", name, "--json").stdout)
 
 
 def test_listing_experiments_loads_no_heavy_module():

@@ -83,6 +83,16 @@ def test_a_terminal_shows_an_error_in_whole_words_and_its_command_in_one_line(tm
     assert "such as method: [baseline, oelm-freeze]" in " ".join(lines)
 
 
+def test_an_error_of_several_lines_is_folded_but_its_code_is_not(tmp_path):
+    """Code is indented; the text around it is folded."""
+    terminal = Terminal(tmp_path, "run", "GPT-02")
+    lines = terminal.end().split("\r\n")
+    assert terminal.process.returncode == 2
+    assert "    oelm data prepare tinystories --tokenizer gpt2 --out data/tinystories" in lines
+    assert max(map(len, lines)) <= 80
+    assert "Your own copy: oelm data prepare FILE --tokenizer gpt2 --out DIR, and then" in lines, lines
+
+
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
     """Prepare a short text in data/mine, and return what the command printed."""

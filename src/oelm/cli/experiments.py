@@ -60,8 +60,12 @@ def experiments(
         if name is not None:
             import yaml
 
+            from ..base.text import WIDTH
+
             details = _details(find_experiment(name))
-            text = yaml.safe_dump(details, sort_keys=False, allow_unicode=True)
+            # A line is broken at the first space behind the width.
+            style: dict[str, Any] = {"default_flow_style": None, "width": WIDTH - 22}
+            text = yaml.safe_dump(details, sort_keys=False, allow_unicode=True, **style)
             echo(json.dumps(details, indent=2) if as_json else text)
         elif as_json:
             echo(json.dumps([_details(experiment) for experiment in runnable_experiments()], indent=2))

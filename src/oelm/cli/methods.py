@@ -10,7 +10,7 @@ import typer
 
 from . import completion
 from .options import JsonOption
-from .terminal import echo, errors, listing, quiet_libraries
+from .terminal import echo, errors, fold_lines, listing, quiet_libraries, screen_width
 
 if TYPE_CHECKING:
     from ..method.diagnose import Diagnosis
@@ -59,7 +59,9 @@ def families(
         if model.config.model_type in known_types():
             echo(f"{model.config.model_type!r} is a supported model type: there is nothing to register")
         else:
-            echo(str(guess_layout(model)))
+            width = screen_width()
+            text = str(guess_layout(model))
+            echo(text if width is None else fold_lines(text, width))
 
 
 def diagnose(

@@ -105,8 +105,8 @@ class _Progress:
 
 def _refuse(reason: str) -> NoReturn:
     text = f"oelm: {reason}"
-    if sys.stderr.isatty() and "\n" not in text:  # A text of several lines holds code that a reader copies.
-        text = "\n".join(fold(text, shutil.get_terminal_size().columns))
+    if sys.stderr.isatty():
+        text = fold_lines(text, shutil.get_terminal_size().columns)
     echo(text, fg="red", err=True)
     sys.exit(2)
 
@@ -169,6 +169,12 @@ def fold(text: str, width: int) -> list[str]:
             lines.append("")
         lines[-1] += piece
     return [line.rstrip(" ").replace(_NO_BREAK, " ") for line in lines]
+
+
+def fold_lines(text: str, width: int) -> str:
+    """Return a text with its long lines folded; one that is indented is code that a reader copies, and stays whole."""
+    lines = text.splitlines()
+    return "\n".join(part for line in lines for part in ([line] if line.startswith(" ") else fold(line, width)))
 
 
 def listing(entries: Iterable[tuple[str, str]], indent: int = 0) -> list[str]:
