@@ -101,6 +101,9 @@ def test_the_forest_plot_has_the_best_method_on_top_and_the_margin_as_a_band(tmp
     (figure,) = change_figures(analyse([tmp_path / "classifiers"]), Styles(()), words("en"))
     assert [row.label for row in figure.charts[0].rows] == ["oelm-core", "oelm-freeze"]
     assert figure.charts[0].band == (-1.0, 1.0)
+    assert "±1 point:" in figure.caption
+    (figure,) = change_figures(analyse([tmp_path / "classifiers"]), Styles(()), words("zh"))
+    assert "±1 个百分点" in figure.caption
 
 
 def test_the_table_has_four_columns_and_the_best_method_in_bold(tmp_path):

@@ -193,7 +193,7 @@ def comparison_table(
         for comparison in comparisons
     ]
     keys = list(rows[0])
-    margin = numbers.margin(measure.name) if measure.name in MARGINS else ""
+    margin = numbers.margin(measure.name, say) if measure.name in MARGINS else ""
     columns = [say(key, margin=margin) if key == "col_alike" else say(key) for key in keys]
     numeric = tuple(range(keys.index("col_rate"), len(keys) - 1))
     return Table(name, columns, [list(row.values()) for row in rows], numeric)

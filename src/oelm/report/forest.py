@@ -54,7 +54,7 @@ def change_figure(
     if not charts:
         return None
     captions = [say("cap_change", measure=measure[:1].upper() + measure[1:], reference=reference)]
-    captions += [say("cap_band", margin=numbers.margin(first.measure.name))] if band is not None else []
+    captions += [say("cap_band", margin=numbers.margin(first.measure.name, say))] if band is not None else []
     captions += [say("cap_setups", shown=MOST_PANELS, all=len(charts))] if len(charts) > MOST_PANELS else []
     shown: list[Chart] = [*charts[:MOST_PANELS]]
     return ChartFigure(name, say("fig_change", reference=reference), say.in_a_row(captions), shown)

@@ -137,10 +137,10 @@ def _without_interval(estimate: Estimate | None, say: Words) -> str:
     return say("below_zero_short" if estimate.spread else "no_spread_short")
 
 
-def margin(name: str) -> str:
+def margin(name: str, say: Words) -> str:
     """Return the margin within which two arms count as alike by a measure."""
     value = MARGINS[name]
-    return f"{100 * value:g} %" if value < 1 else f"{value:g} pp"
+    return f"{100 * value:g} %" if value < 1 else say("one_point" if value == 1 else "points", value=f"{value:g}")
 
 
 def p_value(value: float | None) -> str:

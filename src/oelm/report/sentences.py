@@ -108,7 +108,7 @@ def conclusion(comparison: Comparison, say: Words) -> str:
     if comparison.conclusive:
         parts.append(say("says_better" if comparison.winner == comparison.arm else "says_worse"))
     if comparison.alike is not None and comparison.alike < ALPHA:
-        parts.append(say("says_alike", margin=numbers.margin(comparison.measure.name)))
+        parts.append(say("says_alike", margin=numbers.margin(comparison.measure.name, say)))
     if parts:
         return say.in_a_row(parts)
     if comparison.p is not None and comparison.p < ALPHA:
@@ -129,10 +129,10 @@ def short_conclusion(comparison: Comparison, say: Words) -> tuple[str, str]:
         better = comparison.winner == comparison.arm
         word = say("better" if better else "worse")
         if alike:
-            word = say("within", reading=word, margin=numbers.margin(comparison.measure.name))
+            word = say("within", reading=word, margin=numbers.margin(comparison.measure.name, say))
         return word, "good" if better else "bad"
     if alike:
-        return say("within", reading=say("alike"), margin=numbers.margin(comparison.measure.name)), "good"
+        return say("within", reading=say("alike"), margin=numbers.margin(comparison.measure.name, say)), "good"
     return say("undecided"), "open"
 
 
