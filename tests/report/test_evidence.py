@@ -34,12 +34,14 @@ def test_the_headlines_of_a_readme_are_up_to_date(name, language, tmp_path):
     assert copy.read_text(encoding="utf-8") == committed, "run `make results`"
 
 
-def test_the_picture_of_the_readme_is_up_to_date(monkeypatch):
+def test_the_pictures_of_the_readmes_are_up_to_date(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs" / "attention")
     overview = runpy.run_path(str(ROOT / "docs" / "attention" / "overview.py"))
-    drawn = overview["svg"](overview["rows"]())
-    assert (ROOT / "docs" / "overview.svg").read_text(encoding="utf-8") == drawn, "run `make results`"
-    assert "(docs/overview.svg)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert overview["TEXTS"]["en"].keys() == overview["TEXTS"]["zh"].keys()
+    for language, readme in (("en", "README.md"), ("zh", "README.zh-CN.md")):
+        file = overview["FILES"][language]
+        assert file.read_text(encoding="utf-8") == overview["svg"](language), "run `make results`"
+        assert f"(docs/{file.name})" in (ROOT / readme).read_text(encoding="utf-8")
 
 
 def test_headlines_are_written_between_their_markers_and_each_needs_one_comparison(tmp_path):
