@@ -8,7 +8,7 @@ import pytest
 from oelm.analysis import analyse
 from oelm.report import summary, write_report
 from oelm.report.compose import settings
-from oelm.report.sentences import conclusion, setup_name
+from oelm.report.sentences import comparison_notes, conclusion, setup_name
 from oelm.report.words import words
 from tests.support.records import (
     classification_run,
@@ -172,3 +172,15 @@ def test_a_verdict_on_stand_in_data_says_so(tmp_path):
     write_report([tmp_path / "runs"], tmp_path / "out", formats=("md",))
     section = (tmp_path / "out" / "report.md").read_text(encoding="utf-8").split("## Published against measured")[1]
     assert "| GPT-05 | ✅ agrees (stand-in data) | perplexity |" in section
+
+
+@pytest.mark.parametrize(
+    ("language", "note"),
+    [("en", "also different: number of threads, commit of oelm"), ("zh", "另有不同：线程数、oelm 的提交")],
+)
+def test_what_differs_in_the_environment_is_named_in_words(tmp_path, language, note):
+    for method, values in (("baseline", ("one", 1)), ("oelm-freeze", ("two", 2))):
+        environment = {"git_commit": values[0], "cpu": {"threads": values[1]}}
+        language_run(tmp_path, method, 0, 3.0 + values[1] / 10, environment=environment)
+    (comparison,) = analyse([tmp_path]).comparisons
+    assert comparison_notes(comparison, words(language))[-1] == note

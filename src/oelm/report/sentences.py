@@ -257,11 +257,20 @@ def comparison_notes(comparison: Comparison, say: Words) -> list[str]:
     """Return everything that a reader must know about a comparison, in words."""
     notes = [note_text(note, say) for note in comparison.notes if note.code != "one_seed"]
     if comparison.confounds:
-        fields = ", ".join(f"{item.field} ({item.one} / {item.other})" for item in comparison.confounds)
+        fields = ", ".join(
+            f"{_field_text(item.field, say)} ({item.one} / {item.other})" for item in comparison.confounds
+        )
         notes.append(say("note_confounded", fields=fields))
     if comparison.cautions:
-        notes.append(say("note_cautions", fields=", ".join(item.field for item in comparison.cautions)))
+        fields = say("list").join(_field_text(item.field, say) for item in comparison.cautions)
+        notes.append(say("note_cautions", fields=fields))
     return notes
+
+
+def _field_text(field: str, say: Words) -> str:
+    """Return what a run recorded of its environment in words; a field of the config by the name that it has there."""
+    key = f"field_{field.removeprefix('environment.')}"
+    return say(key) if key in say.texts else field
 
 
 def shared_notes(comparisons: Sequence[Comparison], say: Words) -> list[tuple[str, list[Comparison]]]:
