@@ -70,6 +70,7 @@ def test_a_terminal_shows_a_warning_of_training_in_whole_words(tmp_path):
     lines = [line.rstrip() for line in terminal.end().replace("\r", "\n").splitlines()]
     assert terminal.process.returncode == 0, lines
     assert max(map(len, lines)) <= 80
+    assert any(line.startswith("step 2: accuracy") and line.endswith(" (best)") for line in lines), lines
     assert any(line.startswith("warning: accuracy") and line.endswith("always answering") for line in lines), lines
 
 

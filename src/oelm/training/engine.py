@@ -291,9 +291,9 @@ def _closing_lines(run: ActiveRun, result: Result, evaluations: dict[str, Metric
     last = task.headline({name: math.nan if value is None else value for name, value in state.last.items()})
     lines = [f"{ending(result.val_loss)}: {last}"]
     if state.best and state.best["step"] != state.step:
-        lines.append(f"best, at step {state.best['step']}: {task.headline(state.best)}")
+        lines.append(f"best at step {state.best['step']}: {task.headline(state.best)}")
     for name, metrics in evaluations.items():
-        lines.append(f"{name}, at step {metrics['step']}: {task.headline(metrics)}")
+        lines.append(f"{name} at step {metrics['step']}: {task.headline(metrics)}")
     return [*lines, f"records in {run.folder.path}"]
 
 

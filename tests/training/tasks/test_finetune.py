@@ -512,7 +512,7 @@ def test_a_run_without_a_best_model_can_be_evaluated_queried_and_exported(tmp_pa
     run = config(tmp_path, **changes).folder
     accuracy = result["evaluations"]["test"]["accuracy"]
     assert read_state(run).split_accuracy == {"test": accuracy}
-    assert f"test, at step {result['steps']}: accuracy {accuracy:.4f} on 50" in (run / "train.log").read_text()
+    assert f"test at step {result['steps']}: accuracy {accuracy:.4f} on 50" in (run / "train.log").read_text()
     assert predict_one(run, "film good")["label"] in ("0", "1")
     run_to_end("export", run, tmp_path / "plain")
     assert (tmp_path / "plain/tokenizer.json").is_file()

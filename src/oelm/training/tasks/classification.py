@@ -87,8 +87,8 @@ class Classification(LabelledTask):
     def headline(self, metrics: MetricDict) -> str:
         examples = example_count(metrics["n"], metrics["held_out"])
         return (
-            f"accuracy {metrics['accuracy']:.4f} on {examples} (majority {metrics['majority']['accuracy']:.4f}), "
-            f"F1 {metrics['macro_f1']:.4f}, loss {metrics['loss']:.4f}"
+            f"accuracy {metrics['accuracy']:.4f} on {examples} (majority {metrics['majority']['accuracy']:.3f}), "
+            f"F1 {metrics['macro_f1']:.3f}, loss {metrics['loss']:.3f}"
         )
 
     def on_split(self, name: str) -> Classification:
