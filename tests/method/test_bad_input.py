@@ -218,7 +218,9 @@ def test_a_model_with_another_method_is_refused():
 
 
 def test_objects_that_are_not_hugging_face_models_are_refused():
-    with pytest.raises(ModelError, match="not str"):
+    with pytest.raises(
+        ModelError, match=r"not str: load it first, such as AutoModel.from_pretrained\(.bert-base-uncased.\)"
+    ):
         oelm.apply("bert-base-uncased")
     assert_refused(nn.Linear(3, 3), FREEZE, FamilyError, "Linear has no config.model_type", "Hugging Face")
 

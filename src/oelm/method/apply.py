@@ -72,13 +72,17 @@ def outline(model: nn.Module, method: Method) -> nn.Module:
     return copied
 
 
+def _how_to_load(model: object) -> str:
+    return f": load it first, such as AutoModel.from_pretrained({model!r})" if isinstance(model, str) else ""
+
+
 def check_operable(model: nn.Module) -> None:
     """Raise for a model that must be unwrapped, dequantised or loaded first."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
     if not isinstance(model, nn.Module):
-        raise ModelError(f"a model is a torch module, not {type(model).__name__}")
+        raise ModelError(f"a model is a torch module, not {type(model).__name__}{_how_to_load(model)}")
     for name, module in model.named_modules():  # FSDP may wrap single blocks and not the model
         if isinstance(module, (DataParallel, DistributedDataParallel, FullyShardedDataParallel, FSDPModule)):
             raise ModelError(
