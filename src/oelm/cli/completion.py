@@ -57,6 +57,13 @@ def tasks(incomplete: str) -> _Offers:
     return _beginning(incomplete, ((name, "") for name in NAMES))
 
 
+def abilities(incomplete: str) -> _Offers:
+    """Offer the generated tasks of `oelm probe`."""
+    from ..data.synthetic.sequences import ABILITIES
+
+    return _beginning(incomplete, ((name, ability.about) for name, ability in ABILITIES.items()))
+
+
 def languages(incomplete: str) -> _Offers:
     """Offer the languages of a report."""
     return _beginning(incomplete, (("en", "English"), ("zh", "中文")))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..base.machine import cores
-from ..data.synthetic.sequences import ABILITIES
 from . import completion
 from .options import RUNS, JsonOption, OutOption, YesOption
 from .terminal import echo, errors, folded, quiet_libraries
@@ -34,7 +33,11 @@ def probe(
     ] = None,
     train: Annotated[bool, typer.Option("--train", help="Train small models on the tasks, and compare them.")] = False,
     task: Annotated[
-        list[str] | None, typer.Option(help=f"With --train, one of {', '.join(ABILITIES)}. Default: all.")
+        list[str] | None,
+        typer.Option(
+            help="With --train: a task, such as recall; for several, repeat it. Default: all.",
+            autocompletion=completion.abilities,
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="With --train: seeds 0 to N - 1.")] = 3,
     out: OutOption = RUNS,
@@ -55,7 +58,7 @@ def probe(
         if not train:
             _probe_model(names or [], as_json)
             return
-        code = _train_probes(names or [], task or list(ABILITIES), seeds, out, gpus, jobs, as_json, yes)
+        code = _train_probes(names or [], task, seeds, out, gpus, jobs, as_json, yes)
     raise typer.Exit(code)
 
 
@@ -76,7 +79,7 @@ def _probe_model(names: Sequence[str], as_json: bool) -> None:
 
 def _train_probes(
     names: Sequence[str],
-    tasks: Sequence[str],
+    chosen: Sequence[str] | None,
     seeds: int,
     out: Path,
     gpus: str | None,
@@ -84,6 +87,7 @@ def _train_probes(
     as_json: bool,
     yes: bool,
 ) -> int:
+    from ..data.synthetic.sequences import ABILITIES
     from ..lab.launch.forked import ForkedLauncher
     from ..lab.launch.local import local_launcher
     from ..lab.plan import Request
@@ -91,6 +95,7 @@ def _train_probes(
     from .experiments import exit_code, run_planned
     from .train import train_and_exit
 
+    tasks = list(chosen or ABILITIES)
     overrides = tuple(name for name in names if "=" in name)
     arms = _arms([name for name in names if "=" not in name] or _DEFAULT_ARMS, overrides)
     planned = plan_probes(arms, tasks, Request("full", tuple(range(seeds)), overrides=overrides, output=str(out)))
@@ -130,6 +135,7 @@ def _accuracy(runs: Sequence[PlannedRun]) -> dict[str, Any]:
 def _accuracy_table(rows: Mapping[str, Mapping[str, dict[str, Any]]], tasks: Sequence[str]) -> str:
     """Return a table for each task, with a line for each arm."""
     from ..base.text import plain_table, plain_text
+    from ..data.synthetic.sequences import ABILITIES
 
     tables = []
     for task in tasks:
