@@ -465,3 +465,27 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
     hidden_files = [path.name for path in run.iterdir() if path.name.startswith(".")]
     assert hidden_files == [f".launch.json.{os.getppid()}.tmp"], "a live process is about to rename its file"
     assert read_json(run / "best" / "config.json")["model_type"] == "oelm_gpt"
+
+
+class SignalledTwice:
+    """Sends its process SIGTERM twice in a step, as Slurm does: once to the job, once to its step."""
+
+    def __call__(self) -> None:
+        from oelm.training.step import Stepper
+
+        step = Stepper.step
+
+        def signalled_step(stepper, state):
+            if state.step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
+            step(stepper, state)
+
+        os.environ["SLURM_JOB_ID"] = "17"
+        Stepper.step = signalled_step
+
+
+def test_in_a_slurm_job_a_signal_that_comes_twice_is_one(tmp_path):
+    file = write_yaml(tmp_path / "run.yaml", fields_of("baseline", tmp_path / "runs"))
+    assert start("train", file, sabotage=SignalledTwice()).wait() == 75
+    assert [path.name for path in list_checkpoints(folder_of(tmp_path / "runs") / "checkpoints")][-1] == "step-00000004"

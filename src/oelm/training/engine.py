@@ -13,6 +13,7 @@ What one optimiser step does is in `step.py`; what a checkpoint holds is in `che
 from __future__ import annotations
 
 import math
+import os
 import time
 from contextlib import suppress
 from typing import Any, Literal
@@ -41,7 +42,8 @@ from .tasks.base import MetricDict, Task
 from .tasks.metrics import perplexity
 from .validation import answer_metrics, validate
 
-# A launcher may pass on a signal that a process already had. Within this many seconds it counts as the same signal.
+# A launcher may pass on a signal that a process already had, and Slurm sends SIGTERM to a job and to its step. Within
+# this many seconds it counts as the same signal.
 _SAME_SIGNAL = 2.0
 
 
@@ -60,7 +62,7 @@ def train(config: RunConfig, quiet: bool = False) -> dict[str, Any]:
     if not isinstance(config, RunConfig):
         raise ConfigError(f"oelm.train takes a RunConfig, as RunConfig.load makes it, not {type(config).__name__}")
     with listening() as stop, joined(config.train.device) as world, torch_settings(config, world):
-        stop.patience = 0.0 if world.size == 1 else _SAME_SIGNAL
+        stop.patience = _SAME_SIGNAL if world.size > 1 or "SLURM_JOB_ID" in os.environ else 0.0
         folder = RunFolder(config)
         try:
             with world.failing_together():
