@@ -45,6 +45,10 @@ class LabError(OelmError):
     """An experiment, a matrix or a launcher that is malformed or does not fit this machine or folder."""
 
 
+class LaterError(LabError):
+    """A launcher that cannot start a run now, but may later: the run keeps waiting."""
+
+
 class AnalysisError(OelmError):
     """Input that an analysis cannot use: no runs, a record of another format, a hypothesis that makes no sense."""
 

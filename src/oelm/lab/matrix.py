@@ -23,11 +23,12 @@ from typing import TextIO
 
 from ..base.files import remove_leftovers, write_json, writing
 from ..base.locks import hold, holder
-from ..errors import FileError, OelmError
+from ..errors import FileError, LaterError, OelmError
 from ..runs.folder import STOP
 from ..training.signals import StopRequest, listening
 from .launch.interface import (
     CONSOLE,
+    TAKEN_AWAY,
     GpuGoneError,
     Job,
     Launcher,
@@ -75,9 +76,9 @@ class MatrixEntry:
 class MatrixEvent:
     """Something that happened in a matrix, to be shown to the user.
 
-    kind        started, waiting (another process has the run), takeover (that process died), retry, lost (a GPU has
-                disappeared), leaving (runs stay unstarted), stopping (running ones are asked to save and stop), or the
-                state that a run ended in
+    kind        started, waiting (another process has the run, or it cannot be started now), takeover (that process
+                died), retry, lost (a GPU has disappeared), leaving (runs stay unstarted), stopping (running ones are
+                asked to save and stop), or the state that a run ended in
     message     why, or the run's main figure
     states      how many runs of the matrix are in each state now
     entry       the run that the event is about, or None if it is about several
@@ -115,6 +116,7 @@ class Matrix:
         self._signal: StopRequest | None = None
         self._stop_file_seen = self._runs_asked_to_stop = False
         self._durations: list[float] = []
+        self._last_refusal = ""
 
     def run(self, watch: Callable[[Matrix], object] = lambda matrix: None) -> dict[str, int]:
         """Work until every run has ended, or until asked to stop; return how many runs ended in each state.
@@ -216,6 +218,11 @@ class Matrix:
         except GpuGoneError as error:  # the run waits for another one
             self._release(entry)
             self._emit("lost", str(error))
+        except LaterError as error:
+            self._release(entry)
+            if str(error) != self._last_refusal:  # a launcher may say the same every half minute, for hours
+                self._last_refusal = str(error)
+                self._emit("waiting", str(error), entry)
         except (OelmError, OSError) as error:
             reason = str(error)
             if isinstance(error, OSError) and error.filename:
@@ -322,7 +329,10 @@ class Matrix:
             return
         # torchrun exits with 1 after any error or signal; a run without a new status had not begun to train.
         not_begun = info.processes > 1 and not new_status(folder, entry.old_status_time)
-        if was_stopped(folder, code, entry.old_status_time):
+        if code == TAKEN_AWAY and not self._leaving:
+            entry.state, entry.attempts = "waiting", max(0, entry.attempts - 1)  # the run itself did not fail
+            self._emit("waiting", "its scheduler took its machine away", entry)
+        elif code == TAKEN_AWAY or was_stopped(folder, code, entry.old_status_time):
             self._end(entry, "stopped", "saved; the same command resumes it")
         elif self._runs_asked_to_stop and (code == -signal.SIGTERM or not_begun):
             self._end(entry, "left", "it was stopped before its first step")

@@ -3,14 +3,21 @@
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from oelm.errors import LabError
-from oelm.lab.launch.interface import LaunchInfo
-from oelm.lab.launch.slurm import SlurmJob, SlurmOptions, TrainJob, slurm_launcher
+from oelm.base.files import write_json
+from oelm.errors import LabError, LaterError
+from oelm.lab.launch import slurm
+from oelm.lab.launch.interface import TAKEN_AWAY, LaunchInfo, failure_reason
+from oelm.lab.launch.slurm import SlurmJob, SlurmLauncher, SlurmOptions, TrainJob, slurm_launcher
+from oelm.lab.launch.slurm_queue import FORGOTTEN, SlurmQueue
 from oelm.lab.matrix import Matrix
 from oelm.lab.status import read_state
+from oelm.runs.folder import STOP
+from oelm.runs.schema import Status
+from oelm.training.engine import Stopped
 from tests.support.lab import count_finishes, line_appender, longer_config, plan, refusal, train_uninterrupted
 from tests.support.training import metrics_without_times, result_without_times
 
@@ -107,94 +114,228 @@ def test_the_sbatch_script_has_all_options(tmp_path, monkeypatch):
         assert f"#SBATCH {line}\n" in script, line
 
 
-def test_a_job_of_a_dead_matrix_is_attached_to_and_takes_a_slot(tmp_path, monkeypatch):
-    launcher = slurm_launcher(tmp_path / "runs", SlurmOptions(gpus=0), jobs=1, cluster="local")
-    launcher.cluster = "slurm"
+class FakeQueue(SlurmQueue):
+    """A queue in which every job is in the state that a test says."""
+
+    def __init__(self, state: str | None) -> None:
+        super().__init__()
+        self.now = state
+
+    def state(self, job: str) -> str | None:
+        return self.now
+
+
+def fake_launcher(folder: Path, state: str | None, jobs: int = 1) -> SlurmLauncher:
+    """Return a launcher for a cluster whose sbatch is not called and whose jobs are all in one state."""
+    launcher = slurm_launcher(folder / "runs", SlurmOptions(gpus=0), jobs=jobs, cluster="local")
+    launcher.cluster, launcher.queue = "slurm", FakeQueue(state)
+    return launcher
+
+
+def job_of(run: Path, state: str | None) -> SlurmJob:
+    return SlurmJob(LaunchInfo(launcher="slurm", job="17", folder="files", run=str(run)), FakeQueue(state))
+
+
+def test_a_job_of_a_dead_matrix_is_attached_to_and_takes_a_slot(tmp_path):
+    launcher = fake_launcher(tmp_path, "PENDING")
     info = LaunchInfo(launcher="slurm", job="17", folder=str(tmp_path / "runs" / "submitit"))
-    states = iter(["PENDING", "COMPLETED"])
-    monkeypatch.setattr(submitit.SlurmJob, "state", property(lambda _: next(states)))
-    monkeypatch.setattr(submitit.SlurmJob, "done", lambda *_, **__: False)
     assert launcher.ready([])
     assert launcher.attach(info).info == info
     assert not launcher.ready([])
+    launcher.queue.now = "COMPLETED"
     assert launcher.attach(info) is None
     assert launcher.attach(LaunchInfo(launcher="local", pid=3)) is None
 
 
-class FakeJob:
-    """Stands in for a submitit job that leaves no result."""
-
-    job_id = "17"
-
-    def __init__(self, state: str, folder: Path) -> None:
-        self.state, self.paths = state, submitit.core.utils.JobPaths(folder, self.job_id)
-
-    def done(self, force_check: bool = False) -> bool:
-        return self.state.startswith("CANCELLED")
-
-    def result(self) -> None:
-        raise AssertionError("waited for a result, but a cancelled job leaves none")
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        *[("PENDING", None), ("RUNNING", None), ("COMPLETING", None), ("REQUEUE_HOLD", None), (None, None)],
+        *[("COMPLETED", 0), ("CANCELLED", -signal.SIGTERM), ("FAILED", 1), ("TIMEOUT", 1), (FORGOTTEN, 1)],
+        *[("PREEMPTED", TAKEN_AWAY), ("NODE_FAIL", TAKEN_AWAY)],
+    ],
+)
+def test_slurm_says_when_a_job_has_ended_and_how(state, code, tmp_path):
+    assert job_of(tmp_path, state).poll() == code
 
 
-class FakeQueue:
-    """Launches a single job, which waits in a queue until it is cancelled."""
+def test_a_requeued_job_goes_on_although_its_first_start_left_a_result(tmp_path):
+    """A run that SIGTERM stopped returns, and submitit writes what it returned. Then Slurm starts the job again."""
+    launcher = fake_launcher(tmp_path, "PENDING")
+    paths = submitit.core.utils.JobPaths(tmp_path / "runs" / "submitit" / "17", "17", 0)
+    paths.result_pickle.parent.mkdir(parents=True)
+    submitit.core.utils.cloudpickle_dump(("success", "stopped"), paths.result_pickle)
+    job = launcher.attach(LaunchInfo(launcher="slurm", job="17", folder=str(paths.folder), run=str(tmp_path)))
+    assert job.poll() is None
+
+
+def test_a_run_that_slurm_ended_says_so_where_nothing_else_does(tmp_path):
+    assert job_of(tmp_path, "OUT_OF_MEMORY").poll() == 1
+    reason, permanent = failure_reason(tmp_path, 1, None)
+    assert reason == "Slurm job 17 ended as OUT_OF_MEMORY; its output is in files"
+    assert not permanent
+
+
+class FakeCluster:
+    """Launches a single job, which waits in a queue until something happens to it."""
 
     slots = 1
 
-    def __init__(self, job: FakeJob) -> None:
-        self.job, self.starts = job, 0
+    def __init__(self, state: str) -> None:
+        self.queue, self.starts = FakeQueue(state), 0
 
     def ready(self, orphans) -> bool:
-        return self.starts == 0
+        return True
 
     def start(self, config, folder, lock, orphans) -> SlurmJob:
         self.starts += 1
-        return SlurmJob(self.job, LaunchInfo(launcher="slurm", job=self.job.job_id, run=str(folder)))
+        return SlurmJob(LaunchInfo(launcher="slurm", job=str(self.starts), run=str(folder)), self.queue)
 
     def attach(self, info) -> None:
         return None
 
 
 def test_a_job_cancelled_in_the_queue_is_not_retried(tmp_path):
-    (run,) = plan(tmp_path, axes={"seed": [0]})
-    queue = FakeQueue(FakeJob("PENDING", tmp_path))
+    cluster = FakeCluster("PENDING")
     lines: list[str] = []
 
     def cancel(_: Matrix) -> None:
-        queue.job.state = "CANCELLED by 1000"
+        cluster.queue.now = "CANCELLED"
 
-    assert Matrix([run], queue, retries=5, notify=line_appender(lines)).run(cancel) == {"stopped": 1}
-    assert queue.starts == 1
+    runs = plan(tmp_path, axes={"seed": [0]})
+    assert Matrix(runs, cluster, retries=5, notify=line_appender(lines)).run(cancel) == {"stopped": 1}
+    assert cluster.starts == 1
     assert "its job was cancelled" in lines[-1]
+
+
+def test_a_run_whose_node_is_taken_away_is_submitted_again_however_often(tmp_path):
+    cluster = FakeCluster("NODE_FAIL")
+    lines: list[str] = []
+
+    def fail_at_the_fourth(_: Matrix) -> None:
+        if cluster.starts == 4:
+            cluster.queue.now = "FAILED"
+
+    runs = plan(tmp_path, axes={"seed": [0]})
+    matrix = Matrix(runs, cluster, retries=0, notify=line_appender(lines))
+    assert matrix.run(fail_at_the_fourth) == {"failed": 1}
+    assert cluster.starts == 4
+    assert sum("took its machine away" in line for line in lines) == 3
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
 def test_a_stopped_matrix_cancels_jobs_that_do_not_train_yet(state, tmp_path, monkeypatch):
     """A job that is still importing is cancelled too: submitit ignores SIGTERM until then."""
     (run,) = plan(tmp_path, axes={"seed": [0]})
-    queue = FakeQueue(FakeJob(state, tmp_path))
+    cluster = FakeCluster(state)
     scancel_calls: list[list[str]] = []
 
     def scancel(command, **_) -> None:
         scancel_calls.append(command)
-        queue.job.state = "CANCELLED"
+        cluster.queue.now = "CANCELLED"
 
     monkeypatch.setattr("subprocess.run", scancel)
-    matrix = Matrix([run], queue)
+    matrix = Matrix([run], cluster)
     assert matrix.run(lambda _: scancel_calls or os.kill(os.getpid(), signal.SIGTERM)) == {"left": 1}
-    assert scancel_calls == [["scancel", "17"]]
+    assert scancel_calls == [["scancel", "1"]]
 
 
-def test_a_run_that_sbatch_refuses_fails_without_ending_the_matrix(tmp_path, monkeypatch):
-    launcher = slurm_launcher(tmp_path / "runs", SlurmOptions(gpus=0), cluster="local")
+def test_without_a_controller_a_run_is_asked_to_stop_by_a_file(tmp_path):
+    job_of(tmp_path, None).stop()
+    assert (tmp_path / STOP).exists()
 
+
+def refuse_with(launcher: SlurmLauncher, message: str) -> None:
     def refuse(*_):
-        raise submitit.core.utils.FailedJobError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+        raise submitit.core.utils.FailedJobError(message)
 
-    monkeypatch.setattr(launcher.executor, "submit", refuse)
+    launcher.executor.submit = refuse
+
+
+def test_a_run_that_sbatch_refuses_fails_without_ending_the_matrix(tmp_path):
+    launcher = fake_launcher(tmp_path, "PENDING")
+    refuse_with(launcher, "sbatch: error: invalid partition specified: lng")
     lines: list[str] = []
     assert Matrix(plan(tmp_path), launcher, notify=line_appender(lines)).run() == {"failed": 4}
-    assert "sbatch: error: QOSMaxSubmitJobPerUserLimit" in lines[0]
+    assert "invalid partition specified: lng" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit",
+        "sbatch: error: AssocGrpSubmitJobsLimit",
+        "sbatch: error: Batch job submission failed: Resource temporarily unavailable",
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+    ],
+)
+def test_a_job_that_slurm_refuses_for_now_is_offered_again(message, tmp_path, monkeypatch):
+    """A limit on the number of jobs or a lost controller: the run waits, and is said to wait once."""
+    monkeypatch.setattr(slurm, "_REFUSAL_SECONDS", 0.0)
+    launcher = fake_launcher(tmp_path, "COMPLETED")
+    offers: list[int] = []
+
+    def submit(job: TrainJob):
+        offers.append(len(offers))
+        if len(offers) < 3:
+            raise submitit.core.utils.FailedJobError(message)
+        os.kill(os.getpid(), signal.SIGTERM)  # ends the matrix
+        return SimpleNamespace(job_id=17)
+
+    launcher.executor.submit = submit
+    lines: list[str] = []
+    (run,) = plan(tmp_path, axes={"seed": [0]})
+    Matrix([run], launcher, notify=line_appender(lines)).run()
+    assert len(offers) == 3
+    assert [message in line for line in lines if line.startswith("waiting")] == [True]
+
+
+def test_after_a_refusal_no_job_is_offered_for_a_while_unless_one_ends(tmp_path):
+    launcher = fake_launcher(tmp_path, "RUNNING", jobs=2)
+    info = LaunchInfo(launcher="slurm", job="17", folder="files", run=str(tmp_path))
+    launcher.attach(info)
+    assert launcher.ready([])
+    refuse_with(launcher, "sbatch: error: QOSMaxSubmitJobPerUserLimit")
+    with pytest.raises(LaterError):
+        launcher.start(tmp_path / "run.json", tmp_path, None, [])
+    assert not launcher.ready([])
+    launcher.queue.now = "COMPLETED"
+    assert launcher.ready([])
+
+
+def test_while_slurm_does_not_answer_no_run_of_a_known_job_is_submitted_again(tmp_path):
+    with pytest.raises(LaterError, match="job 17"):
+        fake_launcher(tmp_path, None).attach(LaunchInfo(launcher="slurm", job="17", folder="files"))
+
+
+@pytest.mark.parametrize(("received", "preempted", "requeued"), [
+    ("SIGUSR2", False, True), ("SIGTERM", True, True), ("SIGTERM", False, False),
+])  # fmt: skip
+def test_a_job_that_is_told_to_save_before_it_is_preempted_requeues_itself(
+    received, preempted, requeued, tmp_path, monkeypatch
+):
+    """Slurm counts a job that ends in the time that it was given to save as completed."""
+    (run,) = plan(tmp_path, axes={"seed": [0]})
+    run.folder.mkdir(parents=True)
+
+    def stop_training(config, quiet):
+        status = {"id": "1", "state": "stopped", "step": 3, "max_steps": 9, "signal": received}
+        Status.model_validate(status).write(config.folder / "status.json")
+        raise Stopped
+
+    monkeypatch.setattr("oelm.training.engine.train", stop_training)
+    monkeypatch.setattr(slurm, "gets_preempted", lambda job: preempted and job == "17")
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    signals: list[int] = []
+    previous = signal.signal(signal.SIGUSR2, lambda number, _: signals.append(number))
+    try:
+        write_json(tmp_path / "run.json", run.config.to_dict())
+        assert TrainJob(str(tmp_path / "run.json"))() == "stopped"
+    finally:
+        signal.signal(signal.SIGUSR2, previous)
+    assert signals == ([signal.SIGUSR2] if requeued else [])
 
 
 def test_a_time_limit_shorter_than_the_warning_is_refused(tmp_path):

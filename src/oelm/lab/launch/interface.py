@@ -21,6 +21,9 @@ LAUNCH = "launch.json"
 CONSOLE = "console.log"
 # The exit code of a command that was refused.
 _EXIT_REFUSED = 2
+# What a job's `poll` returns when its scheduler took its machine away: its run is started again, and did not fail. No
+# process ends with this code.
+TAKEN_AWAY = 1000
 # Errors that would be the same in a second attempt.
 _PERMANENT = ("ConfigError", "MethodError", "DataError", "ModelError", "FamilyError", "CheckpointError", "LabError")
 
@@ -76,9 +79,10 @@ class Launcher(Protocol):
         """Return True when a slot is free. `orphans` are live runs whose matrix died; their slots are still taken."""
 
     def start(self, config: Path, folder: Path, lock: TextIO, orphans: Sequence[LaunchInfo]) -> Job:
-        """Start a run in a free slot; raise GpuGoneError if the slot's GPU has disappeared.
+        """Start a run in a free slot. Its process inherits the lock if it runs on this machine.
 
-        The run's process inherits the lock if it runs on this machine.
+        Raise a GpuGoneError if the slot's GPU has disappeared, and a LaterError if no run can be started now, but
+        perhaps later; `attach` may raise that too.
         """
 
     def lost(self, gpus: Sequence[str]) -> list[str]:

@@ -131,7 +131,8 @@ def local_launcher(gpus: str | None = None, jobs: int | None = None, processes: 
     processes   how many processes, and so GPUs, each run takes
     """
     if processes < 1 or (jobs is not None and jobs < 1):
-        raise LabError(f"{jobs} runs at once with {processes} processes each: both numbers must be at least 1")
+        at_once = 1 if jobs is None else jobs
+        raise LabError(f"{at_once} runs at once with {processes} processes each: both numbers must be at least 1")
     chosen = choose_gpus(gpus)
     if not chosen:
         jobs = jobs or 1

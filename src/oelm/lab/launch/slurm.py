@@ -2,7 +2,8 @@
 
 In a job, submitit ignores SIGTERM and requeues on SIGUSR2. While a run trains, oelm's own handlers are installed: the
 first signal finishes the step and saves. A run that SIGUSR2 stopped then raises the signal again for submitit, which
-requeues the job. A run that SIGTERM stopped was asked to stop, or is requeued by Slurm itself.
+requeues the job. So does a run that SIGTERM stopped because its job is about to be preempted and has time to save. Any
+other run that SIGTERM stopped was asked to stop, or is requeued by Slurm itself.
 """
 
 from __future__ import annotations
@@ -10,20 +11,28 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from ...base.plugin import load_plugin, loaded_plugin
-from ...errors import LabError, first_line
+from ...errors import LabError, LaterError, first_line
+from ...runs.folder import STOP
 from ..status import read_state
-from .interface import LaunchInfo
+from .interface import CONSOLE, TAKEN_AWAY, LaunchInfo
+from .slurm_queue import FORGOTTEN, TAKEN, SlurmQueue, gets_preempted, has_ended
 
 # How often a job may be requeued because its time was up.
 _MAX_TIMEOUTS = 1000
-# Slurm's names for the states of a job that has not ended.
-_UNFINISHED = ("PENDING", "RUNNING", "REQUEUED", "CONFIGURING", "COMPLETING", "SUSPENDED", "PREEMPTED", "UNKNOWN")
+# Words with which sbatch refuses a job that it may take later: a limit on the number of jobs, or a lost controller.
+_REFUSED_FOR_NOW = (
+    *("SubmitJob", "Resource temporarily unavailable", "temporarily unable to accept job"),
+    *("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", "in standby mode"),
+)
+# Seconds after which such a job is offered again, unless a job ends before.
+_REFUSAL_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,8 @@ class TrainJob:
         try:
             train(config, quiet=True)
         except Stopped:
-            if read(config.folder / "status.json", Status).signal == signal.SIGUSR2.name:
+            received = read(config.folder / "status.json", Status).signal
+            if received == signal.SIGUSR2.name or (received == signal.SIGTERM.name and _gets_preempted()):
                 signal.raise_signal(signal.SIGUSR2)  # submitit's handler is installed again: it requeues the job
             return "stopped"
         return "finished"
@@ -64,9 +74,56 @@ class TrainJob:
         return submitit.helpers.DelayedSubmission(self)
 
 
+def _gets_preempted() -> bool:
+    job = os.environ.get("SLURM_JOB_ID") if os.environ.get("SUBMITIT_EXECUTOR") == "slurm" else None
+    return job is not None and gets_preempted(job)
+
+
 @dataclass
 class SlurmJob:
-    """A job in the queue, or in submitit's local stand-in for one."""
+    """A job in the queue. What Slurm says of it counts, not submitit's files: those of a job that was requeued stay."""
+
+    info: LaunchInfo
+    queue: SlurmQueue
+    _exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._exit_code is None:
+            state = self.queue.state(str(self.info.job))
+            if has_ended(state):
+                self._exit_code = self._ended_in(str(state))
+        return self._exit_code
+
+    def _ended_in(self, state: str) -> int:
+        """Return the exit code that stands for a job's last state; note an unusual one where the run's output goes."""
+        if state == "COMPLETED":
+            return 0
+        if state == "CANCELLED":
+            return -signal.SIGTERM
+        run = Path(str(self.info.run))
+        if run.is_dir() and not (run / "result.json").exists():
+            ended = "is not known to Slurm any more" if state == FORGOTTEN else f"ended as {state}"
+            with open(run / CONSOLE, "a", encoding="utf-8") as console:
+                console.write(f"Slurm job {self.info.job} {ended}; its output is in {self.info.folder}\n")
+        return TAKEN_AWAY if state in TAKEN else 1
+
+    def stop(self) -> None:
+        """Cancel a job that waits; send SIGTERM, through Slurm, to one that trains: it saves and ends.
+
+        A job that has started but does not train yet is cancelled too: until then submitit ignores SIGTERM. Where Slurm
+        does not answer, a file asks the run, which looks for it whenever it logs.
+        """
+        run, state = Path(str(self.info.run)), self.queue.state(str(self.info.job))
+        if state is None:
+            (run / STOP).touch()
+            return
+        options = ["--signal=TERM"] if state != "PENDING" and read_state(run).live else []
+        subprocess.run(["scancel", *options, str(self.info.job)], check=False)
+
+
+@dataclass
+class StandInJob:
+    """A job of submitit's local stand-in for Slurm: a process of this machine."""
 
     job: Any
     info: LaunchInfo
@@ -74,8 +131,6 @@ class SlurmJob:
     def poll(self) -> int | None:
         if not self.job.done(force_check=False):
             return None
-        if self.job.state.startswith("CANCELLED") and not self.job.paths.result_pickle.exists():
-            return -signal.SIGTERM  # a cancelled job leaves no result; submitit would wait for one
         try:
             self.job.result()
         except Exception:  # noqa: BLE001 - whatever the job raised is raised here; the run's record has the reason
@@ -83,16 +138,7 @@ class SlurmJob:
         return 0
 
     def stop(self) -> None:
-        """Cancel a job that waits; send SIGTERM, through Slurm, to one that trains: it saves and ends.
-
-        A job that has started but does not train yet is cancelled too: until then submitit ignores SIGTERM.
-        """
-        if self.info.launcher == "slurm":
-            run = self.info.run
-            not_training = self.job.state == "PENDING" or (run is not None and not read_state(Path(run)).live)
-            options = [] if not_training else ["--signal=TERM"]
-            subprocess.run(["scancel", *options, str(self.job.job_id)], check=False)
-        elif self.job._process is not None:
+        if self.job._process is not None:
             self.job._process.send_signal(signal.SIGTERM)
 
 
@@ -105,13 +151,18 @@ class SlurmLauncher:
     folder: Path
     slots: int
     tasks: int = 1
-    _jobs: list[SlurmJob] = field(default_factory=list)
+    queue: SlurmQueue = field(default_factory=SlurmQueue)
+    _jobs: list[SlurmJob | StandInJob] = field(default_factory=list)
+    _refused_until: float = 0.0  # time.monotonic()
 
     def ready(self, orphans: Sequence[LaunchInfo]) -> bool:
-        self._jobs = [job for job in self._jobs if job.poll() is None]
-        return len(self._jobs) < self.slots
+        running = [job for job in self._jobs if job.poll() is None]
+        if len(running) < len(self._jobs):
+            self._refused_until = 0.0  # a job has ended, so a limit on the number of jobs has room for another
+        self._jobs = running
+        return len(self._jobs) < self.slots and time.monotonic() >= self._refused_until
 
-    def start(self, config: Path, folder: Path, lock: TextIO, orphans: Sequence[LaunchInfo]) -> SlurmJob:
+    def start(self, config: Path, folder: Path, lock: TextIO, orphans: Sequence[LaunchInfo]) -> SlurmJob | StandInJob:
         # A job may run on another machine, where it cannot inherit the lock. The job's id in the run's folder keeps
         # another matrix from starting the run again.
         import submitit
@@ -119,10 +170,14 @@ class SlurmLauncher:
         plugin = loaded_plugin()
         try:
             job = self.executor.submit(TrainJob(str(config), self.tasks, None if plugin is None else str(plugin.path)))
-        except submitit.core.utils.FailedJobError as error:
-            raise LabError(f"sbatch refused the job: {' '.join(str(error).split())}") from None
-        info = LaunchInfo(launcher=self.cluster, job=str(job.job_id), folder=str(self.folder), run=str(folder))
-        self._jobs.append(SlurmJob(job, info))
+        except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+            message = " ".join(str(error).split())
+            if any(words in message for words in _REFUSED_FOR_NOW):
+                raise self._later(f"Slurm takes no job now, it is offered again: {message}") from None
+            raise LabError(f"sbatch refused the job: {message}") from None
+        files = str(self.folder / str(job.job_id))
+        info = LaunchInfo(launcher=self.cluster, job=str(job.job_id), folder=files, run=str(folder))
+        self._jobs.append(SlurmJob(info, self.queue) if self.cluster == "slurm" else StandInJob(job, info))
         return self._jobs[-1]
 
     def lost(self, gpus: Sequence[str]) -> list[str]:
@@ -130,15 +185,20 @@ class SlurmLauncher:
         return []
 
     def attach(self, info: LaunchInfo) -> SlurmJob | None:
-        if info.launcher != "slurm" or self.cluster != "slurm":
+        if info.launcher != "slurm" or self.cluster != "slurm" or info.job is None:
             return None
-        import submitit
+        state = self.queue.state(info.job)
+        if state is None:
+            raise self._later(f"Slurm does not say how job {info.job} of this run is, it is asked again")
+        if has_ended(state):
+            return None
+        job = SlurmJob(info, self.queue)
+        self._jobs.append(job)  # it takes a slot like the jobs that this process submitted
+        return job
 
-        job = submitit.SlurmJob(folder=info.folder, job_id=info.job, tasks=list(range(self.tasks)))
-        if job.state.split()[0] not in _UNFINISHED or job.done():
-            return None
-        self._jobs.append(SlurmJob(job, info))  # it takes a slot like the jobs that this process submitted
-        return self._jobs[-1]
+    def _later(self, reason: str) -> LaterError:
+        self._refused_until = time.monotonic() + _REFUSAL_SECONDS
+        return LaterError(reason)
 
 
 @dataclass(frozen=True, kw_only=True)
