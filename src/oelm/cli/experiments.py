@@ -123,7 +123,9 @@ def matrix(
     launcher: Annotated[Literal["local", "slurm"], typer.Option(help="local, or slurm (needs submitit).")] = "local",
     gpus: GpusOption = None,
     jobs: JobsOption = None,
-    gpus_per_run: ProcessesOption = 1,
+    gpus_per_run: Annotated[
+        int, typer.Option(min=0, help="Processes (and so GPUs) per run. Slurm: 0 for one process on the CPU.")
+    ] = 1,
     partition: Annotated[str | None, typer.Option(help="Slurm: the partition.")] = None,
     minutes: Annotated[int, typer.Option("--time", min=1, help="Slurm: minutes until a job is requeued.")] = 480,
     cpus: Annotated[int, typer.Option(min=1, help="Slurm: cores per process.")] = 4,
