@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-full lint format types pytest results docs attacks slow clean help
+.PHONY: demo test test-full lint format types pytest results docs attacks slow slurm-test clean help
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,7 +15,7 @@ demo: $(STAMP)  ## train a tiny GPT with seven methods and report what that show
 test: lint types pytest  ## the quick gate: lint, types, and tests that sample every part
 
 test-full: $(STAMP)  ## every test that needs no GPU, no network and no minutes of its own
-	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not slow and not gpu and not net'
+	$(BIN)/pytest -q -n 2 --dist worksteal -m 'not slow and not gpu and not net and not slurm'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -39,6 +39,10 @@ attacks: $(STAMP)  ## every attack on files, proofs and processes, 50 times as o
 
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/pytest -q -n 2 --dist worksteal -m slow
+
+slurm-test: $(STAMP)  ## a matrix on a real Slurm of two pretend nodes, which must be installed: about 5 minutes
+	@tests/slurm/cluster.sh check
+	$(BIN)/pytest -q -n 0 -m slurm tests/slurm
 
 format: $(STAMP)  ## format the code
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,194 @@
+"""A matrix on a real Slurm, started by cluster.sh: whatever happens to its jobs, each run is done once, exactly."""
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from oelm.base.locks import holder
+from oelm.lab.experiment import load_experiment
+from oelm.lab.launch.interface import read_launch
+from oelm.lab.plan import Request, plan_runs
+from oelm.lab.status import read_state
+from tests.support.lab import ROOT, count_finishes, experiment_file, longer_config, train_uninterrupted, wait_for
+from tests.support.training import assert_same_run
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
+SCRIPT = Path(__file__).with_name("cluster.sh")
+# The ports in slurm.conf.
+PORTS = range(27800, 27900)
+LISTENING = "0A"
+AXES = {"method": ["baseline", "oelm-freeze"], "seed": [0, 1, 2]}
+SECONDS = 240
+
+
+class Cluster:
+    """Two pretend nodes with one core each, and the commands of Slurm."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def script(self, command: str) -> None:
+        subprocess.run([SCRIPT, command, self.folder], check=True)
+
+    def command(self, *words: object) -> str:
+        return subprocess.run(list(map(str, words)), check=True, capture_output=True, text=True).stdout.strip()
+
+    def field(self, job: str, format: str) -> str:
+        return self.command("squeue", "--noheader", "--states=all", "--jobs", job, "--format", format)
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    # The socket of munge must have a short path, and its folders must be open to others.
+    with tempfile.TemporaryDirectory(prefix="oelm-slurm-") as name:
+        Path(name).chmod(0o755)
+        cluster = Cluster(Path(name))
+        monkeypatch.setenv("SLURM_CONF", str(cluster.folder / "slurm.conf"))
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        cluster.script("start")
+        try:
+            yield cluster
+        finally:
+            cluster.script("stop")
+        assert not list(listening_addresses()), "nothing listens after the test"
+
+
+def listening_addresses():
+    """Yield the address of every socket that listens on one of the cluster's ports."""
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            address, port = local.split(":")
+            if state == LISTENING and int(port, 16) in PORTS:
+                yield socket.inet_ntoa(struct.pack("=I", int(address, 16))) if table == "tcp" else address
+
+
+class Gates:
+    """The folder through which runs say that they are held; see gates.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.used = folder, set()
+
+    def held(self, step: int = 20) -> dict[str, str]:
+        """Return the node of each job that is held at a step and that nothing has been done to yet."""
+        files = [file for file in self.folder.glob(f"held-*-{step}") if file.stat().st_size]
+        return {job: file.read_text() for file in files if (job := file.name.split("-")[1]) not in self.used}
+
+    def wait(self, step: int = 20) -> tuple[str, str]:
+        """Wait for a job that is held; return it and its node."""
+        wait_for(lambda: bool(self.held(step)), SECONDS)
+        job, node = min(self.held(step).items(), key=lambda item: int(item[0]))
+        self.used.add(job)
+        return job, node
+
+
+class MatrixCommand:
+    """`oelm matrix` on the cluster, in its own process."""
+
+    def __init__(self, file: Path, folder: Path) -> None:
+        options = ["--launcher", "slurm", "--gpus-per-run", 0, "--cpus", 1, "--time", 10, "--jobs", 4, "--yes"]
+        plugin = Path(__file__).with_name("gates.py")
+        words = ["--plugin", plugin, "matrix", file, "--out", folder / "runs", *options]
+        environment = {**os.environ, "NO_COLOR": "1", "HF_HUB_OFFLINE": "1", "OELM_GATES": str(folder / "gates")}
+        self.log = folder / "matrix.log"
+        with open(self.log, "a", encoding="utf-8") as log:
+            command = [sys.executable, "-m", "oelm", *map(str, words)]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT)
+
+    def __enter__(self) -> "MatrixCommand":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+
+    def wait(self) -> int:
+        return self._process.wait(SECONDS)
+
+    def printed(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+
+def test_every_run_is_done_once_whatever_happens_to_its_job(cluster, tmp_path):
+    """Six runs, four jobs at a time on two nodes. Each run is interrupted in its own way: its job is preempted at once,
+    preempted with time to save, requeued, told that its time is up, loses its node, or is cancelled. Meanwhile the
+    cluster takes no more jobs for a while, and then loses its controller twice.
+    """
+    file = experiment_file(tmp_path, axes=AXES, config=longer_config(tmp_path, 80, checkpoint=10))
+    planned = plan_runs([load_experiment(file)], Request(output=str(tmp_path / "runs")))
+    gates = Gates(tmp_path / "gates")
+    gates.folder.mkdir()
+    happened = {}  # by job
+
+    # Jobs that wait for ever leave room for three of the matrix's: its fourth is refused until they are gone.
+    waiting = [
+        cluster.command("sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap", "true") for _ in range(4)
+    ]
+    with MatrixCommand(file, tmp_path) as matrix:
+        preempted, node = gates.wait()
+        happened[preempted] = "preempted"
+        assert set(listening_addresses()) == {"127.0.0.1"}
+        submitted = [folder.name for folder in (tmp_path / "runs" / "submitit").iterdir() if folder.name.isdigit()]
+        assert len(submitted) == 3, "the fourth was refused"
+        (graceful,) = (job for job in submitted if cluster.field(job, "%T") == "PENDING")
+        cluster.command("scontrol", "update", f"jobid={graceful}", "partition=graceful")
+        cluster.command("scancel", *waiting)
+        cluster.command("sbatch", "--partition=urgent", f"--nodelist={node}", "--output=/dev/null", "--wrap", "sleep 1")
+
+        requeued, _ = gates.wait()
+        happened[requeued] = "requeued"
+        cluster.command("scontrol", "requeue", requeued)
+
+        while len(happened) < 6:
+            job, node = gates.wait()
+            if job == graceful:
+                happened[job] = "preempted with time to save"
+                cluster.command(
+                    "sbatch", "--partition=urgent", f"--nodelist={node}", "--output=/dev/null", "--wrap", "sleep 1"
+                )
+            elif "lost its node" not in happened.values():
+                happened[job] = "lost its node"
+                cluster.command("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+                wait_for(lambda job=job: cluster.field(job, "%T") != "RUNNING")
+                cluster.command("scontrol", "update", f"nodename={node}", "state=resume")
+            elif "out of time" not in happened.values():
+                happened[job] = "out of time"
+                cluster.command("scontrol", "update", f"jobid={job}", "timelimit=5")
+            else:
+                happened[job] = "cancelled"
+                cluster.command("scancel", job)
+        assert matrix.wait() == 75, matrix.printed()
+    runs = {happened[read_launch(run.folder).job]: run.folder for run in planned}
+    assert len(runs) == 6
+    assert {cause for cause, run in runs.items() if not (run / "result.json").exists()} == {"cancelled"}
+    cancelled = runs["cancelled"]
+    assert read_state(cancelled).state == "stopped"
+
+    # The cancelled run, once more. The controller is lost at the start, and again while the run ends.
+    cluster.script("lose")
+    with MatrixCommand(file, tmp_path) as matrix:
+        wait_for(lambda: "Slurm does not say" in matrix.printed(), SECONDS)
+        (gates.folder / "hold-60").touch()
+        cluster.script("restore")
+        job, _ = gates.wait(60)
+        cluster.script("lose")
+        (gates.folder / f"pass-{job}").touch()
+        wait_for(lambda: (cancelled / "result.json").exists() and holder(cancelled) is None, SECONDS)
+        cluster.script("restore")
+        assert matrix.wait() == 0, matrix.printed()
+
+    jobs = [folder.name for folder in (tmp_path / "runs" / "submitit").iterdir() if folder.name.isdigit()]
+    assert set(jobs) == {*happened, job}, "every run but the cancelled one had a single job"
+    alone = train_uninterrupted(planned, tmp_path / "alone")
+    for run in planned:
+        assert count_finishes(run.folder) == 1
+        assert_same_run(run.folder, alone[run.name])
+    for cause, run in runs.items():
+        log, signal = (run / "train.log").read_text(), "SIGUSR2" if cause == "out of time" else "SIGTERM"
+        assert log.count("stopped by ") == log.count(f"stopped by {signal} at step 21: saved") == 1, (cause, log)
+        assert log.count("resumed from ") == log.count("resumed from step 21") == 1, (cause, log)
