@@ -243,6 +243,11 @@ class Matrix:
         entry.old_status_time = status_time(folder)
         info = read_launch(folder)
         job = None if info is None else self._launcher.attach(info)
+        trainer = holder(folder)
+        if job is None and trainer is not None:  # a process that no matrix started, or that a killed one left behind
+            self._release(entry)
+            self._wait_for_other(entry, trainer)
+            return
         if job is None:
             predecessor = entry.run.starts_from
             problem = "" if predecessor is None else export_plain(predecessor.folder)
@@ -268,14 +273,13 @@ class Matrix:
             if self._end_if_done(entry, "done by another matrix"):
                 lock.close()
                 return None
-            trainer = holder(folder)  # a process that no matrix started
-            if trainer is None:
-                return lock
-            lock.close()
-            process = trainer
+            return lock
+        self._wait_for_other(entry, process)
+        return None
+
+    def _wait_for_other(self, entry: MatrixEntry, process: str) -> None:
         entry.state = "elsewhere"
         self._emit("waiting", f"{process} is running it already", entry)
-        return None
 
     def _orphans(self) -> list[LaunchInfo]:
         """Return the launch info of live runs whose matrix died; their slots are still taken."""

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from oelm.base.files import write_json
+from oelm.base.locks import hold
 from oelm.errors import LabError, LaterError
 from oelm.lab.launch import slurm
-from oelm.lab.launch.interface import TAKEN_AWAY, LaunchInfo, failure_reason
+from oelm.lab.launch.interface import TAKEN_AWAY, LaunchInfo, failure_reason, write_launch
 from oelm.lab.launch.slurm import SlurmJob, SlurmLauncher, SlurmOptions, TrainJob, slurm_launcher
 from oelm.lab.launch.slurm_queue import FORGOTTEN, SlurmQueue
 from oelm.lab.matrix import Matrix
@@ -206,6 +207,25 @@ def test_a_job_cancelled_in_the_queue_is_not_retried(tmp_path):
     assert Matrix(runs, cluster, retries=5, notify=line_appender(lines)).run(cancel) == {"stopped": 1}
     assert cluster.starts == 1
     assert "its job was cancelled" in lines[-1]
+
+
+def test_a_job_that_trains_on_this_machine_is_attached_to_too(tmp_path, monkeypatch):
+    """Its process holds the run's lock, as one does that no matrix started; that one is waited for instead."""
+    (run,) = plan(tmp_path, axes={"seed": [0]})
+    run.folder.mkdir(parents=True)
+    info = LaunchInfo(launcher="slurm", job="17", run=str(run.folder))
+    write_launch(run.folder, info)
+    cluster = FakeCluster("RUNNING")
+    monkeypatch.setattr(cluster, "attach", lambda info: SlurmJob(info, cluster.queue))
+    lines: list[str] = []
+
+    def cancel(_: Matrix) -> None:
+        cluster.queue.now = "CANCELLED"
+
+    with hold(run.folder):
+        assert Matrix([run], cluster, notify=line_appender(lines)).run(cancel) == {"stopped": 1}
+    assert lines[0].startswith("started")
+    assert cluster.starts == 0
 
 
 def test_a_run_whose_node_is_taken_away_is_submitted_again_however_often(tmp_path):
