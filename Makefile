@@ -40,7 +40,7 @@ attacks: $(STAMP)  ## every attack on files, proofs and processes, 50 times as o
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/pytest -q -n 2 --dist worksteal -m slow
 
-slurm-test: $(STAMP)  ## a matrix on a real Slurm of two pretend nodes, which must be installed: about 5 minutes
+slurm-test: $(STAMP)  ## a matrix on a real Slurm of two pretend nodes, which must be installed: about 10 minutes
 	@tests/slurm/cluster.sh check
 	$(BIN)/pytest -q -n 0 -m slurm tests/slurm
 

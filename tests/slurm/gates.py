@@ -1,7 +1,8 @@
 """A plugin for the runs of the test: holds each at two of its steps until the test has done something to it.
 
 In the folder that $OELM_GATES names, a run that is held has a file "held-JOB-STEP" with the name of its node. It goes
-on when it gets a signal, or when there is a file "pass-JOB". It is held at step 60 only if there is a file "hold-60".
+on when it gets a signal, or when there is a file "pass-JOB" or "pass-all". It is held at step 60 only if there is a
+file "hold-60".
 """
 
 import os
@@ -27,7 +28,7 @@ def held_step(stepper, state):
     if state.step == 20 or (state.step == 60 and (GATES / "hold-60").exists()):
         file = GATES / f"held-{JOB}-{state.step}"
         file.write_text(os.environ["SLURMD_NODENAME"])
-        while not signalled and not (GATES / f"pass-{JOB}").exists():
+        while not signalled and not any((GATES / f"pass-{which}").exists() for which in (JOB, "all")):
             time.sleep(0.05)
         file.unlink(missing_ok=True)
     step(stepper, state)

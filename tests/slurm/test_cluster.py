@@ -1,6 +1,7 @@
 """A matrix on a real Slurm, started by cluster.sh: whatever happens to its jobs, each run is done once, exactly."""
 
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -16,7 +17,7 @@ from oelm.lab.launch.interface import read_launch
 from oelm.lab.plan import Request, plan_runs
 from oelm.lab.status import read_state
 from tests.support.lab import ROOT, count_finishes, experiment_file, longer_config, train_uninterrupted, wait_for
-from tests.support.training import assert_same_run
+from tests.support.training import assert_same_run, write_yaml
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 SCRIPT = Path(__file__).with_name("cluster.sh")
@@ -38,6 +39,12 @@ class Cluster:
 
     def command(self, *words: object) -> str:
         return subprocess.run(list(map(str, words)), check=True, capture_output=True, text=True).stdout.strip()
+
+    def run_out_of_time(self, job: str) -> None:
+        """Leave a job less time than it is warned before, and once it was warned as much time as it had."""
+        self.command("scontrol", "update", f"jobid={job}", "timelimit=5")
+        wait_for(lambda: self.field(job, "%T") != "RUNNING", SECONDS)
+        self.command("scontrol", "update", f"jobid={job}", "timelimit=10")
 
     def field(self, job: str, format: str) -> str:
         return self.command("squeue", "--noheader", "--states=all", "--jobs", job, "--format", format)
@@ -110,8 +117,16 @@ class MatrixCommand:
     def wait(self) -> int:
         return self._process.wait(SECONDS)
 
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def printed(self) -> str:
         return self.log.read_text(encoding="utf-8")
+
+
+def jobs_of(folder: Path) -> set[str]:
+    """Return the ids of all jobs that were submitted for the runs of a test."""
+    return {path.name for path in (folder / "runs" / "submitit").iterdir() if path.name.isdigit()}
 
 
 def test_every_run_is_done_once_whatever_happens_to_its_job(cluster, tmp_path):
@@ -133,7 +148,7 @@ def test_every_run_is_done_once_whatever_happens_to_its_job(cluster, tmp_path):
         preempted, node = gates.wait()
         happened[preempted] = "preempted"
         assert set(listening_addresses()) == {"127.0.0.1"}
-        submitted = [folder.name for folder in (tmp_path / "runs" / "submitit").iterdir() if folder.name.isdigit()]
+        submitted = jobs_of(tmp_path)
         assert len(submitted) == 3, "the fourth was refused"
         (graceful,) = (job for job in submitted if cluster.field(job, "%T") == "PENDING")
         cluster.command("scontrol", "update", f"jobid={graceful}", "partition=graceful")
@@ -158,7 +173,7 @@ def test_every_run_is_done_once_whatever_happens_to_its_job(cluster, tmp_path):
                 cluster.command("scontrol", "update", f"nodename={node}", "state=resume")
             elif "out of time" not in happened.values():
                 happened[job] = "out of time"
-                cluster.command("scontrol", "update", f"jobid={job}", "timelimit=5")
+                cluster.run_out_of_time(job)
             else:
                 happened[job] = "cancelled"
                 cluster.command("scancel", job)
@@ -182,13 +197,82 @@ def test_every_run_is_done_once_whatever_happens_to_its_job(cluster, tmp_path):
         cluster.script("restore")
         assert matrix.wait() == 0, matrix.printed()
 
-    jobs = [folder.name for folder in (tmp_path / "runs" / "submitit").iterdir() if folder.name.isdigit()]
-    assert set(jobs) == {*happened, job}, "every run but the cancelled one had a single job"
+    assert jobs_of(tmp_path) == {*happened, job}, "every run but the cancelled one had a single job"
     alone = train_uninterrupted(planned, tmp_path / "alone")
     for run in planned:
         assert count_finishes(run.folder) == 1
         assert_same_run(run.folder, alone[run.name])
     for cause, run in runs.items():
-        log, signal = (run / "train.log").read_text(), "SIGUSR2" if cause == "out of time" else "SIGTERM"
-        assert log.count("stopped by ") == log.count(f"stopped by {signal} at step 21: saved") == 1, (cause, log)
+        log, name = (run / "train.log").read_text(), "SIGUSR2" if cause == "out of time" else "SIGTERM"
+        assert log.count("stopped by ") == log.count(f"stopped by {name} at step 21: saved") == 1, (cause, log)
         assert log.count("resumed from ") == log.count("resumed from step 21") == 1, (cause, log)
+
+
+def test_a_killed_matrix_finds_its_jobs_again_and_stops_them(cluster, tmp_path):
+    """Three runs, of which two train and one waits for a node. Nobody looks after them until the same command does."""
+    axes = {"method": ["oelm-freeze"], "seed": [0, 1, 2]}
+    file = experiment_file(tmp_path, axes=axes, config=longer_config(tmp_path, 80, checkpoint=10))
+    planned = plan_runs([load_experiment(file)], Request(output=str(tmp_path / "runs")))
+    gates = Gates(tmp_path / "gates")
+    gates.folder.mkdir()
+    with MatrixCommand(file, tmp_path) as matrix:
+        wait_for(lambda: len(gates.held()) == 2, SECONDS)
+        matrix.signal(signal.SIGKILL)
+        matrix.wait()
+    jobs = jobs_of(tmp_path)
+    assert len(jobs) == 3
+
+    with MatrixCommand(file, tmp_path) as matrix:
+        wait_for(lambda: matrix.printed().count("started  ") == 6, SECONDS)
+        matrix.signal(signal.SIGTERM)
+        assert matrix.wait() == 75, matrix.printed()
+    assert jobs_of(tmp_path) == jobs, "no run was submitted again"
+    assert "2 stopped, 1 left" in matrix.printed()
+    logs = [(run.folder / "train.log").read_text() for run in planned if (run.folder / "train.log").exists()]
+    assert ["stopped by SIGTERM at step 21: saved" in log for log in logs] == [True, True]
+
+    (gates.folder / "pass-all").touch()
+    with MatrixCommand(file, tmp_path) as matrix:
+        assert matrix.wait() == 0, matrix.printed()
+    alone = train_uninterrupted(planned, tmp_path / "alone")
+    for run in planned:
+        assert count_finishes(run.folder) == 1
+        assert_same_run(run.folder, alone[run.name])
+
+
+def test_the_script_in_the_documentation_saves_and_requeues_itself(cluster, tmp_path, monkeypatch):
+    """Two nodes with a process each. The job is preempted with time to save, and later told that its time is up."""
+    gates = Gates(tmp_path / "gates")
+    gates.folder.mkdir()
+    (gates.folder / "hold-60").touch()
+    monkeypatch.setenv("OELM_GATES", str(gates.folder))
+    monkeypatch.setenv("OELM_PLUGIN", str(Path(__file__).with_name("gates.py")))
+    config = longer_config(tmp_path, 80, checkpoint=10)
+    run_file = write_yaml(tmp_path / "run.yaml", {**config, "output": str(tmp_path / "runs")})
+    script = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8").split("```bash\n")[1].split("```")[0]
+    for old, new in {
+        "--ntasks-per-node=8": "--ntasks-per-node=1",
+        "#SBATCH --gpus-per-node=8\n": f"#SBATCH --partition=graceful\n#SBATCH --output={tmp_path}/script.log\n",
+        "--cpus-per-task=8": "--cpus-per-task=1",
+        "08:00:00": "00:10:00",
+        '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)': "127.0.0.1",  # these nodes have no names
+        "python -m oelm train run.yaml": f"{sys.executable} -m oelm train {run_file}",
+    }.items():
+        assert old in script, old
+        script = script.replace(old, new)
+    (tmp_path / "script.sh").write_text(script)
+
+    job = cluster.command("sbatch", "--parsable", tmp_path / "script.sh")
+    wait_for(lambda: bool(gates.held(20)), SECONDS)
+    cluster.command("sbatch", "--partition=urgent", "--nodelist=node1", "--output=/dev/null", "--wrap", "sleep 1")
+    wait_for(lambda: bool(gates.held(60)), SECONDS)
+    cluster.run_out_of_time(job)
+    wait_for(lambda: bool(list(tmp_path.glob("runs/*/*/*/result.json"))), SECONDS)
+    wait_for(lambda: cluster.field(job, "%T") == "COMPLETED", SECONDS)
+    (run,) = (file.parent for file in tmp_path.glob("runs/*/*/*/result.json"))
+    log = (run / "train.log").read_text()
+    assert [line.split(" stopped by ")[1] for line in log.splitlines() if " stopped by " in line] == [
+        "SIGTERM at step 21: saved",
+        "SIGUSR2 at step 61: saved",
+    ]
+    assert count_finishes(run) == 1
