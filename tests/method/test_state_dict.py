@@ -230,6 +230,42 @@ def test_a_part_without_a_record_is_loaded_and_refused_when_the_model_is_used(me
     assert not model._forward_pre_hooks
 
 
+@pytest.mark.parametrize("part", ["bert", "bert.encoder.layer.1", QUERY])
+@pytest.mark.parametrize("wrap", [lambda part: part, torch.compile], ids=["plain", "compiled"])
+def test_a_part_that_loads_other_frozen_weights_by_itself_is_refused(part, wrap):
+    """The usual way to give a classifier a pretrained body, which after apply would overwrite what is frozen."""
+    model, other = model_with_method("bert"), _built_anew()
+    before = hashes(model, frozen=True) | hashes(model, frozen=False)
+    message = rf"(?s)into {part} of .* none was loaded.*apply the method afterwards.*into the whole model.*{NAME}"
+    for loading in (model, copy.deepcopy(model)):
+        with pytest.raises(oelm.FreezeError, match=message):
+            wrap(loading.get_submodule(part)).load_state_dict(wrap(other.get_submodule(part)).state_dict())
+    assert hashes(model, frozen=True) | hashes(model, frozen=False) == before
+    for state in (model.get_submodule(part).state_dict(), other.bert.embeddings.state_dict()):
+        model.get_submodule(part).load_state_dict(state, strict=False)
+    oelm.verify(model)
+
+
+def test_a_part_that_is_copied_or_pickled_loads_what_it_is_given(tmp_path):
+    """It belongs to no model with a record; a whole model that is pickled keeps its own check."""
+    model, other = model_with_method("bert"), _built_anew()
+    copied = copy.deepcopy(model.bert)
+    copied.load_state_dict(other.bert.state_dict())
+    assert hashes(copied, frozen=True) == hashes(other.bert, frozen=True)
+    torch.save(model, tmp_path / "model.pt")
+    unpickled = torch.load(tmp_path / "model.pt", weights_only=False)
+    unpickled.load_state_dict(other.state_dict())
+    oelm.verify(unpickled)
+    oelm.verify(model)
+
+
+def test_accelerates_dispatch_names_the_way_to_load_a_folder(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    model_with_method("bert").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"a folder saved after oelm\.apply: oelm\.load\(folder\)"):
+        accelerate.load_checkpoint_and_dispatch(_built_anew(), str(tmp_path), device_map={"": "cpu"})
+
+
 def test_saving_whole_folders_needs_nothing_else(tmp_path: Path):
     """A folder of a model that took over a record is loaded and verified."""
     saved, model = model_with_method("gpt2", "oelm-exact", steps=1), _built_anew("gpt2", "oelm-exact")

@@ -9,7 +9,9 @@ takes it over; without it, nobody could tell those matrices from damaged ones.
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -37,6 +39,9 @@ _KEY = f"{CARRIER}._extra_state"
 _WAY_OUT = (
     "Load weights first and apply the method afterwards, or load the folder that save_pretrained wrote with oelm.load."
 )
+_FROM_A_PART = "Weights that were saved after oelm.apply go into the whole model: their record is in its state dict."
+# What torch.compile, peft, data parallelism and checkpointing put between a module's name and its parameters' names.
+_WRAPPERS = ("_orig_mod", "base_layer", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 class RecordCarrier(nn.Module):
@@ -65,13 +70,56 @@ class RecordCarrier(nn.Module):
         """Do nothing: the record was read before the first tensor was loaded, and a state dict may have none."""
 
     def extra_repr(self) -> str:
-        return Method.load(self.config.oelm["method"]).name
+        # Tools that write into modules by name, and find nothing here to write into, show this in their error.
+        return f"{Method.load(self.config.oelm['method']).name}; a folder saved after oelm.apply: oelm.load(folder)"
 
 
 def carry_record(model: Any) -> None:
     """Have the model's state dicts hold its record from now on, and check each that is loaded into it."""
     model.add_module(CARRIER, RecordCarrier(model))
     model.register_load_state_dict_pre_hook(_check_loaded)
+    record = record_of(model)
+    assert record is not None, "only a model with a record carries it"
+    tensors = {name for matrix in record["matrices"].values() for name in matrix["tensors"]} | record["frozen"].keys()
+    paths = {part for name in tensors for part in accumulate(name.split(".")[:-1], lambda path, leaf: f"{path}.{leaf}")}
+    for path in paths:
+        model.get_submodule(path).register_load_state_dict_pre_hook(_PartCheck(model, path))
+
+
+class _PartCheck:
+    """Checks weights that a part of a model, such as its encoder, loads by itself: the model's own check sees none."""
+
+    def __init__(self, model: nn.Module | None, path: str) -> None:
+        self.model = None if model is None else weakref.ref(model)
+        self.path = path
+
+    def __call__(self, part: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+        """Refuse weights of frozen tensors that are not as sealed, before the part loads the first."""
+        model = None if self.model is None else self.model()
+        own = None if model is None else record_of(model)
+        if model is None or own is None or self._is_loaded_within(prefix):
+            return
+        problems = _problems(model, own, state_dict, prefix, self.path)
+        if problems:
+            raise FreezeError(
+                f"the weights that were to be loaded into {self.path} of {type(model).__name__} are not those that "
+                f"were frozen; none was loaded. {_WAY_OUT} {_FROM_A_PART}{listed(problems)}"
+            )
+
+    def _is_loaded_within(self, prefix: str) -> bool:
+        """Return True when the part is loaded as one of the module around it, which has checked the weights."""
+        names = prefix.split(".")[:-1]
+        while names and names[-1] in _WRAPPERS:
+            names.pop()
+        return bool(names) and names[-1] == self.path.rpartition(".")[2]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _PartCheck:
+        """Return the check for a copy of the model; where the part alone is copied, for no model."""
+        return _PartCheck(memo.get(id(None if self.model is None else self.model())), self.path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the check for no model: a reference that keeps none alive cannot be pickled."""
+        return _PartCheck, (None, self.path)
 
 
 def stand_ins(model: nn.Module) -> Iterator[str]:
@@ -147,10 +195,17 @@ def _require_same_method(own: dict[str, Any], saved: dict[str, Any]) -> None:
         )
 
 
-def _problems(model: nn.Module, record: dict[str, Any], state_dict: dict[str, Any], prefix: str) -> list[str]:
-    """Return in words which of the frozen tensors in a state dict are not as a record says."""
-    names = {name: prefix + name for name in record["frozen"]}
-    names |= {name: prefix + name_under_adapter(model, name) for name, key in names.items() if key not in state_dict}
+def _problems(
+    model: nn.Module, record: dict[str, Any], state_dict: dict[str, Any], prefix: str, part: str = ""
+) -> list[str]:
+    """Return in words which frozen tensors in a state dict, the model's or a part's, are not as a record says."""
+    outside = f"{part}." if part else ""
+    names = {name: prefix + name.removeprefix(outside) for name in record["frozen"] if name.startswith(outside)}
+    names |= {
+        name: prefix + name_under_adapter(model, name).removeprefix(outside)
+        for name, key in names.items()
+        if key not in state_dict
+    }
     loaded = {name: state_dict[key] for name, key in names.items() if key in state_dict}
     measurements = Measurements()
     measurements.hash_ahead(loaded.values())
