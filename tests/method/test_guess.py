@@ -17,7 +17,7 @@ from transformers import (
 
 import oelm
 from oelm import FamilyError
-from oelm.method import guess
+from oelm.method import row_order
 from oelm.method.families import _FAMILIES
 from oelm.method.guess import guess_layout
 from oelm.method.sites import find_sites
@@ -99,7 +99,7 @@ def test_fused_rows_in_another_order_are_not_suggested(unknown):
 def test_fused_rows_that_cannot_be_tried_are_not_said_to_work(hindrance, unknown, monkeypatch):
     model = unknown(small_model("gpt_neox"))
     if hindrance == "size":
-        monkeypatch.setattr(guess, "_LARGEST_TRIAL", 1000)
+        monkeypatch.setattr(row_order, "_LARGEST_TRIAL", 1000)
     else:
         monkeypatch.setattr(type(model), "forward", lambda self, input_ids: self.nothing)
     text = str(guess_layout(model))

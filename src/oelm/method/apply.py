@@ -13,6 +13,7 @@ from .changes import carry_out, require_sealable
 from .freeze_report import FreezeReport
 from .guess import require_known_type
 from .plan import plan
+from .row_order import require_right_order
 from .seal import Measurements, check_sealed, record_of, seal
 from .sites import find_sites
 from .spec import Method
@@ -40,6 +41,7 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     if record is not None:
         return _verify_applied(model, record, method, seed)
     require_known_type(model)
+    require_right_order(model)
     operation = plan(model, method)
     for name in frozen_by_rest(model, operation):
         require_sealable(model.get_parameter(name), name)

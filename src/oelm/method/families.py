@@ -16,6 +16,8 @@ from .spec import Kind
 Config = Any  # a transformers config: every family has its own class
 # A value of the config: its attribute's name, or a function of the config.
 FromConfig = str | Callable[[Config], Any]
+# The order of the rows of a fused projection: see `Fused`.
+Order = Literal["blocks", "groups"]
 # The names that configs have for the number of key-value heads, the most common first.
 KV_HEADS_FIELDS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "num_query_groups", "kv_heads")
 
@@ -30,10 +32,10 @@ class Fused:
 
     path: str
     roles: tuple[Literal["q", "k", "v"], ...] = ("q", "k", "v")
-    layout: Literal["blocks", "groups"] | Callable[[Config], Literal["blocks", "groups"]] = "blocks"
+    layout: Order | Callable[[Config], Order] = "blocks"
 
     def __post_init__(self) -> None:
-        if not callable(self.layout) and self.layout not in ("blocks", "groups"):
+        if not callable(self.layout) and self.layout not in get_args(Order):
             raise FamilyError(f"Fused({self.path!r}): layout is {self.layout!r}; use 'blocks' or 'groups'")
 
 
@@ -113,6 +115,11 @@ def known_families() -> Mapping[str, Family]:
     return _FAMILIES
 
 
+def is_registered(model_type: Any) -> bool:
+    """Return True for a model type whose family a user registered."""
+    return model_type in _REGISTERED
+
+
 def known_types() -> list[str]:
     """Return every model type that has a family, in alphabetical order."""
     return sorted(_FAMILIES)
@@ -177,6 +184,7 @@ def register_family(
         _FAMILIES[model_type] = one_stack_family(model_type, layout)
     else:
         _FAMILIES[model_type] = _whole_family(model_type, family)
+    _REGISTERED.add(model_type)
     return _FAMILIES[model_type]
 
 
@@ -331,6 +339,9 @@ _BART = _family(
     _bart_stack("decoder", "decoder", "self_attn", "fc1 fc2"),
     _bart_stack("cross", "decoder", "encoder_attn"),
 )
+
+# The model types that `register_family` was given in this process.
+_REGISTERED: set[str] = set()
 
 _FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), _BERT),

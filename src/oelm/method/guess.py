@@ -30,6 +30,7 @@ from .families import (
 )
 from .matrices import orthogonality_error
 from .plan import Operation, Target, plan
+from .row_order import fitting_orders
 from .sites import Site, around_query, base_prefix, weight_matrix
 from .spec import Kind, Method
 
@@ -46,8 +47,6 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_la
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
 _ROTARY_FIELDS = ("rope_parameters", "rope_theta", "rotary_dim", "rotary_pct")
 _TOLERANCE = 1e-5
-# A model of one block with more parameters than this would take too long to fill with random values.
-_LARGEST_TRIAL = 300_000_000
 _TRIAL = {"preset": "oelm-freeze", "layers": "first:1"}
 
 # The path of a query matrix, the pattern of the block that holds it, and its path below the block.
@@ -295,56 +294,16 @@ def _without_values(model: nn.Module) -> nn.Module:
 
 
 def _order_of_rows(model: nn.Module, layout: StackLayout) -> Fused | None:
-    """Return the fused projection with the order of its rows, or None where it cannot be tried. Raise if none fits.
-
-    A token that attends to itself alone gets its value, whatever Q and K are. So new Q and K leave what a model with
-    one block computes of one token as it is, but not if they take the place of rows that belong to V.
-    """
+    """Return the fused projection with the order of its rows, or None where it cannot be tried. Raise if none fits."""
     path = layout["fused"].path if layout["fused"] else ""
-    # The code that runs here is transformers' or the user's, on a config of one block, which it may not be made for.
-    try:
-        with torch.random.fork_rng(devices=[]):
-            small = _one_block(model, layout)
-            if small is None:
-                return None
-            before = _of_one_token(small)
-            fitting = [
-                order for order in (Fused(path), Fused(path, layout="groups")) if _keeps(small, layout, order, before)
-            ]
-    except Exception:  # noqa: BLE001
+    config: Any = model.config
+    fitting = fitting_orders(model, one_stack_family(config.model_type, layout))
+    if fitting is None:
         return None
     if not fitting:
         raise FamilyError(f"the rows of {path} are in an order that is neither 'blocks' nor 'groups'")
-    same_rows = read(model.config, layout.get("kv_heads") or layout.get("heads", _HEADS[0])) == 1
-    return fitting[0] if len(fitting) == 1 or same_rows else None
-
-
-def _one_block(model: nn.Module, layout: StackLayout) -> nn.Module | None:
-    """Return a model of one block with random values, few tokens and the width of this one; None for a large one."""
-    config: Any = copy.deepcopy(model.config)
-    sizes = {_LAYERS[0]: 1, str(layout.get("layers", _LAYERS[0])): 1, "vocab_size": 8}
-    tokens = {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "sep", "cls", "mask")}
-    for name, value in (sizes | tokens).items():
-        if hasattr(config, name):
-            setattr(config, name, value)
-    with torch.device("meta"):
-        total = sum(parameter.numel() for parameter in type(model)(config).parameters())
-    return None if total > _LARGEST_TRIAL else type(model)(config).eval()
-
-
-def _of_one_token(model: nn.Module) -> torch.Tensor:
-    with torch.no_grad():
-        result: torch.Tensor = model(input_ids=torch.tensor([[5]]))[0]
-    return result
-
-
-def _keeps(model: nn.Module, layout: StackLayout, order: Fused, before: torch.Tensor) -> bool:
-    """Return True if what a model of one block computes of one token stays as it is with another Q and K."""
-    config: Any = model.config
-    changed = copy.deepcopy(model)
-    family = one_stack_family(config.model_type, {**layout, "fused": order})
-    carry_out(changed, plan(changed, Method.load("oelm-freeze"), family), seed=0)
-    return bool((_of_one_token(changed) - before).abs().max() <= _TOLERANCE * before.abs().max())
+    same_rows = read(config, layout.get("kv_heads") or layout.get("heads", _HEADS[0])) == 1
+    return Fused(path, layout=fitting[0]) if len(fitting) == 1 or same_rows else None
 
 
 def _give_values(model: nn.Module, path: str) -> None:
