@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
+    AutoModel,
     CodeGenConfig,
     CodeGenForCausalLM,
     GPTBigCodeConfig,
@@ -137,6 +139,14 @@ def test_heads_that_the_attention_does_not_have_are_not_suggested(unknown):
     model.config.n_head = 8
     with pytest.raises(FamilyError, match=r"q_proj: its attention has heads of 12, and .* makes them 6"):
         guess_layout(model)
+
+
+@pytest.mark.parametrize(("model_type", "kind"), [("bloom", "decoder"), ("bert-generation", "encoder")])
+def test_a_body_without_its_head_has_the_kind_of_its_type(model_type, kind):
+    """As where `oelm families --guess` is given a config that names no class."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "n_head": 4, "n_layer": 1, "num_hidden_layers": 1}
+    found = guess_layout(AutoModel.from_config(AutoConfig.for_model(model_type, **sizes)))
+    assert f"kind='{kind}'" in found.call
 
 
 def test_a_large_model_is_tried_without_its_weights(unknown):

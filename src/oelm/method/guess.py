@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import FamilyError, OelmError
@@ -248,9 +249,12 @@ def _layers_field(config: Any, count: int) -> str:
 
 
 def _kind(model: nn.Module, attention: nn.Module) -> Kind:
-    """Return 'decoder' for causal attention or, where that does not show, for a model that generates text."""
+    """Return 'decoder' for causal attention or, where that does not show, for a type that only continues text."""
+    config: Any = model.config
+    continues = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    only_continues = continues and config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     can_generate = getattr(model, "can_generate", lambda: False)
-    return "decoder" if getattr(attention, "is_causal", can_generate()) else "encoder"
+    return "decoder" if getattr(attention, "is_causal", only_continues or can_generate()) else "encoder"
 
 
 def _rotates(model: nn.Module, attention: nn.Module) -> bool:
