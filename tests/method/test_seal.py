@@ -154,10 +154,11 @@ def _switch_gradient_on(model):
     return "is now trainable"
 
 
-def _load_another_checkpoint_into_a_module(model):
+def _write_another_checkpoint_into_a_module(model):
     other_model = lively_model("bert", seed=1)
     oelm.apply(other_model, "oelm-freeze")
-    model.get_submodule(QUERY).load_state_dict(other_model.get_submodule(QUERY).state_dict())
+    for name, tensor in other_model.get_submodule(QUERY).state_dict().items():
+        model.get_submodule(QUERY).get_parameter(name).data.copy_(tensor)
     return "its content changed"
 
 
@@ -189,7 +190,7 @@ def _set_an_entry_to_nan(model):
     "damage",
     [
         _switch_gradient_on,
-        _load_another_checkpoint_into_a_module,
+        _write_another_checkpoint_into_a_module,
         _change_the_matrix_and_its_recorded_hash,
         _replace_the_module,
         _replace_by_a_module_without_that_tensor,

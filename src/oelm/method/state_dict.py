@@ -82,8 +82,9 @@ def carry_record(model: Any) -> None:
     assert record is not None, "only a model with a record carries it"
     tensors = {name for matrix in record["matrices"].values() for name in matrix["tensors"]} | record["frozen"].keys()
     paths = {part for name in tensors for part in accumulate(name.split(".")[:-1], lambda path, leaf: f"{path}.{leaf}")}
-    for path in paths:
-        model.get_submodule(path).register_load_state_dict_pre_hook(_PartCheck(model, path))
+    for path, part in model.named_modules():
+        if path in paths:  # where the model lacks one of them, verify says so
+            part.register_load_state_dict_pre_hook(_PartCheck(model, path))
 
 
 class _PartCheck:
