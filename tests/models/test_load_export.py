@@ -182,6 +182,20 @@ def test_folder_without_a_method_is_refused(tmp_path):
         oelm.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path": None}, "takes a folder or a Hub name, not NoneType"),
+        ({"model_class": "GPT2LMHeadModel"}, "pass the class itself"),
+        ({"model_class": BertForSequenceClassification}, "of type 'gpt2', not a BertForSequenceClassification"),
+        ({"num_labels": 3}, "'num_labels'. Options are those of from_pretrained; the config is the folder's"),
+    ],
+)
+def test_mistaken_arguments_are_refused(saved, arguments, message):
+    with pytest.raises(oelm.CheckpointError, match=message):
+        oelm.load(**({"path": saved[1]} | arguments))
+
+
 # Without oelm
 
 
@@ -280,6 +294,15 @@ def test_export_refuses_a_file_and_passes_options_to_save_pretrained(saved, tmp_
     assert len(list(folder.glob("*.safetensors"))) > 3
     plain = AutoModelForCausalLM.from_pretrained(folder)
     assert distance(logits(plain), logits(model)) < 1e-4
+
+
+def test_export_does_not_write_over_a_model_with_a_record(saved):
+    model, folder = saved
+    with pytest.raises(oelm.CheckpointError, match="name another folder"):
+        oelm.export(model, folder)
+    assert_same_model(oelm.load(folder), model)
+    plain = oelm.export(model, folder / "plain")
+    oelm.export(model, plain)  # an earlier export is replaced
 
 
 def test_exported_model_is_plain_and_trainable(saved, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -46,6 +47,8 @@ def export(model: nn.Module, path: str | PathLike[str], *, training: Training | 
     out = Path(path)
     if out.is_file():
         raise CheckpointError(f"{out} is a file; name a folder")
+    if _has_record(out):
+        raise CheckpointError(f"{out} holds a model that oelm.load can load, and an export cannot: name another folder")
     if record_of(bare) is not None:
         verify(bare)
     plain: Any = merged_by_peft(model) if hasattr(bare, "peft_config") else copy.deepcopy(bare)
@@ -57,6 +60,15 @@ def export(model: nn.Module, path: str | PathLike[str], *, training: Training | 
     if push:
         _upload(out, **upload)
     return out
+
+
+def _has_record(folder: Path) -> bool:
+    """Return True where an export would write a plain model over one with a record."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("oelm") is not None
 
 
 def _upload(

@@ -40,10 +40,16 @@ def load(
     with transformers' Auto classes. `options` go to its `from_pretrained` (dtype, device_map, revision, ...). Only
     safetensors are read, no remote code is run, and a missing or unexpected key is an error.
     """
+    if not isinstance(path, str | PathLike):
+        raise CheckpointError(f"oelm.load takes a folder or a Hub name, not {type(path).__name__}")
+    if model_class is not None and not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+        raise CheckpointError(f"model_class {model_class!r} is no class of a transformers model: pass the class itself")
     for name, value in _FIXED_OPTIONS.items():
         if options.pop(name, value) not in (value, None):
             raise CheckpointError(f"oelm.load always has {name}={value}")
     config = read_hf_config(path, AutoConfig if model_class is None else model_class.config_class, **options)
+    if model_class is not None and config.model_type != model_class.config_class.model_type:
+        raise CheckpointError(f"{path} holds a model of type {config.model_type!r}, not a {model_class.__name__}")
     method = _recorded_method(config, path)
     target_class = model_class or _class_of(config, path)
     # The project's GPT installs its recorded structure by itself.
@@ -61,6 +67,12 @@ def load(
     except (OSError, SafetensorError) as error:
         file = _unreadable_file(path, options) or path
         raise CheckpointError(f"{file}: its weights cannot be read ({error})") from None
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        raise CheckpointError(
+            f"{path}: {error}. Options are those of from_pretrained; the config is the folder's, change it afterwards"
+        ) from None
     model.__class__ = target_class
     _require_complete(path, info)
     refreeze(model)
