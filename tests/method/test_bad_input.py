@@ -1,9 +1,11 @@
 """Bad input raises an OelmError that says what is wrong and what would be right, and leaves the model unchanged."""
 
+import copy
 import hashlib
 import math
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import transformers
@@ -223,6 +225,50 @@ def test_objects_that_are_not_hugging_face_models_are_refused():
     ):
         oelm.apply("bert-base-uncased")
     assert_refused(nn.Linear(3, 3), FREEZE, FamilyError, "Linear has no config.model_type", "Hugging Face")
+
+
+def test_a_part_with_a_method_of_its_own_is_named():
+    """The whole model's config, which is what save_pretrained saves, has no record of it."""
+    model = small_model("bert")
+    oelm.apply(model.bert, FREEZE)
+    assert_refused(model, FREEZE, ModelError, "applied to a part of this BertForSequenceClassification, bert:")
+    with pytest.raises(oelm.FreezeError, match="only its part 'bert' does: apply it to the whole model"):
+        oelm.verify(model)
+    assert oelm.verify(model.bert).exact == 12
+
+
+def test_a_part_of_a_model_with_a_method_is_sent_to_the_whole_one(tmp_path):
+    model = small_model("bert")
+    oelm.apply(model, FREEZE)
+    message = "a part of the model that oelm.apply was called on: verify, save and load the whole model"
+    with pytest.raises(oelm.FreezeError, match=message):
+        oelm.verify(model.bert)
+    model.bert.save_pretrained(tmp_path)
+    with pytest.raises(oelm.FreezeError, match=message):
+        oelm.load(tmp_path)
+
+
+@pytest.mark.parametrize("other", ["key", "value"])
+def test_a_matrix_that_is_tied_to_another_is_refused(other):
+    model = small_model("bert")
+    attention = model.bert.encoder.layer[1].attention.self
+    getattr(attention, other).weight = attention.query.weight
+    assert_refused(model, FREEZE, ModelError, f"attention.self.query and bert.encoder.layer.1.attention.self.{other}")
+
+
+def test_whole_numbers_of_numpy_are_seeds():
+    seeded, same = small_model("bert"), small_model("bert")
+    oelm.apply(seeded, "oelm-random", seed=numpy.int64(3))
+    oelm.apply(same, "oelm-random", seed=3)
+    assert seeded.config.oelm == same.config.oelm
+    assert_refused(small_model("bert"), FREEZE, MethodError, "seed must be", seed=numpy.float64(3))
+
+
+def test_a_report_that_is_taken_for_the_model_says_where_the_model_is():
+    report = oelm.apply(small_model("bert"), FREEZE)
+    with pytest.raises(AttributeError, match=r"no 'train'.* the model itself is changed in place"):
+        report.train()
+    assert copy.deepcopy(report) == report
 
 
 @pytest.mark.usefixtures("process_group")

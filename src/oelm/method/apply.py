@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from operator import index
 from typing import Any
 
 from torch import nn
@@ -14,7 +15,7 @@ from .freeze_report import FreezeReport
 from .guess import require_known_type
 from .plan import plan
 from .row_order import require_right_order
-from .seal import Measurements, check_sealed, record_of, seal
+from .seal import Measurements, check_sealed, operated_part, record_of, seal
 from .sites import find_sites
 from .spec import Method
 from .state_dict import carry_record
@@ -29,8 +30,7 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     """
     method = Method.load(method)
     method.require_steps()
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise MethodError(f"seed must be a whole number from 0, not {seed!r}")
+    seed = _whole_number(seed)
     check_operable(model)
     if hasattr(model, "peft_config"):
         raise ModelError(
@@ -40,6 +40,7 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     record = record_of(model)
     if record is not None:
         return _verify_applied(model, record, method, seed)
+    _require_whole(model)
     require_known_type(model)
     require_right_order(model)
     operation = plan(model, method)
@@ -100,6 +101,23 @@ def check_operable(model: nn.Module) -> None:
     on_meta = [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
     if on_meta:
         raise ModelError(f"{on_meta[0]} is on the meta device, without values: load the model's weights first")
+
+
+def _whole_number(seed: Any) -> int:
+    """Return a seed as an int, numpy's whole numbers too. Raise for anything else."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or index(seed) < 0:
+        raise MethodError(f"seed must be a whole number from 0, not {seed!r}")
+    return index(seed)
+
+
+def _require_whole(model: nn.Module) -> None:
+    """Raise where a method was applied to a part of the model, whose record the model's own config does not have."""
+    part = operated_part(model)
+    if part:
+        raise ModelError(
+            f"a method was applied to a part of this {type(model).__name__}, {part}: apply it to a fresh model as a "
+            "whole, which is then saved with its record"
+        )
 
 
 def _verify_applied(model: nn.Module, record: dict[str, Any], method: Method, seed: int) -> FreezeReport:

@@ -60,6 +60,13 @@ class FreezeReport:
     head: int
     head_trainable: int
 
+    def __getattr__(self, name: str) -> Any:
+        """Say for a name that a report lacks where the model is: oelm.apply changes it in place."""
+        raise AttributeError(
+            f"a FreezeReport has no {name!r}. It is what oelm.apply returns; the model itself is changed in place: "
+            "oelm.apply(model, ...), and then use model"
+        )
+
     @property
     def frozen(self) -> int:
         """Return the number of frozen parameters."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..errors import MethodError
+from ..errors import MethodError, ModelError
 from .adapters import AdapterTarget, adapter_targets
 from .families import Family
 from .matrices import hadamard_seed
@@ -85,12 +85,27 @@ def plan(model: nn.Module, method: Method, family: Family | None = None) -> Oper
     normed = family.normed(model.config)
     for target in targets:
         check(target, method, normed, family.per_head)
+    _require_own_weights(model, targets)
     if method.freeze_ratio is not None:
         targets = _up_to_share(model, sites, targets, method.freeze_ratio)
     adapted = tuple(adapter_targets(chosen, method.adapter))
     return Operation(
         method=method, family=family, sites=tuple(sites), targets=tuple(targets), adapted=adapted, core_sides=sides
     )
+
+
+def _require_own_weights(model: nn.Module, targets: list[Target]) -> None:
+    """Raise where another module holds a target's weight too: it would be set twice, or frozen without a word."""
+    holders: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), []).append(path)
+    paths = {target.path for target in targets}
+    for shared in holders.values():
+        if len(shared) > 1 and not paths.isdisjoint(shared):
+            raise ModelError(
+                f"{' and '.join(shared)} are tied: they hold one weight. Give each its own before oelm.apply"
+            )
 
 
 def block_parameters(model: nn.Module, sites: Iterable[Site]) -> dict[int, nn.Parameter]:

@@ -179,12 +179,22 @@ def adopt(model: nn.Module, record: dict[str, Any]) -> None:
     refreeze(model)
 
 
+def operated_part(model: nn.Module) -> str:
+    """Return the path of a part that a method was applied to by itself, or nothing where there is none."""
+    paths = [path.rpartition(".")[0] for path, _ in model.named_modules() if path.rpartition(".")[2] == CARRIER]
+    return next(filter(None, paths), "")
+
+
 def verify(model: nn.Module) -> Verification:
     """Raise FreezeError unless every frozen tensor is as sealed: in place, without gradient, to the bit, orthonormal.
 
     A model cast to another dtype on purpose passes if its tensors are exactly that cast's; the result says so. A
     model that was compiled, wrapped for data parallelism or given to peft after `apply` is checked inside its wrapper.
     """
+    if not isinstance(model, nn.Module):
+        raise FreezeError(
+            f"a {type(model).__name__} is no model: pass what oelm.apply was called on or oelm.load returned"
+        )
     return check_sealed(unwrapped(model), Measurements())
 
 
@@ -192,7 +202,9 @@ def check_sealed(model: nn.Module, measurements: Measurements) -> Verification:
     """Do what `verify` does to a model without a wrapper, with the measurements that were taken of it already."""
     record = record_of(model)
     if record is None:
-        raise FreezeError(f"{type(model).__name__} carries no record of a method: call oelm.apply or oelm.load first")
+        part = operated_part(model)
+        advice = f"only its part {part!r} does: apply it to the whole model" if part else "call oelm.apply or oelm.load"
+        raise FreezeError(f"{type(model).__name__} carries no record of a method: {advice} first")
     problems: list[str] = []
     casts: Counter[str] = Counter()
     parameters = dict(model.named_parameters())
@@ -222,6 +234,15 @@ def check_sealed(model: nn.Module, measurements: Measurements) -> Verification:
 
 def _likely_reason(model: nn.Module) -> str:
     """Return a sentence on why a model may not be as sealed, where there is more to say than what changed."""
+    record = record_of(model)
+    assert record is not None, "only a model with a record was sealed"
+    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if not own & record["frozen"].keys() and any(name.partition(".")[2] in own for name in record["frozen"]):
+        return (
+            " It is a part of the model that oelm.apply was called on: verify, save and load the whole model, with "
+            f"oelm.load. oelm.export writes a plain folder, from which {type(model).__name__}.from_pretrained takes "
+            "its part."
+        )
     if not hasattr(model, CARRIER):
         return " It was not loaded by oelm: load its folder with oelm.load."
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
