@@ -13,6 +13,7 @@ from .audit import report_on
 from .changes import carry_out, require_sealable
 from .freeze_report import FreezeReport
 from .guess import require_known_type
+from .optimisers import references_to_parameters, stop_old_optimisers
 from .plan import plan
 from .row_order import require_right_order
 from .seal import Measurements, check_sealed, operated_part, record_of, seal
@@ -46,7 +47,9 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     operation = plan(model, method)
     for name in frozen_by_rest(model, operation):
         require_sealable(model.get_parameter(name), name)
+    before = references_to_parameters(model)
     carry_out(model, operation, seed)
+    stop_old_optimisers(model, before)
     _give_own_config(model)
     # Nothing changes the model from here on, so what is measured for the seal also serves the check and the report.
     measurements = Measurements()
