@@ -45,3 +45,12 @@ def test_other_optimisers_go_on():
     step(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     with pytest.raises(oelm.ModelError):
         old.step()
+
+
+def test_one_that_accelerate_has_wrapped_is_stopped():
+    accelerate = pytest.importorskip("accelerate")
+    model = small_model("gpt2")
+    wrapped = accelerate.Accelerator(cpu=True).prepare(torch.optim.AdamW(model.parameters(), lr=1e-3))
+    oelm.apply(model, "oelm-freeze")
+    with pytest.raises(oelm.ModelError, match="Create it after"):
+        step(model, wrapped)

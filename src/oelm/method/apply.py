@@ -136,7 +136,8 @@ def _verify_applied(model: nn.Module, record: dict[str, Any], method: Method, se
         check_sealed(model, measurements)
     except FreezeError as error:
         raise ModelError(
-            f"the model's config says that a method was applied, but the model does not agree: {error}"
+            "the model's config says that a method was applied, but the model does not agree. For a new model of this "
+            f"config, delete its field oelm before. {error}"
         ) from None
     return report_on(model, find_sites(model)[1], measurements)
 

@@ -32,7 +32,10 @@ def stop_old_optimisers(model: nn.Module, before: Parameters) -> None:
     # Nothing holds a lost parameter where the optimiser is created after the method. So the search below is rare.
     if not lost or all(id(p) in earlier or not p.requires_grad for p in model.parameters()):
         return
-    for optimiser in [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]:
+    optimisers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
+    for optimiser in optimisers:
+        if "param_groups" not in vars(optimiser):  # accelerate's, which has another within it
+            continue
         if any(id(parameter) in lost for group in optimiser.param_groups for parameter in group["params"]):
             optimiser.register_step_pre_hook(_refuse_to_step)
 
