@@ -14,7 +14,7 @@ from oelm.base.text import short_count
 from oelm.cli.quick_run import quick_config
 from oelm.data import stories
 from tests.support.lab import lab, refusal, wait_for
-from tests.support.training import read, tiny, write_yaml
+from tests.support.training import read, run_to_end, tiny, write_yaml
 
 SMALL = ("model.fields={hidden_size: 48, num_hidden_layers: 1, num_attention_heads: 3}", "train.device=cpu")
 
@@ -62,6 +62,14 @@ def test_a_terminal_shows_the_run_and_its_time_left_and_ctrl_c_ends_with_how_to_
     bars = re.findall(r"\d+:\d\d:\d\d left  \d+/200000  loss [\d.]+  ppl [\d.]+  [\d,]+ tok/s", shown)
     assert bars, shown
     assert max(map(len, shown.replace("\r", "\n").splitlines())) <= 80
+
+
+def test_the_first_line_counts_the_tokens_of_a_run_that_is_a_small_part_of_an_epoch(tmp_path):
+    """Two steps of two sequences of 32 tokens, out of a million: 0.0001 epochs would be 140 tokens."""
+    few = {"max_steps": 2, "batch_size": 2}
+    data = {"path": "builtin:stories", "sequence_length": 32}
+    file = write_yaml(tmp_path / "run.yaml", tiny(tmp_path / "runs", train=few, data=data))
+    assert "; cpu; 2 steps, 128 tokens, " in run_to_end("train", file).output
 
 
 def test_a_terminal_shows_a_warning_of_training_in_whole_words(tmp_path):

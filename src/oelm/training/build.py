@@ -126,12 +126,14 @@ def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
 
 def _opening_line(report: FreezeReport, world: World, task: Task, length: RunLength) -> str:
     """Return in one line what the run is: its parameters, where it runs, and how long it is."""
-    epochs = length.epoch(length.steps)
+    # Not rounded: a few steps are a small share of an epoch.
+    epochs = length.steps / length.steps_per_epoch
     tokens = task.token_count(0, task.samples_per_epoch) * epochs
+    in_words = f"{epochs:.3g}"
     device = world.device.type + (f" x {world.size}" if world.size > 1 else "")
     return (
         f"{short_count(report.total)} parameters, {short_count(report.trainable)} trainable; {device}; "
-        f"{length.steps:,} steps, {short_count(tokens)} tokens, {epochs:.3g} {'epoch' if epochs == 1 else 'epochs'}"
+        f"{length.steps:,} steps, {short_count(tokens)} tokens, {in_words} {'epoch' if in_words == '1' else 'epochs'}"
     )
 
 
