@@ -64,6 +64,7 @@ def test_a_terminal_shows_the_run_and_its_time_left_and_ctrl_c_ends_with_how_to_
     assert max(map(len, shown.replace("\r", "\n").splitlines())) <= 80
 
 
+@pytest.mark.full
 def test_the_first_line_counts_the_tokens_of_a_run_that_is_a_small_part_of_an_epoch(tmp_path):
     """Two steps of two sequences of 32 tokens, out of a million: 0.0001 epochs would be 140 tokens."""
     few = {"max_steps": 2, "batch_size": 2}
