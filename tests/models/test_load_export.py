@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BertForSequenceClassification,
+    GPT2ForSequenceClassification,
     GPT2LMHeadModel,
 )
 
@@ -188,6 +189,10 @@ def test_folder_without_a_method_is_refused(tmp_path):
         ({"path": None}, "takes a folder or a Hub name, not NoneType"),
         ({"model_class": "GPT2LMHeadModel"}, "pass the class itself"),
         ({"model_class": BertForSequenceClassification}, "of type 'gpt2', not a BertForSequenceClassification"),
+        (
+            {"model_class": GPT2ForSequenceClassification},
+            r"missing keys: score\.weight.*oelm\.export writes a plain folder",
+        ),
         ({"num_labels": 3}, "'num_labels'. Options are those of from_pretrained; the config is the folder's"),
     ],
 )

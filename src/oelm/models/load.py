@@ -74,7 +74,7 @@ def load(
             f"{path}: {error}. Options are those of from_pretrained; the config is the folder's, change it afterwards"
         ) from None
     model.__class__ = target_class
-    _require_complete(path, info)
+    _require_complete(path, info, other_class=model_class is not None)
     refreeze(model)
     carry_record(model)
     try:
@@ -205,7 +205,7 @@ def _unreadable_file(path: str | PathLike[str], options: dict[str, Any]) -> Path
     return None
 
 
-def _require_complete(path: str | PathLike[str], info: dict[str, Any]) -> None:
+def _require_complete(path: str | PathLike[str], info: dict[str, Any], other_class: bool) -> None:
     """Raise when keys are missing, unexpected or of another shape, which transformers only warns about."""
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         keys = info.get(problem)
@@ -214,4 +214,5 @@ def _require_complete(path: str | PathLike[str], info: dict[str, Any]) -> None:
             raise CheckpointError(
                 f"{path}: {len(keys)} {problem.replace('_', ' ')}: {listed}. "
                 "The folder does not hold the model that its config describes"
+                + (", in this class: oelm.export writes a plain folder, for its from_pretrained" if other_class else "")
             )
