@@ -22,6 +22,7 @@ from oelm.base.manifest import FileMark, files_in, write_manifest
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError, ConfigError, FileError
 from oelm.evaluation.load import load_run
+from oelm.runs import schema
 from oelm.runs.folder import RunFolder, differing, line_to_json, read_metrics
 from oelm.runs.schema import AttentionLine, Clock, EventLine, TrainLine
 from oelm.training import build, engine
@@ -143,6 +144,17 @@ def test_a_run_can_be_resumed_after_an_unexpected_error(failed_run, tmp_path):
     log = (failed_run / "train.log").read_text()
     assert "failed: " in log
     assert "resumed from step 5" in log
+
+
+def test_a_target_that_was_reached_before_a_resume_is_in_the_result(tmp_path, monkeypatch):
+    changes = {"eval": {"every": 4, "targets": [1e6]}}
+    with monkeypatch.context() as patched:
+        fail_at(patched, 7)
+        with pytest.raises(SimulatedBug):
+            run_here(tmp_path, **changes)
+    run_here(tmp_path, **changes)
+    (reached,) = schema.read(config(tmp_path, **changes).folder / "result.json", schema.Result).reached.values()
+    assert (reached.step, reached.tokens) == (4, 4 * 8 * 32)
 
 
 def test_step_times_from_two_gpus_are_marked_as_not_comparable(tmp_path, monkeypatch):
