@@ -42,3 +42,13 @@ def test_aliases_that_stand_for_too_much_are_refused_at_once():
     with pytest.raises(ValueError, match="more than 100,000 values"):
         parse_yaml("\n".join(lines))
     assert parse_yaml("\n".join(lines[:3]))["a2"][9][9] == ["x"] * 10
+
+
+def test_merges_that_stand_for_too_much_are_refused_at_once():
+    lines = ["a0: &a0 {k: 1}"]
+    lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 40)]
+    with pytest.raises(ValueError, match="more than 100,000 values"):
+        parse_yaml("\n".join(lines))
+    assert parse_yaml("\n".join(lines[:3]))["a2"] == {"k": 1}
+    with pytest.raises(ValueError, match="has no end"):
+        parse_yaml("a: &a {<<: *a, b: 1}")

@@ -19,9 +19,12 @@ def parse_yaml(text: str) -> Any:
     import yaml
 
     try:
-        content = yaml.load(text, _yaml_loader())  # noqa: S506 - it is a SafeLoader
-        _count_values(content, {}, set())
-        return content
+        loader = _yaml_loader()(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _count_values(root, {}, set())  # before any value is made: a merge copies what it merges
+        return loader.construct_document(root)
     except (yaml.YAMLError, ValueError) as error:  # an impossible date, such as 2026-13-45, is a ValueError
         raise ValueError(" ".join(str(error).split())) from None
     except RecursionError:
@@ -78,15 +81,16 @@ def _yaml_loader() -> Any:
     return OneValuePerKey
 
 
-def _count_values(content: Any, counts: dict[int, int], above: set[int]) -> int:
+def _count_values(node: Any, counts: dict[int, int], above: set[int]) -> int:
     """Return how many values a document has once its aliases are written out; raise where there is no end to them."""
-    if not isinstance(content, dict | list):
+    if not isinstance(node.value, list):
         return 1
-    if id(content) in above:
+    if id(node) in above:
         raise ValueError("an alias stands within what it names, which has no end")
-    if id(content) not in counts:
-        entries = content.values() if isinstance(content, dict) else content
-        counts[id(content)] = 1 + sum(_count_values(entry, counts, {*above, id(content)}) for entry in entries)
-    if counts[id(content)] > _MOST_VALUES:
+    if id(node) not in counts:
+        # A sequence has nodes, a mapping has pairs of them.
+        entries = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
+        counts[id(node)] = 1 + sum(_count_values(entry, counts, {*above, id(node)}) for entry in entries)
+    if counts[id(node)] > _MOST_VALUES:
         raise ValueError(f"its aliases stand for more than {_MOST_VALUES:,} values")
-    return counts[id(content)]
+    return counts[id(node)]
