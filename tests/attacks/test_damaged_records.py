@@ -4,9 +4,7 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,13 +13,9 @@ from oelm.analysis.analyse import analyse
 from oelm.base.files import read_json
 from oelm.cli.app import app
 from oelm.report.write import write_report
+from tests.support.damage import VALUES, places_in
 from tests.support.records import language_run, write
 
-VALUES = (
-    *(None, True, -1, 0, 10**40, 1e308, -1e308, 1e-320, float("nan"), float("inf")),
-    *("", "x", "010", "nan", "\x1b[31mred", "é\u202e"),
-    *([], {}, [1], {"a": 1}),
-)
 RUNS = 4
 
 
@@ -34,14 +28,6 @@ def runs(tmp_path_factory) -> Path:
             run = language_run(root, method, seed, loss + 0.01 * seed, 1e-3)
             write(run, "status.json", {"format": 2, "id": read_json(run / "result.json")["id"], "state": "finished"})
     return root
-
-
-def places_in(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every value in a JSON document."""
-    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in entries:
-        yield (*path, key)
-        yield from places_in(value, (*path, key))
 
 
 def mutated(text: str, randomness: random.Random) -> str:

@@ -6,7 +6,8 @@ import pytest
 
 import oelm
 from oelm import Method, MethodError
-from oelm.method.schedule import advance, events
+from oelm.method.events import events
+from oelm.method.schedule import advance
 from oelm.method.spec import PRESETS
 from oelm.models.small import small_model
 

@@ -159,7 +159,7 @@ def test_pickled_weights_are_not_read(saved):
     ("change", "message"),
     [
         (lambda record: record.update(format=99), "format 99"),
-        (lambda record: record.update(format=1), "format 1, .* reads format 2"),
+        (lambda record: record.update(format=1), "format 1, .* reads format 3"),
         (lambda record: record.pop("method"), "config.oelm has no method"),
         (lambda record: record["method"].update(colour="red"), "colour: unknown key"),
         (lambda record: record["frozen"].update({"ghost.weight": record["frozen"][BASIS]}), "ghost.weight is gone"),

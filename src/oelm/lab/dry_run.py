@@ -42,8 +42,8 @@ class DryRun:
 
 def dry_run(run: PlannedRun) -> DryRun:
     """Check a run as far as possible without data; raise a `LabError` that names the run and what does not fit."""
+    from ..method.events import events
     from ..method.plan import plan
-    from ..method.schedule import events
 
     config = run.config
     try:

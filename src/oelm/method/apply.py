@@ -11,6 +11,7 @@ from torch import nn
 from ..errors import FreezeError, MethodError, ModelError
 from .audit import report_on
 from .changes import carry_out, require_sealable
+from .events import events_of
 from .freeze_report import FreezeReport
 from .guess import require_known_type
 from .optimisers import references_to_parameters, stop_old_optimisers
@@ -45,6 +46,7 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     require_known_type(model)
     require_right_order(model)
     operation = plan(model, method)
+    events_of(operation)  # raises where the schedule does not fit the model
     for name in frozen_by_rest(model, operation):
         require_sealable(model.get_parameter(name), name)
     before = references_to_parameters(model)
@@ -55,7 +57,7 @@ def apply(model: nn.Module, method: Method | str | dict[str, Any] = "oelm-freeze
     measurements = Measurements()
     seal(model, operation, seed, measurements)
     carry_record(model)
-    check_sealed(model, measurements)
+    check_sealed(model, measurements, operation)
     return report_on(model, operation.sites, measurements)
 
 
@@ -71,6 +73,7 @@ def outline(model: nn.Module, method: Method) -> nn.Module:
     """
     copied = copy.deepcopy(model)
     operation = plan(copied, method)
+    frozen_by_rest(copied, operation)
     carry_out(copied, operation, seed=None)
     by_matrix, always = frozen_names(copied, operation)
     for name in [*always, *(name for path in operation.frozen_at_start for name in by_matrix[path])]:

@@ -19,7 +19,7 @@ from .adapters import with_adapter
 from .fused import unfuse
 from .plan import Operation, Target
 from .projections import CoreProjection, IdentityProjection, Replaced
-from .seal import DTYPES
+from .record import DTYPES
 from .sites import Site, require_projection, weight_matrix, without_adapter
 from .spec import FRESH, KEEPING, Projection
 

@@ -1,52 +1,15 @@
-"""Freezing that changes during training: which matrices change at which step, and the record renewed each time."""
+"""Freezing that changes during training: the changes that are due, made, and the record renewed each time."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import ModelError
-from .plan import plan
+from .events import Event, events
 from .seal import record_of, reseal
 from .sites import unwrapped
 from .spec import Method
-
-
-@dataclass(frozen=True)
-class Event:
-    """A change at the start of `step`: these matrices (module paths) become frozen or trainable."""
-
-    step: int
-    freeze: bool
-    paths: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"step {self.step}: {'froze' if self.freeze else 'unfroze'} {len(self.paths)} matrices"
-
-
-def events(model: nn.Module, method: Method) -> list[Event]:
-    """Return every change that the method's schedule makes to the model, in order: one for each of its steps."""
-    schedule = method.schedule
-    if schedule.kind == "static":
-        return []
-    method.require_steps()
-    targets = [target for target in plan(model, method).targets if target.spec.frozen]
-    if schedule.kind == "freeze":
-        return [Event(schedule.steps[0], True, tuple(target.path for target in targets))]
-    layers = sorted({target.site.layer for target in targets}, reverse=schedule.order == "top-down")
-    count = len(layers) if schedule.layers_each == "all" else schedule.layers_each
-    unfreezing = []
-    for number, step in enumerate(schedule.steps):
-        chosen = layers[number * count : (number + 1) * count]
-        if not chosen:
-            raise ModelError(
-                f"schedule: {len(schedule.steps)} steps of {schedule.layers_each} layers, "
-                f"but only {len(layers)} layers are frozen"
-            )
-        unfreezing.append(Event(step, False, tuple(t.path for t in targets if t.site.layer in chosen)))
-    return unfreezing
 
 
 def due(model: nn.Module, step: int) -> int:

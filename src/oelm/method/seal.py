@@ -19,24 +19,22 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..errors import FreezeError, MethodError, OelmError
+from ..errors import FreezeError, MethodError
+from .declared import matrices_of, parameter_problems, plain_name, record_problems, structure_problems
 from .matrices import orthogonality_error
 from .plan import Operation
 from .projections import CoreProjection, IdentityProjection
+from .record import DIGITS, DTYPES, FORMAT, checked_record, narrower, record_hash, valid_record
 from .sites import is_pefts, path_without_adapter, unwrapped, weight_matrix, without_adapter
-from .spec import ORTHONORMAL
 from .trainable import frozen_names
 
-FORMAT = 2
 # The module that `apply` and `load` add to a model: its state dicts then hold the record (see state_dict.py). The name
 # stands in the files and in transformers' list of unexpected keys, where it says how to load them.
 CARRIER = "load_with_oelm"
-# 128 bits of each hash are kept: it guards against mistakes, and hundreds of tensors go into one config.json.
-_DIGITS = 32
 # How far from orthonormal a matrix may be after rounding to a dtype; the widest rows here are a few thousand long.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-# The dtypes that a frozen tensor may have.
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# Neither of these holds all values of the other.
+_NARROW = ("float16", "bfloat16")
 _SHOWN_PROBLEMS = 8
 # Each thread holds a copy of the tensor that it casts or takes off a GPU, so there are few.
 _HASHING_THREADS = 4
@@ -44,19 +42,23 @@ _HASHING_THREADS = 4
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of `verify`: how many frozen tensors are exactly as sealed, and how many are after a cast."""
+    """The result of `verify`: how many frozen tensors are exactly as sealed, and how many are after a cast.
+
+    `notes` say what a reader should know beside that: adapters that peft added, and what could not be compared.
+    """
 
     tensors: int
     exact: int
     casts: dict[str, int]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if not self.tensors:
-            return "no tensor is frozen"
-        text = f"{self.exact} of {self.tensors} frozen tensors are bit-identical to the sealed ones"
+        text = "no tensor is frozen"
+        if self.tensors:
+            text = f"{self.exact} of {self.tensors} frozen tensors are bit-identical to the sealed ones"
         for dtype, count in self.casts.items():
             text += f"; {count} are exactly what casting to {dtype} makes of them"
-        return text
+        return "; ".join((text, *self.notes))
 
 
 class Measurements:
@@ -105,20 +107,6 @@ def read_record(config: Any) -> dict[str, Any] | None:
     return None if record is None else checked_record(record)
 
 
-def checked_record(record: Any) -> dict[str, Any]:
-    """Return a record as it is. Raise if this version of oelm cannot read it."""
-    record_format = record.get("format") if isinstance(record, dict) else record
-    if record_format != FORMAT or not isinstance(record, dict):
-        raise OelmError(
-            f"config.oelm has format {record_format!r}, and this oelm reads format {FORMAT}: another version of oelm "
-            "wrote it. Apply the method to the original model again"
-        )
-    missing = [key for key in ("method", "seed", "events", "matrices", "frozen") if key not in record]
-    if missing:
-        raise OelmError(f"config.oelm has no {', '.join(missing)}: it was changed after oelm.apply wrote it")
-    return record
-
-
 def seal(model: nn.Module, operation: Operation, seed: int, measurements: Measurements) -> None:
     """Freeze what the method freezes, and write the method and every frozen tensor's hashes into the model's config.
 
@@ -132,20 +120,13 @@ def seal(model: nn.Module, operation: Operation, seed: int, measurements: Measur
         "method": operation.method.model_dump(mode="json"),
         "seed": seed,
         "events": 0,
-        "matrices": {
-            target.path: {
-                "init": target.spec.init,
-                "frozen": False,
-                "factor": target.factor,
-                "orthonormal_blocks": target.blocks if target.spec.init in ORTHONORMAL else None,
-                "tensors": by_matrix[target.path],
-            }
-            for target in operation.targets
-        },
+        "matrices": matrices_of(operation, by_matrix),
         "frozen": {},
     }
     _set_frozen(model, operation.frozen_at_start, True, measurements)
     _freeze(model, always, measurements)
+    config.oelm["parameters"] = [name for name, _ in model.named_parameters() if name not in config.oelm["frozen"]]
+    config.oelm["sha256"] = record_hash(config.oelm)
 
 
 def reseal(model: nn.Module, paths: Collection[str], freeze: bool) -> None:
@@ -157,6 +138,8 @@ def reseal(model: nn.Module, paths: Collection[str], freeze: bool) -> None:
             record["matrices"][path]["orthonormal_blocks"] = None
     _set_frozen(model, paths, freeze, Measurements())
     record["events"] += 1
+    if record["format"] == FORMAT:
+        record["sha256"] = record_hash(record)
 
 
 def refreeze(model: nn.Module) -> None:
@@ -188,8 +171,10 @@ def operated_part(model: nn.Module) -> str:
 def verify(model: nn.Module) -> Verification:
     """Raise FreezeError unless every frozen tensor is as sealed: in place, without gradient, to the bit, orthonormal.
 
-    A model cast to another dtype on purpose passes if its tensors are exactly that cast's; the result says so. A
-    model that was compiled, wrapped for data parallelism or given to peft after `apply` is checked inside its wrapper.
+    The model's parameters must be those that the record names, and the record what its method makes of the model, so
+    that nothing was added, removed or set free unnoticed. A model cast to another dtype on purpose passes if its
+    tensors are exactly that cast's; the result says so. A model that was compiled, wrapped for data parallelism or
+    given to peft after `apply` is checked inside its wrapper.
     """
     if not isinstance(model, nn.Module):
         raise FreezeError(
@@ -198,16 +183,21 @@ def verify(model: nn.Module) -> Verification:
     return check_sealed(unwrapped(model), Measurements())
 
 
-def check_sealed(model: nn.Module, measurements: Measurements) -> Verification:
-    """Do what `verify` does to a model without a wrapper, with the measurements that were taken of it already."""
+def check_sealed(model: nn.Module, measurements: Measurements, operation: Operation | None = None) -> Verification:
+    """Do what `verify` does to a model without a wrapper, with the measurements that were taken of it already.
+
+    `operation` is what the method does to the model, where that was found out already.
+    """
     record = record_of(model)
     if record is None:
         part = operated_part(model)
         advice = f"only its part {part!r} does: apply it to the whole model" if part else "call oelm.apply or oelm.load"
         raise FreezeError(f"{type(model).__name__} carries no record of a method: {advice} first")
+    valid, method = valid_record(record)
     problems: list[str] = []
     casts: Counter[str] = Counter()
     parameters = dict(model.named_parameters())
+    parameters = {plain_name(name): parameter for name, parameter in parameters.items()} | parameters
     for name, sealed in record["frozen"].items():
         parameter = parameters.get(name, parameters.get(name_under_adapter(model, name)))
         if parameter is None:
@@ -225,11 +215,24 @@ def check_sealed(model: nn.Module, measurements: Measurements) -> Verification:
     for path, matrix in record["matrices"].items():
         if matrix["frozen"]:
             problems += _matrix_problems(model, path, matrix, measurements)
+    different, added = parameter_problems(model, valid)
+    problems += different + structure_problems(model, valid)
+    if valid.sha256 is not None and valid.sha256 != record_hash(record):
+        problems.append("config.oelm was changed after oelm.apply wrote it: its own hash does not fit it")
+    reason = ""
+    if not problems:  # each of those would be found here again, in other words
+        problems, reason = record_problems(model, valid, method, operation)
     if problems:
-        raise FreezeError(
-            f"{type(model).__name__} is not frozen as sealed.{_likely_reason(model)}{listed(problems)}{_way_out(model)}"
-        )
-    return Verification(len(record["frozen"]), len(record["frozen"]) - casts.total(), dict(casts))
+        name, way_out = type(model).__name__, _way_out(model, problems)
+        raise FreezeError(f"{name} is not frozen as sealed.{_likely_reason(model)}{listed(problems)}{way_out}")
+    notes = []
+    if added:
+        notes.append(f"peft added {added} tensors")
+    if valid.parameters is None:
+        notes.append("an older oelm sealed it, so what trains could not be compared")
+    if reason:
+        notes.append(f"the record could not be compared with its method ({reason})")
+    return Verification(len(record["frozen"]), len(record["frozen"]) - casts.total(), dict(casts), tuple(notes))
 
 
 def _likely_reason(model: nn.Module) -> str:
@@ -253,9 +256,10 @@ def _likely_reason(model: nn.Module) -> str:
     return ""
 
 
-def _way_out(model: nn.Module) -> str:
+def _way_out(model: nn.Module, problems: list[str]) -> str:
     """Return a line on what to do where peft may have merged adapters into frozen matrices, else nothing."""
-    if "peft" not in sys.modules or any(map(is_pefts, model.modules())):
+    changed = any("its content changed" in problem for problem in problems)
+    if not changed or "peft" not in sys.modules or any(map(is_pefts, model.modules())):
         return ""
     return "\nIf peft merged adapters into them (merge_and_unload), export the model before that, as a PeftModel"
 
@@ -283,13 +287,10 @@ def fingerprint(tensor: Tensor, measurements: Measurements | None = None) -> str
     own = str(tensor.dtype).removeprefix("torch.")
     if own not in DTYPES:
         raise MethodError(f"cannot seal a tensor of dtype {own}: use one of {', '.join(DTYPES)}")
-    # A wider dtype holds every value as it is, so a cast to it needs no hash. float16 and bfloat16 do not hold each
-    # other's values.
-    narrower = [name for name, dtype in DTYPES.items() if dtype.itemsize <= tensor.dtype.itemsize and name != own]
     content = whole(tensor)
     hashes = {own: (measurements or Measurements()).content_hash(tensor)}
-    hashes |= {name: content_hash(content.to(DTYPES[name])) for name in narrower}
-    return " ".join(f"{name}:{digest[:_DIGITS]}" for name, digest in hashes.items())
+    hashes |= {name: content_hash(content.to(DTYPES[name])) for name in narrower(own)}
+    return " ".join(f"{name}:{digest[:DIGITS]}" for name, digest in hashes.items())
 
 
 def name_under_adapter(model: nn.Module, name: str) -> str:
@@ -333,19 +334,32 @@ def _freeze(model: nn.Module, names: Collection[str], measurements: Measurements
 
 
 def match(parameter: Tensor, sealed: str, measurements: Measurements) -> str | None:
-    """Return None if the tensor is as sealed, or the dtype's name if it is exactly a cast of it; else raise."""
+    """Return None if the tensor is as sealed, or in words the cast that it is exactly what comes of; else raise."""
     hashes = dict(part.split(":", 1) for part in sealed.split())
     sealed_as, own = next(iter(hashes)), str(parameter.dtype).removeprefix("torch.")
+    if parameter.device.type == "meta":
+        raise FreezeError("it is on the meta device, without values (offloaded?): load the whole model into memory")
+    if own not in DTYPES:
+        raise FreezeError(f"it was sealed as {sealed_as} and is {own} now: was it quantised?")
     if own == sealed_as and measurements.content_hash(parameter).startswith(hashes[own]):
         return None
     tensor = whole(parameter)
     for name, digest in hashes.items():
-        converted = tensor.to(DTYPES[name])
-        if own == sealed_as == name or not torch.equal(converted.to(tensor.dtype), tensor):
+        if (own == sealed_as == name) or not _holds(DTYPES[name], tensor):
             continue  # some values are not values of that dtype, so no cast to it made this tensor
-        if content_hash(converted).startswith(digest):
-            return own if own != sealed_as else name
-    raise FreezeError(f"its content changed (sealed as {sealed_as}, {hashes[sealed_as][:12]}...)")
+        if content_hash(tensor.to(DTYPES[name])).startswith(digest):
+            if own == sealed_as:
+                return name
+            return own if name in (own, sealed_as) else f"{name} and then {own}"
+    twice = ""
+    if sealed_as not in _NARROW and all(_holds(DTYPES[name], tensor) for name in _NARROW):
+        twice = f", or it was cast to {' and '.join(_NARROW)}: a second narrow cast is not sealed, so make one of them"
+    raise FreezeError(f"its content changed{twice} (sealed as {sealed_as}, {hashes[sealed_as][:12]}...)")
+
+
+def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
+    """Return True when every value of a tensor is a value of that dtype."""
+    return torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
 
 
 def _matrix_problems(model: nn.Module, path: str, matrix: dict[str, Any], measurements: Measurements) -> list[str]:
@@ -359,7 +373,8 @@ def _matrix_problems(model: nn.Module, path: str, matrix: dict[str, Any], measur
         if not isinstance(basis, IdentityProjection) or basis.factor != matrix["factor"]:
             return [f"{path} was the identity times {matrix['factor']} and is not any more"]
         return []
-    if matrix["orthonormal_blocks"] is None or not isinstance(getattr(module, "weight", None), Tensor):
+    own_weight = getattr(module, "weight", None)
+    if matrix["orthonormal_blocks"] is None or not isinstance(own_weight, Tensor) or own_weight.device.type == "meta":
         return []
     error, weight = measurements.orthogonality_error(path, module, matrix), cast(Tensor, module.weight).detach()
     allowed = tolerance = _TOLERANCE.get(weight.dtype, 1e-2)

@@ -12,7 +12,7 @@ import json
 import weakref
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,12 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import FreezeError
 from .projections import CoreProjection, IdentityProjection, SplitProjection
+from .record import valid_record
 from .seal import (
     CARRIER,
     Measurements,
     adopt,
     check_sealed,
-    checked_record,
     listed,
     match,
     name_under_adapter,
@@ -181,9 +181,11 @@ def _record_in(state: object) -> dict[str, Any] | None:
     if not isinstance(state, Tensor) or state.dtype != torch.uint8:
         return None
     try:
-        return checked_record(json.loads(whole(state).cpu().numpy().tobytes()))
-    except ValueError:
+        record = json.loads(whole(state).cpu().numpy().tobytes())
+    except (ValueError, RecursionError):
         return None
+    valid_record(record)
+    return cast(dict[str, Any], record)
 
 
 def _require_same_method(own: dict[str, Any], saved: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ def frozen_names(model: nn.Module, operation: Operation) -> tuple[dict[str, list
         leaves = ("weight", "bias") if with_bias else ("weight",)
         names = [name for leaf in leaves for name in _parameter_name(model, target, leaf)]
         by_matrix[target.path] = [name for name in names if name not in idle]
-    return by_matrix, [*frozen_by_rest(model, operation), *idle]
+    return by_matrix, [*_frozen_by_rest(model, operation), *idle]
 
 
 def frozen_by_rest(model: nn.Module, operation: Operation) -> list[str]:
@@ -75,18 +75,26 @@ def frozen_by_rest(model: nn.Module, operation: Operation) -> list[str]:
 
     Raise as well where a parameter that the method trains had its gradient switched off before.
     """
-    method = operation.method
+    method, frozen = operation.method, _frozen_by_rest(model, operation)
     if method.rest == "trained":
         return []
-    added = adapter_parameters(model)
-    trained = _trained_beside_frozen_body(model, operation, added)
-    switched_off = [name for name, p in model.named_parameters() if id(p) in trained and not p.requires_grad]
+    set_by_method = {*frozen, *adapter_parameters(model)}
+    switched_off = [n for n, p in model.named_parameters() if n not in set_by_method and not p.requires_grad]
     if switched_off:
         more = f" and {len(switched_off) - 1} more that it trains" if len(switched_off) > 1 else ""
         raise MethodError(
             f"rest {method.rest!r} trains {switched_off[0]}, but that{more} had requires_grad off before: the method "
             "says what is frozen, so call model.requires_grad_(True) first"
         )
+    return frozen
+
+
+def _frozen_by_rest(model: nn.Module, operation: Operation) -> list[str]:
+    """Return the names of the parameters that the method's `rest` freezes."""
+    if operation.method.rest == "trained":
+        return []
+    added = adapter_parameters(model)
+    trained = _trained_beside_frozen_body(model, operation, added)
     return [name for name, p in model.named_parameters() if name not in added and id(p) not in trained]
 
 

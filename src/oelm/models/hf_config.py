@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from ..base.files import require_reachable
@@ -18,6 +21,8 @@ from ..errors import CheckpointError, ConfigError, OelmError, first_line
 from .gpt_config import gpt_config
 from .small import require_fields, small_config
 
+# What the modules of one layer take at least, whatever their sizes: Python objects.
+_LAYER_BYTES = 10_000
 # Families that count positions from after the padding token's id: that many of their positions are never used.
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
 # Options of from_pretrained that say where a config is read from.
@@ -59,20 +64,31 @@ def build_hf_config(config: ModelConfig, vocab_size: int | None, length: int) ->
     return hf_config
 
 
-def require_memory(hf_config: Any) -> None:
+def require_memory(hf_config: Any, build: Callable[[], nn.Module] | None = None, stored: int = 0) -> None:
     """Raise for a model whose weights alone, in float32, are more than the machine's memory, before they fill it.
 
-    What is counted is less than any such model has: a square matrix and a feed-forward layer in each layer, and the
-    embedding.
+    At first less is counted than any such model has: a square matrix and a feed-forward layer in each layer, the
+    layer's modules, and the embedding. Then `build` is called without values, to count all. `stored` are the bytes of
+    the files that hold the weights: what was written once in full is no mistake, and may be loaded on many devices.
     """
+    room = memory()
+    if room is None:
+        return
     sizes = (getattr(hf_config, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
     width, layers, vocabulary = (size if isinstance(size, int) and size > 0 else 0 for size in sizes)
     inner = getattr(hf_config, "intermediate_size", None)
     weights = layers * width * (width + 2 * (inner if isinstance(inner, int) and inner > 0 else 0)) + vocabulary * width
-    room = memory()
-    if room is not None and 4 * weights > room:
+    _require_room(weights, layers * _LAYER_BYTES, stored, room)
+    if build is not None:
+        with torch.device("meta"):
+            weights = sum(parameter.numel() for parameter in build().parameters())
+        _require_room(weights, 0, stored, room)
+
+
+def _require_room(weights: int, modules: int, stored: int, room: int) -> None:
+    if 4 * weights + modules > room and weights > stored:
         raise ConfigError(
-            f"model: at least {short_count(weights)} weights, {short_count(4 * weights)}B in float32, and this machine "
+            f"model: at least {short_count(weights)} weights, {short_count(4 * weights + modules)}B, and this machine "
             f"has {short_count(room)}B of memory; use a smaller model"
         )
 
@@ -87,7 +103,8 @@ def read_hf_config(path: str | PathLike[str], config_class: Any = AutoConfig, la
     location = hub_options(path) | {key: options[key] for key in _LOCATION_OPTIONS if key in options}
     try:
         return config_class.from_pretrained(path, trust_remote_code=False, **location)
-    except (OSError, ValueError) as error:
+    # A damaged config.json can end transformers in any error.
+    except Exception as error:  # noqa: BLE001
         problem = (
             "the folder holds no config that transformers can read"
             if Path(path).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from os import PathLike
 from pathlib import Path
@@ -18,16 +19,23 @@ from ..base.hub import hub_options
 from ..config import RANDOM
 from ..errors import CheckpointError, FreezeError, ModelError, OelmError, first_line
 from ..method.apply import install
+from ..method.record import valid_record
 from ..method.seal import CARRIER, read_record, refreeze, verify
 from ..method.spec import Method
 from ..method.state_dict import carry_record, stand_ins
 from . import gpt
+from .folder import require_own_weights, stored_bytes
 from .gpt_config import OelmGPTConfig
-from .hf_config import read_hf_config
+from .hf_config import read_hf_config, require_memory
 from .small import small_model
 
 # Options of from_pretrained that load() always sets itself, with the only values that they may have.
-_FIXED_OPTIONS = {"trust_remote_code": False, "use_safetensors": True, "ignore_mismatched_sizes": False}
+_FIXED_OPTIONS = {
+    "trust_remote_code": False,
+    "use_safetensors": True,
+    "ignore_mismatched_sizes": False,
+    "gguf_file": None,
+}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -51,11 +59,13 @@ def load(
     if model_class is not None and config.model_type != model_class.config_class.model_type:
         raise CheckpointError(f"{path} holds a model of type {config.model_type!r}, not a {model_class.__name__}")
     method = _recorded_method(config, path)
+    require_own_weights(path, config, options.get("subfolder"))
     target_class = model_class or _class_of(config, path)
     # The project's GPT installs its recorded structure by itself.
     installs_itself = issubclass(target_class, gpt.OelmGPTPreTrainedModel)
     loading_class = target_class if installs_itself else _class_with_method(target_class, method)
     try:
+        require_memory(config, lambda: loading_class(copy.deepcopy(config)), stored_bytes(path))
         model, info = loading_class.from_pretrained(
             path,
             config=config,
@@ -67,12 +77,13 @@ def load(
     except (OSError, SafetensorError) as error:
         file = _unreadable_file(path, options) or path
         raise CheckpointError(f"{file}: its weights cannot be read ({error})") from None
-    except TypeError as error:
-        if "unexpected keyword" not in str(error):
-            raise
-        raise CheckpointError(
-            f"{path}: {error}. Options are those of from_pretrained; the config is the folder's, change it afterwards"
-        ) from None
+    except OelmError as error:
+        raise type(error)(f"{path}: {error}") from None
+    except Exception as error:  # transformers computes with a config's values unchecked
+        reason = f"no model can be made of its config and files ({type(error).__name__}: {first_line(error)})"
+        if isinstance(error, TypeError) and "unexpected keyword" in str(error):
+            reason = f"{error}. Options are those of from_pretrained; the config is the folder's, change it afterwards"
+        raise CheckpointError(f"{path}: {reason}") from error
     model.__class__ = target_class
     _require_complete(path, info, other_class=model_class is not None)
     refreeze(model)
@@ -98,6 +109,7 @@ def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     config = read_hf_config(name, **options)
     if getattr(config, "oelm", None) is not None:
         return load(name, **options)
+    require_own_weights(name, config, options.get("subfolder"))
     model_class = _class_of(config, name)
     if folder.is_dir() and not any((folder / weights).is_file() for weights in _WEIGHTS):
         raise ModelError(
@@ -106,6 +118,7 @@ def build_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
         )
     options = {**hub_options(name), **options, "use_safetensors": True, "trust_remote_code": False}
     try:
+        require_memory(config, lambda: model_class(copy.deepcopy(config)), stored_bytes(name))
         return model_class.from_pretrained(name, **options)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"{name}: its weights cannot be loaded ({first_line(error)})") from None
@@ -131,10 +144,10 @@ def build_outline(name: str) -> PreTrainedModel:
 
 def _class_of(config: Any, path: str | PathLike[str]) -> type[PreTrainedModel]:
     """Return the class that a config's `architectures` names: of transformers, this project's GPT, or registered."""
-    names = config.architectures or []
+    names = config.architectures if isinstance(config.architectures, list) else []
     module = gpt if config.model_type == OelmGPTConfig.model_type else transformers
     model_class = None
-    if len(names) == 1:
+    if len(names) == 1 and isinstance(names[0], str):
         model_class = getattr(module, names[0], None) or _registered_class(config, names[0])
     if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel):
         return model_class
@@ -157,9 +170,9 @@ def _recorded_method(config: Any, path: str | PathLike[str]) -> Method:
     try:
         record = read_record(config)
         if record is not None:
-            return Method.load(record["method"])
-    except OelmError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+            return valid_record(record)[1]
+    except FreezeError as error:
+        raise FreezeError(f"{path}: {error}") from None
     raise CheckpointError(
         f"{path}: no record of a method in its config. Load it with transformers' from_pretrained, then call oelm.apply"
     )
@@ -173,7 +186,7 @@ def install_recorded_method(model: nn.Module) -> None:
     """
     record = read_record(model.config)
     if record is not None:
-        _install(model, Method.load(record["method"]))
+        _install(model, valid_record(record)[1])
 
 
 def _install(model: Any, method: Method) -> None:

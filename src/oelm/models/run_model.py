@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 from ..base.hub import hub_options
 from ..config import RANDOM, ModelConfig
 from ..errors import ConfigError, ModelError, first_line
+from .folder import require_own_weights, stored_bytes
 from .hf_config import build_hf_config, is_fresh, require_changeable, require_memory
 from .load import build_model
 from .small import require_fields, seeded, small_config, small_model
@@ -29,11 +31,12 @@ def build_language_model(config: ModelConfig, vocab_size: int, length: int, seed
     if config.name.startswith(RANDOM):
         family = config.name.removeprefix(RANDOM)
         require_fields(small_config(family), config.fields)
+        require_memory(small_config(family, **config.fields))
         model: Any = small_model(family, seed, **config.fields)
     elif is_fresh(config):
         hf_config = build_hf_config(config, vocab_size, length)
-        require_memory(hf_config)
         try:
+            require_memory(hf_config, partial(AutoModelForCausalLM.from_config, hf_config))
             with seeded(seed):
                 model = AutoModelForCausalLM.from_config(hf_config)
         except ValueError as error:
@@ -113,8 +116,9 @@ def build_text_to_text(config: ModelConfig, hf_config: Any, seed: int) -> PreTra
 
 
 def _build(config: ModelConfig, hf_config: Any, auto_class: Any, seed: int) -> PreTrainedModel:
-    require_memory(hf_config)
+    require_own_weights(config.name, hf_config)
     try:
+        require_memory(hf_config, partial(auto_class.from_config, hf_config), stored_bytes(config.name))
         with seeded(seed):
             model = auto_class.from_config(hf_config) if is_fresh(config) else _load(config, hf_config, auto_class)
     except (OSError, ValueError, SafetensorError) as error:

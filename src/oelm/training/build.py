@@ -15,8 +15,8 @@ from ..config import RunConfig
 from ..errors import ConfigError
 from ..method.apply import apply
 from ..method.audit import audit
+from ..method.events import Event, events
 from ..method.freeze_report import FreezeReport
-from ..method.schedule import Event, events
 from ..method.sites import find_sites
 from ..models.flops import find_reach, train_flops_per_token
 from ..models.hf_config import is_fresh
