@@ -1,6 +1,7 @@
 """Invalid input: one clear line before any training, exit code 2, and nothing on the disk is overwritten."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from typer.testing import CliRunner
 
 from oelm.base.yaml_text import parse_yaml
 from oelm.cli.app import app
-from oelm.config import RunConfig, TrainConfig
+from oelm.config import ModelConfig, RunConfig, TrainConfig
 from oelm.errors import ConfigError, MethodError
 from oelm.method.spec import PRESETS, Method
+from oelm.models.run_model import build_language_model
 from oelm.training.engine import train
 from tests.support.training import LIMIT, config, oelm, tiny, token_folder, write_yaml
 
@@ -209,6 +211,21 @@ def test_a_missing_or_wrong_tokenizer_is_refused(tmp_path, error_of):
 )
 def test_values_that_no_run_can_have_are_refused(override, problem, error_of):
     assert problem in error_of(override)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "problem"),
+    [
+        ("gpt2", {"n_positions": 10**12}, "of memory; use a smaller model"),
+        ("gpt2", {"n_inner": 10**12}, "of memory; use a smaller model"),
+        ("gpt2", {"hidden_size": 0}, "no model can be made of its fields (ZeroDivisionError"),
+        ("llama", {"rms_norm_eps": "abc"}, "expected float, got str"),
+        ("llama", {"pad_token_id": 10**7}, "Padding_idx must be within num_embeddings"),
+    ],
+)
+def test_fields_that_transformers_does_not_check_are_refused(family, fields, problem):
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        build_language_model(ModelConfig(name=f"random:{family}", fields=fields), vocab_size=64, length=8, seed=0)
 
 
 def test_data_without_validation_split_is_refused(tmp_path, error_of):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from ..base.hub import hub_options
 from ..config import RANDOM, ModelConfig
-from ..errors import ConfigError, ModelError, first_line
+from ..errors import ConfigError, ModelError, OelmError, first_line
 from .folder import require_own_weights, stored_bytes
 from .hf_config import build_hf_config, is_fresh, require_changeable, require_memory
 from .load import build_model
@@ -31,16 +32,15 @@ def build_language_model(config: ModelConfig, vocab_size: int, length: int, seed
     if config.name.startswith(RANDOM):
         family = config.name.removeprefix(RANDOM)
         require_fields(small_config(family), config.fields)
-        require_memory(small_config(family, **config.fields))
-        model: Any = small_model(family, seed, **config.fields)
+        with _in_words(config):
+            require_memory(small_config(family, **config.fields), partial(small_model, family, **config.fields))
+            model: Any = small_model(family, seed, **config.fields)
     elif is_fresh(config):
         hf_config = build_hf_config(config, vocab_size, length)
-        try:
+        with _in_words(config):
             require_memory(hf_config, partial(AutoModelForCausalLM.from_config, hf_config))
             with seeded(seed):
                 model = AutoModelForCausalLM.from_config(hf_config)
-        except ValueError as error:
-            raise ConfigError(f"model.name {config.name}: {first_line(error)}") from None
     else:
         require_changeable(config)
         model = build_model(config.name, revision=config.revision or "main")
@@ -117,17 +117,36 @@ def build_text_to_text(config: ModelConfig, hf_config: Any, seed: int) -> PreTra
 
 def _build(config: ModelConfig, hf_config: Any, auto_class: Any, seed: int) -> PreTrainedModel:
     require_own_weights(config.name, hf_config)
-    try:
-        require_memory(hf_config, partial(auto_class.from_config, hf_config), stored_bytes(config.name))
-        with seeded(seed):
-            model = auto_class.from_config(hf_config) if is_fresh(config) else _load(config, hf_config, auto_class)
-    except (OSError, ValueError, SafetensorError) as error:
-        head = "classification" if auto_class is AutoModelForSequenceClassification else "text-to-text"
-        raise ConfigError(
-            f"model.name {config.name}: a {hf_config.model_type} cannot be given a {head} head, or its weights cannot "
-            f"be loaded ({first_line(error)})"
-        ) from None
+    with _in_words(config):
+        try:
+            require_memory(hf_config, partial(auto_class.from_config, hf_config), stored_bytes(config.name))
+            with seeded(seed):
+                model = auto_class.from_config(hf_config) if is_fresh(config) else _load(config, hf_config, auto_class)
+        except (OSError, ValueError, SafetensorError) as error:
+            head = "classification" if auto_class is AutoModelForSequenceClassification else "text-to-text"
+            raise ConfigError(
+                f"model.name {config.name}: a {hf_config.model_type} cannot be given a {head} head, or its weights "
+                f"cannot be loaded ({first_line(error)})"
+            ) from None
     return model.float()
+
+
+@contextmanager
+def _in_words(config: ModelConfig) -> Iterator[None]:
+    """Turn an error of transformers about a config into one of the run's: it checks few values before it uses them."""
+    try:
+        yield
+    except (OelmError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "allocat" in str(error):  # too little memory has its own message
+            raise
+        why = first_line(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {_one_line(error)}"
+        raise ConfigError(f"model.name {config.name}: no model can be made of its fields ({why})") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _load(config: ModelConfig, hf_config: Any, auto_class: Any) -> PreTrainedModel:
