@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from ..base.files import looks_local
 from ..base.hub import hub_options
-from ..errors import DataError, first_line
+from ..errors import DataError, OelmError, first_line
 from .corpus.readers import SEPARATOR
 from .text_files import read_errors_explained
 
@@ -82,6 +83,20 @@ def vocabulary_sha256(backend: Tokenizer) -> str:
             content["model"][affix] = None
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+@contextmanager
+def readable_tokenizer(name: str | Path, remedy: str) -> Iterator[None]:
+    """Turn any error of reading a tokenizer's files into one line: damaged ones end its libraries in any error.
+
+    Panics of the Rust library, for one, are no Exception.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, OelmError):
+        raise
+    except BaseException as error:
+        raise DataError(f"tokenizer {str(name)!r}: cannot be loaded ({first_line(error)}). {remedy}") from error
 
 
 def wrap(backend: Tokenizer, special: dict[str, Any]) -> Any:
@@ -189,19 +204,20 @@ def _load_fast(name: str, revision: str | None = None) -> PreTrainedTokenizerFas
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     file, *configs = (Path(name) / file for file in ("tokenizer.json", "tokenizer_config.json", "config.json"))
-    if file.is_file() and not any(config.is_file() for config in configs):
-        loaded = PreTrainedTokenizerFast(tokenizer_file=str(file))
-    else:
-        try:
+    remedy = "Check the name and the network, or give a folder with tokenizer.json, or with vocab.json and merges.txt"
+    if Path(name).exists():
+        remedy = "Restore the folder's files"
+    with readable_tokenizer(name, remedy):
+        if file.is_file() and not any(config.is_file() for config in configs):
+            loaded = PreTrainedTokenizerFast(tokenizer_file=str(file))
+        else:
             options = {"revision": revision or "main", **hub_options(name)}
             loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
-        except (OSError, ValueError, ImportError, KeyError) as error:
-            raise DataError(
-                f"tokenizer {name!r}: cannot be loaded ({first_line(error)}). Check the name and the network, "
-                "or give a folder with tokenizer.json, or with vocab.json and merges.txt"
-            ) from error
     if not isinstance(getattr(loaded, "backend_tokenizer", None), Tokenizer):
         raise DataError(f"tokenizer {name!r}: not a fast tokenizer; give one that has a tokenizer.json")
+    with readable_tokenizer(name, remedy):  # some damage shows only in use
+        Tokenizer.from_str(loaded.backend_tokenizer.to_str())
+        loaded.decode(loaded("a").input_ids)
     return loaded
 
 
@@ -210,11 +226,8 @@ def _holds_gpt2(folder: Path) -> bool:
 
 
 def _byte_level(folder: Path) -> Tokenizer:
-    try:
+    with readable_tokenizer(folder, "Its vocab.json and merges.txt are not a BPE"):
         backend = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    # The Rust library raises plain Exception for files that it cannot parse.
-    except Exception as error:
-        raise DataError(f"{folder}: vocab.json and merges.txt are not a BPE ({error})") from error
     _make_byte_level(backend)
     if backend.token_to_id(SEPARATOR) is not None:
         backend.add_special_tokens([AddedToken(SEPARATOR, special=True, normalized=False)])

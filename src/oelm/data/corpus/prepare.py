@@ -19,7 +19,7 @@ from ...base.files import write_text
 from ...base.machine import cores
 from ...errors import DataError
 from ..text_files import Meter
-from ..tokenizer import TextTokenizer, check_bpe_size, load_tokenizer, train_bpe
+from ..tokenizer import TextTokenizer, check_bpe_size, load_tokenizer, readable_tokenizer, train_bpe
 from .encode import Feeder, FeederState, encode_all
 from .header import (
     DTYPES,
@@ -252,7 +252,8 @@ class _Preparation:
         """Return the tokenizer trained on the training split: the one that an interrupted run saved, or a new one."""
         path, size, eos = work.folder / TOKENIZER_FILE, self.options.train_bpe or 0, self.options.eos
         if path.is_file():
-            backend = Tokenizer.from_file(str(path))
+            with readable_tokenizer(path, "Delete the file, and the same command trains it again"):
+                backend = Tokenizer.from_file(str(path))
             return TextTokenizer(f"bpe-{size}", backend, {"eos_token": eos or SEPARATOR}, trained=size)
         meter = Meter()
         feeder = self._feeder(meter)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import DataError
-from ..tokenizer import vocabulary_sha256, wrap
+from ..tokenizer import readable_tokenizer, vocabulary_sha256, wrap
 from .header import DTYPES, HEADER, Header, SplitHeader, dtype_for, read_header
 
 TOKENIZER = "tokenizer"
@@ -132,7 +132,9 @@ class TokenDataset:
         folder = self.folder / TOKENIZER
         if not (folder / "tokenizer.json").is_file():
             raise DataError(f"{folder}: no tokenizer.json; prepare the data again, or copy the folder completely")
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder))
+        with readable_tokenizer(folder, "Restore the folder or prepare the data again"):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder))
+            tokenizer.decode(tokenizer("a").input_ids)  # some damage shows only in use
         sha256 = vocabulary_sha256(tokenizer.backend_tokenizer)
         if sha256 != self.tokenizer_hash:
             raise DataError(
