@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ATTACKS ?= 50
 
 .PHONY: demo test test-full lint format types pytest results docs attacks slow slurm-test clean help
 
@@ -34,8 +35,8 @@ results: $(STAMP)  ## write docs/results.md, and the READMEs' table and picture,
 docs: $(VENV)/.docs  ## build the site of the guides and the API reference in build/site, and check its links
 	$(BIN)/python docs/site/build.py
 
-attacks: $(STAMP)  ## every attack on files, proofs and processes, 50 times as often as in make test-full
-	OELM_ATTACKS=50 $(BIN)/pytest -q -rP -n 2 --dist worksteal -m full --timeout 3600 tests/attacks
+attacks: $(STAMP)  ## every attack on files, proofs and processes, ATTACKS (50) times as often as in make test-full
+	OELM_ATTACKS=$(ATTACKS) $(BIN)/pytest -q -rP -n 2 --dist worksteal -m full --timeout 3600 tests/attacks
 
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/pytest -q -n 2 --dist worksteal -m slow

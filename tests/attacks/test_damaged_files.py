@@ -6,12 +6,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
+from oelm.data.corpus.tokens import TokenDataset
 from oelm.errors import OelmError
+from oelm.evaluation.load import load_run
 from oelm.runs.folder import read_metrics
 from oelm.training import engine
 from oelm.training.step import Stepper
-from tests.support.training import config, final_tensors, metrics_without_times, result_without_times
+from tests.support.training import config, final_tensors, metrics_without_times, result_without_times, token_folder
 
 CHANGES = {"method": "oelm-freeze", "checkpoint": {"every": 5}, "eval": {"every": 2}}
 
@@ -95,3 +98,43 @@ def test_no_damage_of_a_runs_own_files_changes_a_figure_in_silence(kind, runs, r
         assert final_tensors(cut.folder) == final_tensors(whole.folder), f"{file}: other weights"
         assert read_metrics(cut.folder)
     print(f"{kind}: {dict(outcomes)}")
+
+
+@pytest.mark.parametrize("kind", ["flip", "cut", "lose", "exchange"])
+def test_no_damage_of_a_saved_model_or_of_tokens_is_used_in_silence(kind, runs, rounds, tmp_path):
+    """What `oelm generate`, `export` and a new run read: the best model with all its files, and the token folder."""
+    whole, *_ = runs
+    randomness, outcomes = random.Random(f"models {kind}"), Counter()
+    best, tokens = whole.folder / "best", Path(shutil.copytree(token_folder(), tmp_path / "tokens"))
+    sound = {name: tensor.clone() for name, tensor in load_run(whole.folder).state_dict().items()}
+    files = [path for folder in (best, tokens) for path in sorted(folder.rglob("*")) if path.is_file()]
+    for _ in range(rounds(6)):
+        file = randomness.choice(files)
+        before = file.read_bytes()
+        damage(file, kind, randomness)
+        try:
+            if file.read_bytes() == before:
+                outcomes["no damage"] += 1
+                continue
+            problem = ""
+            try:
+                if file.is_relative_to(best):
+                    loaded = load_run(whole.folder).state_dict()
+                else:
+                    opened = TokenDataset.open(tokens)
+                    opened.verify()
+                    opened.load_tokenizer()
+            except OelmError as error:
+                problem = str(error)
+            if problem:
+                outcomes["refused"] += 1
+            elif file.is_relative_to(best):
+                assert file.name == "manifest.json", f"{file}: used in silence"
+                assert all(torch.equal(loaded[name], tensor) for name, tensor in sound.items())
+                outcomes["without effect"] += 1
+            else:  # descriptions and settings of the tokenizer beside its vocabulary, which has a hash
+                assert file.suffix == ".json", f"{file}: used in silence"
+                outcomes["without effect"] += 1
+        finally:
+            file.write_bytes(before)
+    print(f"models and tokens, {kind}: {dict(outcomes)}")

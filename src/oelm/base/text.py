@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 WIDTH = 80
 # Characters that a formula of a spreadsheet needs to call or load anything.
 _CALLS = frozenset("(|!=@")
-# Characters without a control's category that reorder the text around them, so that it reads as what it is not.
-_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+# Characters without a control's category that reorder the text around them, so that it reads as what it is not, or that
+# begin a new line.
+_REORDERING = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def plain_table() -> Table:

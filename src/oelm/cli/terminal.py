@@ -140,7 +140,7 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise LabError(f"{question} There is no terminal to ask in: give --yes to continue")
-    if not typer.confirm(question):
+    if not typer.confirm(visible(question)):
         raise typer.Exit(1)
 
 

@@ -38,17 +38,24 @@ def save_best_model(path: Path, model: nn.Module, task: Task, step: int, world: 
 
 def load_best_model(folder: Path) -> PreTrainedModel:
     """Load the model in a run's best/, all of whose files must be as they were written."""
-    try:
-        check_files(folder, read_manifest(folder))
-    except FileError as error:
-        raise CheckpointError(f"{error}. Its run saves it again where it is resumed before its last step") from None
+    _require_unchanged(folder)
     return load(folder)
 
 
 def model_step(folder: Path) -> int:
     """Return the step of the model in a checkpoint's folder or in best/."""
-    name = folder.name
-    return int(name.removeprefix("step-")) if name.startswith("step-") else int(read_record(folder / _STEP)["step"])
+    if folder.name.startswith("step-"):
+        return int(folder.name.removeprefix("step-"))
+    _require_unchanged(folder, _STEP)
+    return int(read_record(folder / _STEP)["step"])
+
+
+def _require_unchanged(folder: Path, *names: str) -> None:
+    """Raise unless these files in best/, or all of them, are as they were written."""
+    try:
+        check_files(folder, names or read_manifest(folder))
+    except FileError as error:
+        raise CheckpointError(f"{error}. Its run saves it again where it is resumed before its last step") from None
 
 
 def stale_best_model(run: Path, best: dict[str, Any], done: int) -> str:
