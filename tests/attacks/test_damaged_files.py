@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from oelm import analysis
 from oelm.data.corpus.tokens import TokenDataset
 from oelm.errors import OelmError
 from oelm.evaluation.load import load_run
-from oelm.runs.folder import read_metrics
+from oelm.runs.folder import SEALED, read_metrics
 from oelm.training import engine
 from oelm.training.step import Stepper
 from tests.support.training import config, final_tensors, metrics_without_times, result_without_times, token_folder
@@ -98,6 +99,34 @@ def test_no_damage_of_a_runs_own_files_changes_a_figure_in_silence(kind, runs, r
         assert final_tensors(cut.folder) == final_tensors(whole.folder), f"{file}: other weights"
         assert read_metrics(cut.folder)
     print(f"{kind}: {dict(outcomes)}")
+
+
+@pytest.mark.parametrize("kind", ["flip", "cut", "lose", "exchange"])
+def test_no_changed_record_of_a_finished_run_is_reported(kind, runs, rounds, tmp_path):
+    whole, *_ = runs
+    randomness, outcomes = random.Random(f"finished {kind}"), Counter()
+    analysis.load_run(whole.folder)
+    for number in range(rounds(12)):
+        name = (*SEALED, "manifest.json")[number % (len(SEALED) + 1)]
+        file = whole.folder / name
+        before = file.read_bytes()
+        damage(file, kind, randomness)
+        problem = None
+        try:
+            analysis.load_run(whole.folder)
+        except OelmError as error:
+            problem = str(error)
+        changed = file.read_bytes() != before
+        file.write_bytes(before)
+        if not changed:
+            outcomes["no damage"] += 1
+        elif problem is None:  # only a manifest can hold the same in other bytes
+            assert name == "manifest.json"
+            outcomes["without effect"] += 1
+        else:
+            assert str(whole.folder) in problem
+            outcomes["left out"] += 1
+    print(f"finished runs, {kind}: {dict(outcomes)}")
 
 
 @pytest.mark.parametrize("kind", ["flip", "cut", "lose", "exchange"])

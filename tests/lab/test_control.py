@@ -332,7 +332,7 @@ def test_an_archive_has_the_records_and_nothing_large(all_states, tmp_path):
         assert state in line
     original, archived = (root / "done" / "baseline" / "seed-0" for root in (all_states, out))
     records = {"config.json", "environment.json", "audit.json", "timing.json", "result.json"}
-    assert {path.name for path in archived.iterdir()} == {*records, "metrics.jsonl"}
+    assert {path.name for path in archived.iterdir()} == {*records, "metrics.jsonl", "manifest.json"}
     assert all((original / name).read_bytes() == (archived / name).read_bytes() for name in records)
     before, after = read_metrics(original), read_metrics(archived)
     assert [line for line in after if line.kind != "train"] == [line for line in before if line.kind != "train"]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..base.files import read_json
 from ..errors import AnalysisError, FileError, FormatError, NoRunsError
-from ..runs.folder import is_alive, read_metrics
+from ..runs.folder import check_records, is_alive, read_metrics
 from ..runs.schema import (
     Audit,
     Environment,
@@ -150,6 +150,7 @@ def _read_run(path: Path) -> Run | Attempt | LeftOut | None:
             metrics=tuple(read_metrics(path)),
             status=read_optional(path / "status.json", Status),
         )
+        check_records(path)
         result = read_optional(path / "result.json", Result)
         if result is not None:
             return _finished(attempt, result)

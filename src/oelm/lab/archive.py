@@ -10,7 +10,7 @@ from typing import Any
 
 from ..base.files import new_folder, write_text
 from ..errors import FileError, LabError
-from ..runs.folder import line_to_json, read_metrics
+from ..runs.folder import check_records, line_to_json, read_metrics, seal_records
 from ..runs.schema import (
     Audit,
     Environment,
@@ -83,6 +83,7 @@ def _judged(run: RunState, target: Path) -> ArchivedRun:
             for name, record in _CHECKED.items():
                 read_optional(run.path / name, record)
             read_metrics(run.path)
+            check_records(run.path)
     except FileError as error:
         return ArchivedRun(run, target, "left out", str(error))
     reason = f"{run.path}, which is {run.state}" if outcome == "left out" else ""
@@ -112,6 +113,8 @@ def _copy(run: RunState, target: Path, points: int) -> None:
                 shutil.copyfile(run.path / name, folder / name)
         lines = "".join(f"{line_to_json(line)}\n" for line in thin_metrics(read_metrics(run.path), points))
         write_text(folder / "metrics.jsonl", lines)
+        if (run.path / "result.json").is_file():
+            seal_records(folder)
         if run.state == "failed":
             status = read(run.path / "status.json", Status)
             portable = status.model_dump(exclude=_MACHINE_FIELDS, exclude_unset=True)

@@ -3,6 +3,7 @@
 config.json       the whole config            status.json   state, step, rates: rewritten while it runs
 environment.json  versions, hardware, data    metrics.jsonl one line per log, validation or event, appended
 audit.json        what was frozen             timing.json   whole optimiser steps, and what else took time
+manifest.json     hashes of a finished run's records
 result.json       the figures, at the end     train.log     the same lines that the terminal shows
 
 `schema.py` has the types of these files.
@@ -23,7 +24,7 @@ from typing import Any, TextIO
 
 from ..base.files import recover_folder, remove_leftovers, to_json, write_text
 from ..base.locks import hold, holder
-from ..base.manifest import FileMark
+from ..base.manifest import MANIFEST, FileMark, check_files, read_manifest, write_manifest
 from ..config import WITHOUT_EFFECT, RunConfig
 from ..errors import ConfigError, FileError
 from .schema import (
@@ -42,6 +43,8 @@ STOP = "stop"
 # A file of this name in the folder of a run or a matrix names the process that was asked to stop. It is removed when
 # another process takes the folder, whose id may be the same.
 ASKED = "stopping"
+# The records that a finished run's manifest has a hash of. Its config has an id, which is one.
+SEALED = ("environment.json", "audit.json", "metrics.jsonl", "timing.json", "result.json")
 # Files that a run may have written before its first step, beside its config and its log.
 _BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl", "trackers.json")
 # Seconds without a new status after which a run on another machine counts as dead, unless its lock is visible here:
@@ -134,6 +137,7 @@ class RunFolder:
         `saved` is what the file was when the checkpoint of that step was written. Return what became of it since then,
         where that is not what it was: the lines that can still be read are kept.
         """
+        (self / MANIFEST).unlink(missing_ok=True)  # the run was finished before, and its result was removed
         path, problem = self / "metrics.jsonl", ""
         if saved is not None and not path.exists():
             problem = f"{path} is missing; earlier lines are lost"
@@ -151,6 +155,11 @@ class RunFolder:
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
         return FileMark.of(self / "metrics.jsonl")
+
+    def seal_records(self) -> None:
+        """Write the manifest of a finished run's records, which readers check."""
+        self.metrics_mark()
+        seal_records(self.path)
 
     def metric(self, line: MetricLine) -> None:
         """Append one line of metrics."""
@@ -179,6 +188,21 @@ class RunFolder:
                 with suppress(OSError):  # closing retries a line that a full disk refused; that error was raised then
                     file.close()
         self._metrics = self._log = self._lock = None
+
+
+def seal_records(folder: Path) -> None:
+    """Write the manifest of the records in the folder of a finished run."""
+    names = (name for name in SEALED if (folder / name).is_file())
+    write_manifest(folder, {name: FileMark.of(folder / name) for name in names})
+
+
+def check_records(folder: Path) -> None:
+    """Raise a FileError that names the first record of a finished run that has changed since then.
+
+    Runs of earlier versions have no manifest.
+    """
+    if (folder / MANIFEST).is_file() and (folder / "result.json").is_file():
+        check_files(folder, read_manifest(folder))
 
 
 def ending(loss: float | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from ..base.files import read_record
 from ..base.strict import flat
 from ..errors import FileError
-from ..runs.folder import RunFolder, ending
+from ..runs.folder import RunFolder, check_records, ending
 from ..runs.schema import Audit, DataSummary, Parameters, Reached, Result, TaskRecord, Timing, Validation, read
 from .build import ActiveRun
 from .checkpoint import TrainState, list_checkpoints
@@ -68,10 +68,11 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
         result = read(folder / "result.json", Result)
         if result.id != folder.config.id:
             raise FileError(f"{folder / 'result.json'}: is another run's, of id {result.id}")
+        check_records(folder.path)
     except FileError as error:
         has_checkpoint = bool(list_checkpoints(folder.checkpoints))
         effect = "writes it again" if has_checkpoint else "trains the run again: it has no checkpoint"
-        raise FileError(f"{error}. Delete the file, and the same command {effect}") from None
+        raise FileError(f"{error}. Delete the file {folder / 'result.json'}, and the same command {effect}") from None
     return read_record(folder / "result.json")
 
 
