@@ -60,7 +60,10 @@ def _add_a_tensor_that_is_no_parameter(model, randomness):
 
 
 def _wrap_a_module(model, randomness):
-    path, module = randomness.choice([(p, m) for p, m in model.named_modules() if isinstance(m, nn.Linear)])
+    # The weight of a tied head is the embedding's, under whose name it stays, and a wrapper changes no output.
+    tied = model.get_input_embeddings().weight
+    linear = [(p, m) for p, m in model.named_modules() if isinstance(m, nn.Linear) and m.weight is not tied]
+    path, module = randomness.choice(linear)
     model.set_submodule(path, nn.Sequential(module))
 
 
