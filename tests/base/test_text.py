@@ -50,6 +50,7 @@ def test_a_cell_that_calls_nothing_stays_as_it_is(cell):
 def test_what_a_terminal_would_obey_is_written_out():
     shown = visible("a\x1b[2Jb\x07\r\x9b31m\u202eevil\x7f\ud800")
     assert shown == r"a\u001b[2Jb\u0007\u000d\u009b31m\u202eevil\u007f\ud800"
+    assert visible("a\u2028b\u2029c\u061cd\u200fe") == r"a\u2028b\u2029c\u061cd\u200fe"
     plain = "two\nlines\tand 中文, é, \u200d emoji \U0001f44d, no\u00a0break"
     assert visible(plain) == plain
 

@@ -167,11 +167,12 @@ def test_what_cannot_be_trained_is_refused_in_one_line(arguments, message, tmp_p
     assert message in refusal("train", *arguments).splitlines()[-1]
 
 
-def test_a_generated_task_is_trained_without_a_config_file(tmp_path):
+def test_a_generated_task_is_trained_without_a_config_file_below_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     small = ("model.fields.hidden_size=32", "model.fields.num_hidden_layers=1", "train.max_steps=2")
-    result = lab("train", "task=generated:copying", *small, "--out", tmp_path, "--method", "oelm-freeze", "--quiet")
+    result = lab("train", "task=generated:copying", *small, "--out=~/mine", "--method", "oelm-freeze", "--quiet")
     assert result.exit_code == 0, result.output
-    assert (tmp_path / "generated-copying" / "oelm-freeze" / "seed-0" / "result.json").is_file()
+    assert (tmp_path / "mine" / "generated-copying" / "oelm-freeze" / "seed-0" / "result.json").is_file()
 
 
 def test_options_beside_a_config_file_set_its_fields(tmp_path):

@@ -189,11 +189,12 @@ def test_a_classifier_keeps_its_head_and_its_labels(form, tmp_path):
 
 @pytest.mark.parametrize("form", ONE_OF_EACH)
 @pytest.mark.parametrize("tokens", [{"bos_token_id": None, "eos_token_id": None}, {"eos_token_id": [5, 7]}])
-def test_special_tokens_dtype_and_generation_config_are_exported(form, tokens, tmp_path):
-    model = gpt(form, dropout=0.1, pad_token_id=3, **tokens).to(torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_special_tokens_dtype_and_generation_config_are_exported(form, tokens, dtype, tmp_path):
+    model = gpt(form, dropout=0.1, pad_token_id=3, **tokens).to(dtype)
     model.generation_config.max_new_tokens = 7
     plain = AutoModelForCausalLM.from_pretrained(oelm.export(model, tmp_path))
-    assert plain.dtype == torch.bfloat16
+    assert plain.dtype == dtype
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"):
         assert getattr(plain.config, name) == getattr(model.config, name), name
     assert plain.generation_config.max_new_tokens == 7

@@ -212,6 +212,21 @@ def test_padding_on_the_left_does_not_change_the_logits(positions):
 
 
 @both_positions
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_padding_on_the_left_gives_no_nan_in_float64(positions, attention):
+    """A token of padding may see nothing at all; its row of the mask must not become 0 / 0."""
+    model, ids = small_gpt(positions).double().train(), some_ids()
+    model.set_attn_implementation(attention)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    logits = model(ids, attention_mask=mask).logits
+    assert logits.dtype == torch.float64
+    assert logits.isfinite().all()
+    logits[mask.bool()].square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@both_positions
 def test_texts_packed_in_one_row_do_not_attend_to_each_other(positions):
     model, ids = small_gpt(positions), some_ids(1)
     position_ids = torch.tensor([[*range(5), *range(7)]])

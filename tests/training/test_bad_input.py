@@ -203,6 +203,8 @@ def test_a_missing_or_wrong_tokenizer_is_refused(tmp_path, error_of):
         ("model.fields.hidden_size=100000000", "of memory; use a smaller model"),
         ("model.fields.vocab_size=100000000000", "of memory; use a smaller model"),
         ("model.fields.eos_token_id=abc", "eos_token_id 'abc': must be the number of a token"),
+        ("model.fields.eos_token_id=[1, 100000]", "eos_token_id 100000: the vocabulary has tokens 0 to "),
+        ("model.fields.pad_token_id=-3", "pad_token_id -3: the vocabulary has tokens 0 to "),
         ("model.fields.layer_norm_eps=.inf", "layer_norm_eps inf: must be finite"),
         ("model.fields.dtype=float16", "train.precision"),
         ("model.fields.torch_dtype=bfloat16", "train.precision"),

@@ -5,6 +5,8 @@ Commands import what they need when they run, so that `oelm --help` is instant.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,12 +19,18 @@ from . import bench, data, experiments, manage, methods, probe, report, train, u
 from .flags import Command, CommandGroup
 from .terminal import echo, errors, unwritable_output
 
+_HOME = re.compile(r"(--[a-z-]+=)(~.*)", re.DOTALL)
 # The commands that take settings as KEY=VALUE.
 _WITH_SETTINGS = {"train", "finetune", "run", "matrix"}
 
 
 class _Root(CommandGroup):
     """The group of all commands: an option that a command has not got is refused with how to say what it means."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words with a ~ behind an option's = written out, as the shell does with a ~ that begins a word."""
+        rest: list[str] = super().parse_args(ctx, [_HOME.sub(_with_home, word) for word in args])
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -33,6 +41,10 @@ class _Root(CommandGroup):
             if hint is not None:
                 error.message, error.possibilities = hint, []  # type: ignore[attr-defined]
             raise
+
+
+def _with_home(match: re.Match[str]) -> str:
+    return match[1] + os.path.expanduser(match[2])
 
 
 def _instead_of(option: str, command: str | None) -> str | None:

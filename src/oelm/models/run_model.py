@@ -55,6 +55,7 @@ def build_language_model(config: ModelConfig, vocab_size: int, length: int, seed
             "returns None, and it has no lm_head"
         )
     rows = model.get_input_embeddings().weight.shape[0]
+    _require_token_ids(config, rows)
     if vocab_size > rows:
         raise ConfigError(
             f"model.name {config.name}: its vocabulary has {rows} entries, the token file's has {vocab_size}. "
@@ -64,6 +65,14 @@ def build_language_model(config: ModelConfig, vocab_size: int, length: int, seed
     if positions is not None and length > positions:
         raise ConfigError(f"data.sequence_length {length} is more than the model's {positions} positions")
     return model.float()
+
+
+def _require_token_ids(config: ModelConfig, rows: int) -> None:
+    """Raise for the number of a token, given in model.fields, that the vocabulary has not got."""
+    for name, value in config.fields.items():
+        for number in value if isinstance(value, list) else [value]:
+            if name.endswith("_token_id") and number is not None and not 0 <= number < rows:
+                raise ConfigError(f"model.fields.{name} {number}: the vocabulary has tokens 0 to {rows - 1}")
 
 
 def build_classifier(config: ModelConfig, hf_config: Any, labels: Sequence[str], seed: int) -> PreTrainedModel:
