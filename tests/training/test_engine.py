@@ -17,7 +17,7 @@ from oelm.cli.app import app
 from oelm.config import OptimizerConfig
 from oelm.errors import ConfigError, TrainingError
 from oelm.evaluation.load import load_run
-from oelm.method import schedule
+from oelm.method import events as schedule_events
 from oelm.models.run_model import build_language_model
 from oelm.models.small import small_model
 from oelm.runs.folder import read_metrics
@@ -208,8 +208,8 @@ def test_an_unfreeze_schedule_trains_each_layer_from_its_step_on(tmp_path):
 
 def test_a_schedule_is_planned_only_at_its_events(tmp_path, monkeypatch):
     """Planning takes longer than everything else that a step does on the host, and steps are timed."""
-    calls, plan = [], schedule.plan
-    monkeypatch.setattr(schedule, "plan", lambda *arguments: calls.append(1) or plan(*arguments))
+    calls, plan = [], schedule_events.plan
+    monkeypatch.setattr(schedule_events, "plan", lambda *arguments: calls.append(1) or plan(*arguments))
     run_here(tmp_path, method=UNFREEZE)
     assert len(calls) == 3, "before the first step, and at each of two events"
 
