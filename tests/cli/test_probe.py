@@ -27,7 +27,7 @@ def test_every_form_is_trained_on_every_task_and_shown_in_a_table(tmp_path, monk
     assert [table.splitlines()[0].partition(":")[0] for table in tables] == ["recall", "sorting"]
     for table in tables:
         for arm in ("multi-head", "frozen-offset", "latent-frozen"):
-            assert [line for line in table.splitlines() if line.startswith(arm) and line.endswith(" 2")], table
+            assert [line for line in table.splitlines() if line.split()[0] == arm and line.endswith(" 2")], table
     assert all(len(line) <= 80 for line in outcome.stdout.splitlines())
     again = json.loads(probe(*arguments, "--json").stdout)
     assert again["latent-frozen"]["sorting"]["seeds"] == 2

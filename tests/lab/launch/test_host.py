@@ -184,7 +184,7 @@ def test_what_is_printed_can_be_typed_again(sshd: Server, tmp_path, monkeypatch)
 @pytest.mark.timeout(600)
 def test_a_matrix_on_a_host_is_stopped_from_here(sshd: Server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = longer_config(tmp_path, 3000, checkpoint=1000)
+    config = longer_config(tmp_path, 30_000, checkpoint=1000)  # far more steps than fit before the stop
     there = ("--host", NAME, "--host-command", sshd.oelm)
     words = ("matrix", experiment_file(tmp_path, config=config), "--gpus", "", *there)
     (name,) = json.loads(lab(*words, "--detach", "--json").stdout)["runs"]
