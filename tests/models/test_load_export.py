@@ -366,3 +366,10 @@ def test_adapters_that_peft_cannot_merge_are_refused_with_the_way_out(tmp_path):
     adapted.save_pretrained(tmp_path)
     with pytest.raises(oelm.errors.CheckpointError, match="an adapter that peft saved by itself"):
         oelm.load(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", [[], {}, 3, None])
+def test_a_model_type_that_is_no_word_ends_in_one_error(model_type, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(oelm.errors.CheckpointError, match="no config that transformers can read"):
+        oelm.load(tmp_path)

@@ -121,7 +121,7 @@ def _way_on(folder: Path) -> str:
         model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    if model_type in CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type in CONFIG_MAPPING:  # damaged, or one that transformers knows
         return ""
     return ". If a class of yours reads it, register that with AutoConfig; on the command line: oelm --plugin FILE ..."
 
