@@ -160,6 +160,15 @@ def test_slurm_says_when_a_job_has_ended_and_how(state, code, tmp_path):
     assert job_of(tmp_path, state).poll() == code
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", None])
+def test_a_run_with_a_result_has_ended_whatever_slurm_says(state, tmp_path):
+    """Slurm may say for minutes that a job runs which ended while its controller was away."""
+    job = job_of(tmp_path, state)
+    assert job.poll() is None
+    (tmp_path / "result.json").write_text("{}")
+    assert job.poll() == 0
+
+
 def test_a_requeued_job_goes_on_although_its_first_start_left_a_result(tmp_path):
     """A run that SIGTERM stopped returns, and submitit writes what it returned. Then Slurm starts the job again."""
     launcher = fake_launcher(tmp_path, "PENDING")

@@ -92,6 +92,9 @@ class SlurmJob:
             state = self.queue.state(str(self.info.job))
             if has_ended(state):
                 self._exit_code = self._ended_in(str(state))
+            elif (Path(str(self.info.run)) / "result.json").is_file():
+                # A job that ended while the controller was away may be said to run for minutes. A result comes last.
+                self._exit_code = 0
         return self._exit_code
 
     def _ended_in(self, state: str) -> int:
