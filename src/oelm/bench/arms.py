@@ -86,7 +86,8 @@ def arm_fields(name: str, common: RunConfig, decode: bool = False) -> dict[str, 
     is_gpt = common.model.name.startswith(GPT)
     if is_gpt and name not in FORMS and name not in PRESET_FIELDS:
         hint = nearest(name, [*FORMS, *PRESET_FIELDS])
-        raise ConfigError(f"arm {name!r}: neither a form (see --forms) nor a preset (see `oelm methods`).{hint}")
+        lists = "neither a form (see `oelm bench --forms`) nor a preset (see `oelm methods`)"
+        raise ConfigError(f"arm {name!r}: {lists}.{hint}")
     if name not in FORMS or (not is_gpt and name in PRESET_FIELDS):
         return {"method": name}
     if not is_gpt:
