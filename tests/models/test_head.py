@@ -1,10 +1,11 @@
-"""The GPT's head: a product that is filled up to whole blocks gives the logits and gradients of the plain one."""
+"""The GPT's head: its filled product and its own pass for the loss give the plain logits, losses and gradients."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from oelm.models.head import OelmGPTHead, filled_product
+from tests.support.interpreter import error_in_the_interpreter
 
 
 @pytest.mark.parametrize("vocabulary", [63, 64, 65, 257])
@@ -37,3 +38,72 @@ def test_the_head_on_a_gpu(compiled):
         (gradient,) = torch.autograd.grad(F.cross_entropy(logits.float(), torch.arange(rows).cuda() % 777), head.weight)
         assert gradient.shape == head.weight.shape
         assert gradient.abs().sum(-1).ne(0).all() or rows == 4
+
+
+def sums_and_gradients(head, hidden, targets, joint: bool) -> list[torch.Tensor]:
+    """Return the head's summed loss and its gradients, by its own pass or by logits that torch computes."""
+    hidden = hidden.detach().requires_grad_()
+    if joint:
+        loss = head(hidden, targets)
+    else:
+        loss = F.cross_entropy(head(hidden).flatten(0, -2).float(), targets.flatten(), reduction="sum")
+    trained = [tensor for tensor in (hidden, head.weight) if tensor.requires_grad]
+    return [loss.detach(), *torch.autograd.grad(loss / 7, trained)]
+
+
+def test_the_loss_on_a_cpu_is_that_of_the_logits():
+    torch.manual_seed(0)
+    head, targets = OelmGPTHead(16, 65), torch.randint(0, 65, (3, 5))
+    targets[1, 2] = -100
+    hidden = torch.randn(3, 5, 16)
+    for own, expected in zip(
+        *(sums_and_gradients(head, hidden, targets, joint) for joint in (True, False)), strict=True
+    ):
+        assert torch.equal(own, expected)
+
+
+def largest_error(columns: int, classes: int) -> float:
+    """Return the largest error of the kernel's losses and gradients, and of the gradient 0 that filling should have."""
+    from oelm.models.head_kernel import replace_by_gradient
+
+    generator = torch.Generator().manual_seed(columns)
+    logits = 4 * torch.randn(6, columns, generator=generator)
+    targets = torch.tensor([0, classes - 1, -100, 7, classes // 2, -100])
+    rows = logits[:, :classes].clone().requires_grad_()
+    losses = F.cross_entropy(rows, targets, reduction="none")
+    (gradient,) = torch.autograd.grad(losses.sum(), rows)
+    errors = [losses - replace_by_gradient(logits, targets, classes, -100)]
+    errors += [gradient - logits[:, :classes], logits[:, classes:]]
+    return max(error.abs().max().item() for error in errors if error.numel())
+
+
+@pytest.mark.parametrize(("columns", "classes"), [(64, 50), (128, 128), (20_032, 20_001)])
+def test_the_kernel_gives_the_loss_and_its_gradient(columns, classes):
+    assert error_in_the_interpreter(__name__, f"largest_error({columns}, {classes})") < 2e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("at_a_time", [2**40, 2**20])
+def test_the_loss_on_a_gpu_is_that_of_the_logits(compiled, trained, at_a_time, monkeypatch):
+    monkeypatch.setattr("oelm.models.head_loss._MOST_BYTES", at_a_time)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    head = OelmGPTHead(64, 777).cuda()
+    head.weight.requires_grad_(trained)
+    targets = torch.randint(0, 777, (4, 1000), device="cuda")
+    targets[1, 100:300] = -100
+    hidden = torch.randn(4, 1000, 64, device="cuda")
+    joint = torch.compile(sums_and_gradients) if compiled else sums_and_gradients
+    # In float64 as the truth: the joint pass is not to be further from it than torch's own operations in bfloat16.
+    truth = sums_and_gradients(head.double(), hidden.double(), targets, joint=False)
+    head.float()
+    with torch.autocast("cuda", torch.bfloat16):
+        plain = sums_and_gradients(head, hidden, targets, joint=False)
+        own = joint(head, hidden, targets, joint=True)
+    assert len(own) == (3 if trained else 2)
+    for ours, theirs, true in zip(own, plain, truth, strict=True):
+        assert ours.dtype == theirs.dtype
+        size = true.abs().max()
+        assert (ours - true).abs().max() <= 1.5 * (theirs - true).abs().max() + 1e-4 * size

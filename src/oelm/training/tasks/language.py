@@ -24,6 +24,7 @@ from ...data.corpus.tokens import Split, TokenDataset
 from ...data.labelled.tasks import BUILTIN
 from ...data.synthetic.story_corpus import builtin
 from ...errors import ConfigError
+from ...models.gpt import OelmGPTForCausalLM
 from ...models.run_model import build_language_model
 from .base import IGNORED, Batch, MetricDict, Task, summed_loss
 from .metrics import perplexity
@@ -201,6 +202,9 @@ class SummedLoss(nn.Module):
     def forward(
         self, inputs: Tensor, targets: Tensor, parts: Tensor | None = None, totals: Tensor | None = None
     ) -> Tensor:
+        if self.training and isinstance(self.model, OelmGPTForCausalLM):
+            loss: Tensor = self.model(input_ids=inputs, targets=targets, use_cache=False).loss
+            return loss
         logits = self.model(input_ids=inputs, use_cache=False).logits
         sums = summed_loss(logits, targets, self.training)
         if parts is None or totals is None:
