@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from ..gpt_config import OelmGPTConfig
 from .interface import split_heads
-from .joint import project
 from .rotary import Rotation, rotate
 
 
@@ -21,5 +20,5 @@ class RotaryChannel(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return the query part (batch, heads, tokens, p) and the shared key part (batch, 1, tokens, p)."""
-        query, key = project(hidden, [self.q_proj, self.k_proj])
-        return rotate(split_heads(query, self.dim), rotation), rotate(key[:, None], rotation)
+        query, key = split_heads(self.q_proj(hidden), self.dim), self.k_proj(hidden)[:, None]
+        return rotate(query, rotation), rotate(key, rotation)

@@ -17,7 +17,6 @@ from ...method.projections import IdentityProjection
 from ..gpt_config import OelmGPTConfig
 from .channel import RotaryChannel
 from .interface import attend, ends_branch, split_heads, update_cache
-from .joint import project
 from .keys_alone import attend_to_keys
 from .latent import attend_to_latents
 from .lookback import look_back, make_lookback
@@ -69,27 +68,21 @@ class OelmGPTAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        only_latents = past_key_values is not None and self.caches_latents()
-        readers = [] if only_latents else [layer for layer in (self.k_proj, self.v_proj) if layer is not None]
-        if self.down_proj is None or self.latent_norm is None:
-            latent = hidden
-            projected, *read = project(hidden, [self.q_proj, *readers])
-        else:
-            projected, down = project(hidden, [self.q_proj, self.down_proj])
-            latent = self.latent_norm(down)
-            read = project(latent, readers)
-        query = split_heads(projected, self.key_dim)
+        query = split_heads(self.q_proj(hidden), self.key_dim)
+        latent = hidden
+        if self.down_proj is not None and self.latent_norm is not None:
+            latent = self.latent_norm(self.down_proj(hidden))
         channel_query = channel_key = None
         if self.channel is not None:
             assert places.rotation is not None
             channel_query, channel_key = self.channel(hidden, places.rotation)
-        if past_key_values is not None and only_latents:
+        if past_key_values is not None and self.caches_latents():
             query = query if self.q_norm is None else self.q_norm(query)
             parts = (query, channel_query), (latent, channel_key)
             out, weights = attend_to_latents(self, *parts, mask, places, past_key_values, **kwargs)
             return self.o_proj(out.flatten(2)), weights
-        key = split_heads(read[0], self.key_dim)
-        value = key if self.v_proj is None else split_heads(read[1], self.head_dim)
+        key = split_heads(self.k_proj(latent), self.key_dim)
+        value = key if self.v_proj is None else split_heads(self.v_proj(latent), self.head_dim)
         query, key = self._look_back_and_normalise(query, key, places, past_key_values)
         if past_key_values is not None and self.caches_keys():
             own = query, key, value
