@@ -47,15 +47,15 @@ def loss_and_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the summed loss and its gradients to the hidden states (rows, width) and to the weight (classes, width).
 
-    The weight's is empty if it does not train. The product has columns of zeros up to a multiple of 64: a GPU's matrix
-    units read rows of whole blocks, and for another number of classes its libraries choose slower kernels.
+    The weight's is empty if it does not train. All three products have classes of zeros up to a multiple of 64: a GPU's
+    matrix units read rows of whole blocks, and for another number of classes its libraries choose slower kernels.
     """
     from .head_kernel import replace_by_gradient
 
     classes, rows = weight.shape[0], hidden.shape[0]
     filled = _filled(weight, hidden.dtype)
     of_hidden = torch.empty_like(hidden)
-    of_weight = torch.empty_like(weight if weight_trains else weight[:0])
+    of_weight = torch.empty_like(filled if weight_trains else filled[:0], dtype=weight.dtype)
     chunk = max(1, min(rows, _MOST_BYTES // (filled.shape[0] * filled.element_size())))
     losses = []
     for first in range(0, rows, chunk):
@@ -64,8 +64,8 @@ def loss_and_gradients(
         losses.append(replace_by_gradient(logits, targets[first : first + chunk], classes, ignored))
         torch.mm(logits, filled, out=of_hidden[first : first + chunk])
         if weight_trains:
-            _add_product(of_weight, logits[:, :classes].T, part, new=first == 0)
-    return torch.cat(losses).double().sum().float(), of_hidden, of_weight
+            _add_product(of_weight, logits.T, part, new=first == 0)
+    return torch.cat(losses).double().sum().float(), of_hidden, of_weight[:classes]
 
 
 @loss_and_gradients.register_fake
