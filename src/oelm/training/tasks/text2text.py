@@ -18,6 +18,7 @@ from ...data.labelled.examples import LabelledData, by_content
 from ...data.labelled.tasks import PROMPTS
 from ...data.packages import import_optional
 from ...errors import ConfigError
+from ...models.masks import unread_masks
 from ...models.run_model import build_text_to_text
 from .base import IGNORED, Batch, MetricDict, example_count, summed_loss
 from .labelled import LabelledTask, count_tokens, open_data, token_total
@@ -142,9 +143,10 @@ class AnswerLoss(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
         model: Any = self.model
         decoder_ids = model.prepare_decoder_input_ids_from_labels(labels=labels)
-        logits = model(
-            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_ids, use_cache=False
-        ).logits
+        with unread_masks():
+            logits = model(
+                input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_ids, use_cache=False
+            ).logits
         return summed_loss(logits, labels, self.training)
 
 
