@@ -181,7 +181,8 @@ class TrainConfig(Strict, refusal=ConfigError):
     """The loop: `batch_size` sequences per optimiser step over all devices, `micro_batch_size` at a time on each.
 
     The length of a run is given either in steps or in epochs. `graphs` records the kernels of a step once for each
-    shape of batch, on one GPU, and then launches them together.
+    shape of batch, on one GPU, and then launches them together. `compile` is by default for batches of one shape; with
+    either of them, labelled batches are padded to a few widths.
     """
 
     max_steps: Positive | None = None

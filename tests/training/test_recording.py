@@ -8,7 +8,9 @@ from oelm.config import RunConfig
 from oelm.errors import ConfigError
 from oelm.training.engine import train
 from oelm.training.recording import Recording
+from oelm.training.tasks import classification
 from oelm.training.tasks.language import SummedLoss
+from oelm.training.tasks.open import open_task
 from tests.support import finetuning
 from tests.support.training import config, final_tensors, metrics_without_times, run_here
 
@@ -94,12 +96,20 @@ def test_a_recorded_run_resumes_exactly(tmp_path, launches):
 
 
 @pytest.mark.gpu
-def test_batches_of_several_widths_have_a_recording_each(tmp_path, launches):
-    def run(name: str, graphs: bool) -> RunConfig:
-        return finetuning.config(tmp_path / name, train={**GPU["train"], "graphs": graphs})
+@pytest.mark.parametrize("compiled", [False, True])
+def test_batches_of_several_widths_have_a_recording_each(compiled, tmp_path, monkeypatch, launches):
+    monkeypatch.setattr(classification, "uses_few_widths", lambda _: True)  # also for the run that is not recorded
 
-    assert_same(run("plain", False), run("recorded", True))
-    assert launches
+    def run(name: str, graphs: bool) -> RunConfig:
+        return finetuning.config(tmp_path / name, train={**GPU["train"], "compile": compiled, "graphs": graphs})
+
+    plain, recorded = run("plain", False), run("recorded", True)
+    assert_same(plain, recorded)
+    task = open_task(recorded)
+    widths = {task.batch(16 * step, 16)["input_ids"].shape[1] for step in range(recorded.train.max_steps)}
+    assert len(widths) > 1
+    # The first step of a width is launched kernel by kernel.
+    assert len(launches) == recorded.train.max_steps - len(widths)
 
 
 @pytest.mark.gpu

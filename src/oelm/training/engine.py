@@ -120,7 +120,7 @@ def _loop(run: ActiveRun) -> bool:
         state.tokens += run.task.token_count(state.step * batch, batch)
         state.step += 1
         state.seconds = seconds_before + time.perf_counter() - started
-        run.timer.step()
+        run.timer.step(run.stepper.warming_up)
 
         # Everything from here to the next step is timed apart from the steps.
         last = state.step == length.steps

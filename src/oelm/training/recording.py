@@ -16,7 +16,12 @@ from ..errors import first_line
 from .tasks.base import Batch
 
 # The names and shapes of the micro-batches of a step.
-_Shapes = tuple[tuple[tuple[str, torch.Size], ...], ...]
+Shapes = tuple[tuple[tuple[str, torch.Size], ...], ...]
+
+
+def shapes_of(batches: list[Batch]) -> Shapes:
+    """Return the names and shapes of a step's micro-batches."""
+    return tuple(tuple((name, rows.shape) for name, rows in batch.items()) for batch in batches)
 
 
 class Recordings:
@@ -30,13 +35,13 @@ class Recordings:
     def __init__(self, work: Callable[[list[Batch]], Any], optimizer: Optimizer) -> None:
         self._work, self._optimizer = work, optimizer
         self._memory = torch.cuda.graph_pool_handle()  # one recording runs at a time, so they all share it
-        self._seen: set[_Shapes] = set()
-        self._recordings: dict[_Shapes, Recording] = {}
+        self._seen: set[Shapes] = set()
+        self._recordings: dict[Shapes, Recording] = {}
         self._failed = False
 
     def find(self, batches: list[Batch], notes: list[str], step: int) -> Recording | None:
         """Return the recording for batches of these shapes, or None where the step has none; note a failure."""
-        shapes = tuple(tuple((name, rows.shape) for name, rows in batch.items()) for batch in batches)
+        shapes = shapes_of(batches)
         if shapes not in self._seen or self._failed:
             self._seen.add(shapes)
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ from ..runs.folder import RunFolder
 from .checkpoint import Checkpoint, list_checkpoints, read_checkpoint, require_complete
 from .parallel import World
 from .tasks.base import Task
+
+# Far more than a run's widths, in training and validation, and after micro-batches were halved.
+_COMPILED_SHAPES = 64
 
 
 def run_identity(config: RunConfig, world: World, task: Task) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def require_agreement(world: World, **facts: object) -> None:
 
 @contextmanager
 def torch_settings(config: RunConfig, world: World) -> Iterator[None]:
-    """Set torch's determinism and precision for a run, and restore the caller's settings afterwards."""
+    """Set torch's determinism, precision and limit of compiled shapes for a run; restore the caller's afterwards."""
     previous = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     if _deterministic(config, world):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -98,10 +101,22 @@ def torch_settings(config: RunConfig, world: World) -> Iterator[None]:
         torch.set_float32_matmul_precision("high")
         torch.cuda.reset_peak_memory_stats()
     try:
-        yield
+        with _compiled_shapes(config):
+            yield
     finally:
         torch.use_deterministic_algorithms(previous[0])
         torch.set_float32_matmul_precision(previous[1])
+
+
+def _compiled_shapes(config: RunConfig) -> AbstractContextManager[Any]:
+    """Return a context in which code is compiled for each width of labelled batches, in training and in validation.
+
+    After torch's 8 shapes the others would run eagerly. It is not loaded for runs that compile one shape or nothing.
+    """
+    if config.train.compile is not True:
+        return nullcontext()
+    limit: AbstractContextManager[Any] = torch._dynamo.config.patch(recompile_limit=_COMPILED_SHAPES)
+    return limit
 
 
 def _deterministic(config: RunConfig, world: World) -> bool:

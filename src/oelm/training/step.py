@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ..method.seal import whole
 from ..runs.folder import UNCOMPARABLE_TIMES
 from .checkpoint import TrainState, list_checkpoints
 from .parallel import World, without_sync
-from .recording import Recordings
+from .recording import Recordings, Shapes, shapes_of
 from .tasks.base import Batch, Task
 
 _TOO_LARGE = (
@@ -77,7 +78,8 @@ class Stepper:
     next step is already queued. What changes from step to step (the batch, the rate, the number of targets) is in
     tensors, so that the kernels of a step can be recorded and launched together (`train.graphs`).
 
-    `model` is the bare model, `module` the model with its loss, wrapped for the process group.
+    `model` is the bare model, `module` the model with its loss, wrapped for the process group. `warming_up` says that
+    the last step was among the first ones of its shape, in which code is compiled or recorded.
     """
 
     def __init__(
@@ -89,13 +91,18 @@ class Stepper:
         self.share = batch_share(config, world)
         bf16 = uses_bfloat16(config, world.device)
         self.autocast = torch.autocast(world.device.type, torch.bfloat16) if bf16 else nullcontext()
-        if uses_compile(config, world.device, task):
-            self.module = cast(nn.Module, torch.compile(module, dynamic=False if task.fixed_shapes else None))
+        compiled = uses_compile(config, world.device, task)
+        if compiled:
+            self.module = cast(nn.Module, torch.compile(module, dynamic=False))  # batches have one width or a few
         self.window: tuple[Tensor, int] = (torch.zeros((), dtype=torch.float64, device=world.device), 0)
         self._norm = torch.zeros((), device=world.device)
         self._loss_scale = torch.zeros((), device=world.device)
         self._unread: tuple[int, Tensor, Tensor, Any] | None = None
         self._recordings = Recordings(self._work, optimizer) if uses_graphs(config, world) else None
+        self.warming_up = False
+        # Compiled code is made in the first step of a shape, a recording in the second.
+        self._warm_up_steps = 2 if self._recordings is not None else int(compiled)
+        self._steps_of: Counter[Shapes] = Counter()
 
     def prepare(self, state: TrainState) -> None:
         """Choose the micro-batch size, and continue the window where a checkpoint left it.
@@ -150,6 +157,9 @@ class Stepper:
         first = step * self.config.train.batch_size + self.world.rank * self.share
         torch.manual_seed(step_seed(self.config.seed, step, self.world.rank))
         batches = [self._batch(first + start, micro) for start in range(0, self.share, micro)]
+        shapes = shapes_of(batches)
+        self._steps_of[shapes] += 1
+        self.warming_up = self._steps_of[shapes] <= self._warm_up_steps
         # The exchange between processes averages gradients. This factor turns that into the mean over all targets of
         # the global batch, however they are spread over processes and micro-batches.
         self._loss_scale.fill_(self.world.size / self._target_count(step))

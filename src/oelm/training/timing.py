@@ -14,7 +14,7 @@ import torch
 from ..runs.schema import StepSeconds, Timing
 
 # Steps that are left out of the statistics, in each process and after each change of what is frozen, because they
-# include compilation and allocation.
+# include compilation and allocation. Later steps are, in which code is compiled or recorded for another shape.
 WARMUP_STEPS = 10
 
 
@@ -39,7 +39,7 @@ class StepTimer:
         self._warmup = self._warmup_left = warmup_steps
         self._cuda = device.type == "cuda"
         self._open: Any = None
-        self._pending: list[tuple[Any, Any]] = []
+        self._pending: list[tuple[Any, Any, bool]] = []
         self.times = earlier or Times()
 
     def begin(self) -> None:
@@ -51,22 +51,22 @@ class StepTimer:
         self.collect()
         self._warmup_left = self._warmup
 
-    def step(self) -> None:
-        """Mark the end of an optimiser step."""
+    def step(self, warming_up: bool = False) -> None:
+        """Mark the end of an optimiser step; `warming_up` is one that is left out of the statistics."""
         assert self._open is not None, "call begin first"
         now = self._mark()
-        self._pending.append((self._open, now))
+        self._pending.append((self._open, now, warming_up))
         self._open = now
 
     def collect(self) -> list[float]:
         """Wait for the device, and return the seconds of each step since the last call."""
         if self._cuda:
             torch.cuda.synchronize()
-        step_seconds = [self._between(*pair) for pair in self._pending]
+        step_seconds = [self._between(start, end) for start, end, _ in self._pending]
+        for seconds, (_, _, warming_up) in zip(step_seconds, self._pending, strict=True):
+            (self.times.warmup if warming_up or self._warmup_left else self.times.steps).append(seconds)
+            self._warmup_left = max(0, self._warmup_left - 1)
         self._pending.clear()
-        self.times.warmup += step_seconds[: self._warmup_left]
-        self.times.steps += step_seconds[self._warmup_left :]
-        self._warmup_left = max(0, self._warmup_left - len(step_seconds))
         return step_seconds
 
     @contextmanager

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..corpus.batches import Order, permutation
+from .widths import Widths, padded_width, plan_widths
 
 Rows = dict[str, npt.NDArray[np.int64]]
 
-# Padded lengths are a multiple of this: GPU kernels run faster on such shapes, and there are fewer of them.
-_LENGTH_MULTIPLE = 8
 # How many batches' examples are sorted by length together. Fewer mean more padding, more mean less random batches.
 _BATCHES_SORTED_TOGETHER = 50
 _TEXTS_PER_CALL = 4096
@@ -41,10 +40,14 @@ class Encoded:
         """Return the number of tokens of each text."""
         return np.diff(self.offsets)
 
-    def pad(self, chosen: Order, pad_id: int) -> Rows:
-        """Return the chosen texts as rows of model inputs, padded on the right to the longest of them."""
+    def width(self, chosen: Order, widths: Widths = ()) -> int:
+        """Return the width that holds the chosen texts: one of `widths`, where there are some."""
+        return padded_width(int(self.lengths[chosen].max()), widths)
+
+    def pad(self, chosen: Order, pad_id: int, width: int | None = None) -> Rows:
+        """Return the chosen texts as rows of model inputs, padded on the right to `width` or the longest of them."""
         lengths = self.lengths[chosen]
-        width = -(-int(lengths.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+        width = self.width(chosen) if width is None else width
         mask = (np.arange(width) < lengths[:, None]).astype(np.int64)
         positions = np.where(mask, self.offsets[chosen][:, None] + np.arange(width), 0)
         rows = {"input_ids": np.where(mask, self.ids[positions], pad_id).astype(np.int64), "attention_mask": mask}
@@ -96,6 +99,20 @@ class LengthGrouped:
             in_epoch = slots // self.slots == epoch
             examples[in_epoch] = self._order(int(epoch))[slots[in_epoch] % self.slots]
         return examples
+
+    def whole_batches(self, first: int, count: int) -> Order:
+        """Return the examples of all batches that the slots first to first + count - 1 are a part of."""
+        start = first // self.batch * self.batch
+        chosen = self.chosen(start, -(-(first + count - start) // self.batch) * self.batch)
+        return chosen[chosen >= 0]
+
+    def widths(self, lengths: npt.NDArray[np.int64], limit: int, most: int) -> Widths:
+        """Return at most `most` widths for this order's batches, when texts have these lengths and at most `limit`.
+
+        The first epoch decides, so that the widths depend on the data, the seed and the size of batches alone.
+        """
+        chosen = self.chosen(0, self.slots).reshape(-1, self.batch)
+        return plan_widths(np.where(chosen < 0, 0, lengths[chosen]).max(1), limit, most)
 
     def _make_order(self, epoch: int) -> Order:
         shuffled = permutation(self.seed, epoch, len(self.lengths))

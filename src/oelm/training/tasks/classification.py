@@ -19,9 +19,12 @@ from ...errors import ConfigError, DataError
 from ...models.masks import unread_masks
 from ...models.run_model import build_classifier, relabelled_head_note
 from .base import IGNORED, Batch, MetricDict, example_count, summed_loss
-from .labelled import LabelledTask, count_tokens, open_data, token_total
+from .labelled import LabelledTask, count_tokens, open_data, token_total, uses_few_widths
 from .metrics import classification_metrics
 from .model_tokenizer import ModelTokenizer
+
+# Each width is compiled by itself, for training and again for validation.
+_MOST_WIDTHS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +44,14 @@ class Classification(LabelledTask):
         held_out = _encode(data, "validation", model_tokenizer)
         limit = config.eval.sequences
         rows = None if limit is None else by_content(data.splits["validation"])[:limit]
+        order = LengthGrouped(train.lengths, config.train.batch_size, config.data_seed)
+        longest = max(int(train.lengths.max()), int(held_out.lengths.max()))
         return cls(
             data=data,
             model_tokenizer=model_tokenizer,
             train=train,
-            order=LengthGrouped(train.lengths, config.train.batch_size, config.data_seed),
+            order=order,
+            widths=order.widths(train.lengths, longest, _MOST_WIDTHS) if uses_few_widths(config) else (),
             held_out=held_out,
             validation_order=_longest_first(held_out, rows),
             choose=config.eval.choose or "accuracy",
@@ -67,9 +73,10 @@ class Classification(LabelledTask):
     def token_count(self, first: int, count: int) -> int:
         return token_total(self.train, self.order.chosen(first, count))
 
-    def inputs(self, split: str, rows: Order, counted: npt.NDArray[np.bool_]) -> Rows:
+    def inputs(self, split: str, rows: Order, counted: npt.NDArray[np.bool_], beside: Order) -> Rows:
         encoded = self.train if split == "train" else self.held_out
-        padded = encoded.pad(rows, self.model_tokenizer.tokenizer.pad_token_id)
+        width = encoded.width(beside, self.widths)
+        padded = encoded.pad(rows, self.model_tokenizer.tokenizer.pad_token_id, width)
         return padded | {"labels": np.where(counted, self.data.splits[split].labels[rows], IGNORED)}
 
     def metrics(self, sums: list[float]) -> MetricDict:

@@ -17,6 +17,7 @@ from ...data.corpus.batches import Order
 from ...data.labelled.encoded import Encoded, LengthGrouped, Rows
 from ...data.labelled.examples import LabelledData
 from ...data.labelled.load import open_labelled
+from ...data.labelled.widths import Widths
 from .base import Batch, Task
 from .model_tokenizer import ModelTokenizer
 
@@ -25,18 +26,23 @@ from .model_tokenizer import ModelTokenizer
 class LabelledTask(Task):
     """A task on labelled data. Batches hold examples of about the same length, padded to the longest of them.
 
-    Validation uses the rows `validation_order` of the split `split`, in that order.
+    Where code is compiled or recorded for each shape, they are padded to one of a few `widths`, the same one for all
+    parts of a batch. Validation uses the rows `validation_order` of the split `split`, in that order.
     """
 
     data: LabelledData
     model_tokenizer: ModelTokenizer
     order: LengthGrouped
+    widths: Widths = ()
     split: str = "validation"
     validation_order: Order
 
     @abstractmethod
-    def inputs(self, split: str, rows: Order, counted: npt.NDArray[np.bool_]) -> Rows:
-        """Return rows of a split as model inputs and labels; the labels of rows that are not `counted` are ignored."""
+    def inputs(self, split: str, rows: Order, counted: npt.NDArray[np.bool_], beside: Order) -> Rows:
+        """Return rows of a split as model inputs and labels; the labels of rows that are not `counted` are ignored.
+
+        The inputs are as wide as those of the rows `beside` are.
+        """
 
     @abstractmethod
     def on_split(self, name: str) -> Task:
@@ -55,17 +61,23 @@ class LabelledTask(Task):
         return hashlib.sha256(f"{self.data.sha256}\0{self.model_tokenizer.sha256}".encode()).hexdigest()
 
     def batch(self, first: int, count: int) -> Batch:
-        return self.rows("train", self.order.chosen(first, count))
+        beside = self.order.whole_batches(first, count) if self.widths else None
+        return self.rows("train", self.order.chosen(first, count), beside)
 
     def validation(self, first: int, count: int, fill_to: int) -> Batch:
         chosen = np.full(fill_to, -1, dtype=np.int64)
         chosen[:count] = self.validation_order[first : first + count]
         return self.rows(self.split, chosen)
 
-    def rows(self, split: str, chosen: Order) -> Batch:
-        """Return rows of a split as a batch. Empty slots (-1) repeat the first example with ignored labels."""
-        filled = np.where(chosen < 0, max(0, int(chosen[0])), chosen)
-        return {name: torch.from_numpy(values) for name, values in self.inputs(split, filled, chosen >= 0).items()}
+    def rows(self, split: str, chosen: Order, beside: Order | None = None) -> Batch:
+        """Return rows of a split as a batch, as wide as the rows `beside`, by default themselves, need.
+
+        Empty slots (-1) repeat the first example of those with ignored labels.
+        """
+        repeated = chosen if beside is None else beside
+        filled = np.where(chosen < 0, max(0, int(repeated[0])), chosen)
+        inputs = self.inputs(split, filled, chosen >= 0, filled if beside is None else beside)
+        return {name: torch.from_numpy(values) for name, values in inputs.items()}
 
     def other_splits(self) -> dict[str, Task]:
         return {name: self.on_split(name) for name in self.data.splits if name not in ("train", "validation")}
@@ -97,6 +109,11 @@ class LabelledTask(Task):
 def open_data(config: RunConfig) -> LabelledData:
     """Open the examples that a run's task names."""
     return open_labelled(path=config.data.path, fraction=config.data.fraction, **config.task.model_dump())
+
+
+def uses_few_widths(config: RunConfig) -> bool:
+    """Return True when batches must have few shapes: where code is compiled, or steps recorded, for each of them."""
+    return config.train.graphs or config.train.compile is True
 
 
 def token_total(encoded: Encoded, chosen: Order) -> int:

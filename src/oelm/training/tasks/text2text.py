@@ -16,13 +16,17 @@ from ...data.corpus.batches import Order
 from ...data.labelled.encoded import Encoded, LengthGrouped, Rows
 from ...data.labelled.examples import LabelledData, by_content
 from ...data.labelled.tasks import PROMPTS
+from ...data.labelled.widths import Widths
 from ...data.packages import import_optional
 from ...errors import ConfigError
 from ...models.masks import unread_masks
 from ...models.run_model import build_text_to_text
 from .base import IGNORED, Batch, MetricDict, example_count, summed_loss
-from .labelled import LabelledTask, count_tokens, open_data, token_total
+from .labelled import LabelledTask, count_tokens, open_data, token_total, uses_few_widths
 from .model_tokenizer import ModelTokenizer
+
+# Each pair of a width of sources and one of targets is compiled by itself.
+_MOST_SOURCE_WIDTHS, _MOST_TARGET_WIDTHS = 3, 2
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class TextToText(LabelledTask):
 
     train: SourcesAndTargets
     held_out: SourcesAndTargets
+    target_widths: Widths = ()
 
     writes_answers = True
 
@@ -58,11 +63,22 @@ class TextToText(LabelledTask):
                 "model: its tokenizer puts no end-of-text token after an answer, so it would never learn to stop; name "
                 "the model's own tokenizer"
             )
+        order = LengthGrouped(train.sources.lengths, config.train.batch_size, config.data_seed)
+        widths: tuple[Widths, Widths] = ((), ())
+        if uses_few_widths(config):
+            both = (train.sources, held_out.sources), (train.targets, held_out.targets)
+            longest = [max(int(encoded.lengths.max()) for encoded in splits) for splits in both]
+            widths = (
+                order.widths(train.sources.lengths, longest[0], _MOST_SOURCE_WIDTHS),
+                order.widths(train.targets.lengths, longest[1], _MOST_TARGET_WIDTHS),
+            )
         return cls(
             data=data,
             model_tokenizer=model_tokenizer,
             train=train,
-            order=LengthGrouped(train.sources.lengths, config.train.batch_size, config.data_seed),
+            order=order,
+            widths=widths[0],
+            target_widths=widths[1],
             held_out=held_out,
             validation_order=by_content(data.splits["validation"]),
         )
@@ -84,9 +100,10 @@ class TextToText(LabelledTask):
         chosen = self.order.chosen(first, count)
         return token_total(self.train.sources, chosen) + token_total(self.train.targets, chosen)
 
-    def inputs(self, split: str, rows: Order, counted: npt.NDArray[np.bool_]) -> Rows:
+    def inputs(self, split: str, rows: Order, counted: npt.NDArray[np.bool_], beside: Order) -> Rows:
         encoded, pad_id = self.train if split == "train" else self.held_out, self.model_tokenizer.tokenizer.pad_token_id
-        inputs, answers = encoded.sources.pad(rows, pad_id), encoded.targets.pad(rows, pad_id)
+        inputs = encoded.sources.pad(rows, pad_id, encoded.sources.width(beside, self.widths))
+        answers = encoded.targets.pad(rows, pad_id, encoded.targets.width(beside, self.target_widths))
         inputs.pop("token_type_ids", None)
         scored = answers["attention_mask"].astype(bool) & counted[:, None]
         return inputs | {"labels": np.where(scored, answers["input_ids"], IGNORED)}
