@@ -16,6 +16,7 @@ from ..errors import ConfigError
 from ..models.hf_config import max_text_length
 from ..training.tasks.base import Task
 from ..training.tasks.classification import Classification
+from ..training.tasks.labelled import uses_few_widths
 from ..training.tasks.language import LanguageModelling
 from ..training.tasks.model_tokenizer import ModelTokenizer
 
@@ -62,11 +63,13 @@ def _classification(config: RunConfig, hf_config: Any, seed: int) -> Task:
     )
     # No text is encoded: of the tokenizer only the padding token is needed.
     tokenizer = SimpleNamespace(pad_token_id=hf_config.pad_token_id)
+    order = LengthGrouped(encoded.lengths, config.train.batch_size, seed)
     return Classification(
         data=data,
         model_tokenizer=ModelTokenizer(tokenizer, hf_config, length),
         train=encoded,
-        order=LengthGrouped(encoded.lengths, config.train.batch_size, seed),
+        order=order,
+        widths=order.widths(encoded.lengths, length, most=1) if uses_few_widths(config) else (),
         split="validation",
         held_out=encoded,
         validation_order=np.arange(count),
