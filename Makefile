@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ATTACKS ?= 50
+OUT ?= results/speed-h200
 
-.PHONY: demo test test-full lint format types pytest results docs attacks slow slurm-test clean help
+.PHONY: demo test test-full lint format types pytest results speed docs attacks slow slurm-test clean help
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,9 +29,13 @@ types: $(STAMP)
 pytest: $(STAMP)
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
-results: $(STAMP)  ## write docs/results.md, and the READMEs' table and picture, from the records in results/
+results: $(STAMP)  ## write docs/results.md and performance.md, and the READMEs' table and picture, from results/
 	$(BIN)/python -m oelm.report.evidence results/questions.yaml docs/results.md README.md README.zh-CN.md
+	$(BIN)/python -m oelm.report.performance docs/performance.md results/speed-h200 results/bench-h200
 	$(BIN)/python docs/attention/overview.py
+
+speed: $(STAMP)  ## measure what docs/performance.md shows, on one GPU (NANOGPT=CLONE OUT=FOLDER PARTS="grow forms")
+	results/speed.sh $(OUT) $(PARTS)
 
 docs: $(VENV)/.docs  ## build the site of the guides and the API reference in build/site, and check its links
 	$(BIN)/python docs/site/build.py

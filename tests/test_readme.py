@@ -103,7 +103,7 @@ def test_every_section_of_a_config_is_in_the_table():
 def test_files_that_the_documents_link_to_exist():
     for document in (*ROOT.glob("*.md"), ROOT / "examples" / "README.md", *DOCUMENTS):
         text = document.read_text(encoding="utf-8")
-        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        for link in re.findall(r"\]\(<?([^)#:>]+)>?\)", text):
             assert (document.parent / link).exists(), f"{document.name}: {link}"
 
 

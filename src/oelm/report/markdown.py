@@ -20,8 +20,8 @@ def to_markdown(document: Document) -> str:
     parts.append(f"{say('contents')}: {' · '.join(links)}")
     parts += [block_text(block) for block in document.blocks]
     parts.append(f"---\n\n{escape(document.footer)}")
-    # The targets of the links [R1], [R2], ... above.
-    parts.append("\n".join(f"[{handle}]: {_target(folder)}" for handle, folder in document.folders.items()))
+    if document.folders:  # the targets of the links [R1], [R2], ... above
+        parts.append("\n".join(f"[{handle}]: {_target(folder)}" for handle, folder in document.folders.items()))
     return "\n\n".join(parts) + "\n"
 
 
