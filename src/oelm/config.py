@@ -181,8 +181,8 @@ class TrainConfig(Strict, refusal=ConfigError):
     """The loop: `batch_size` sequences per optimiser step over all devices, `micro_batch_size` at a time on each.
 
     The length of a run is given either in steps or in epochs. `graphs` records the kernels of a step once for each
-    shape of batch, on one GPU, and then launches them together. `compile` is by default for batches of one shape; with
-    either of them, labelled batches are padded to a few widths.
+    shape of batch, on one GPU, and then launches them together. Both it and `compile` are by default for batches of one
+    shape; asked for with labelled batches, they pad these to a few widths.
     """
 
     max_steps: Positive | None = None
@@ -191,7 +191,7 @@ class TrainConfig(Strict, refusal=ConfigError):
     micro_batch_size: Positive | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool | Literal["auto"] = "auto"
-    graphs: bool = False
+    graphs: bool | Literal["auto"] = "auto"
     deterministic: bool | Literal["auto"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     parallel: Literal["ddp", "fsdp"] = "ddp"

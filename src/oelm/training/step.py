@@ -41,10 +41,11 @@ def uses_compile(config: RunConfig, device: torch.device, task: Task) -> bool:
     return device.type == "cuda" and task.fixed_shapes if setting == "auto" else setting
 
 
-def uses_graphs(config: RunConfig, world: World) -> bool:
-    """Return whether steps are recorded as CUDA graphs; raise where they are wanted and cannot be."""
-    if not config.train.graphs:
-        return False
+def uses_graphs(config: RunConfig, world: World, task: Task) -> bool:
+    """Return whether steps are recorded as CUDA graphs: as configured, by default where compiled code can be.
+
+    Raise where they are wanted and cannot be.
+    """
     problem = ""
     if config.train.gradient_checkpointing:
         problem = "does not go with train.gradient_checkpointing"
@@ -52,9 +53,11 @@ def uses_graphs(config: RunConfig, world: World) -> bool:
         problem = "records the steps of one process, and this run has several"
     elif world.device.type != "cuda":
         problem = "needs a GPU"
-    if problem:
+    if config.train.graphs == "auto":
+        return not problem and task.fixed_shapes and uses_compile(config, world.device, task)
+    if config.train.graphs and problem:
         raise ConfigError(f"train.graphs {problem}: leave it out")
-    return True
+    return config.train.graphs
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Stepper:
         self._norm = torch.zeros((), device=world.device)
         self._loss_scale = torch.zeros((), device=world.device)
         self._unread: tuple[int, Tensor, Tensor, Any] | None = None
-        self._recordings = Recordings(self._work, optimizer) if uses_graphs(config, world) else None
+        self._recordings = Recordings(self._work, optimizer) if uses_graphs(config, world, task) else None
         self.warming_up = False
         # Compiled code is made in the first step of a shape, a recording in the second.
         self._warm_up_steps = 2 if self._recordings is not None else int(compiled)

@@ -113,7 +113,7 @@ def open_data(config: RunConfig) -> LabelledData:
 
 def uses_few_widths(config: RunConfig) -> bool:
     """Return True when batches must have few shapes: where code is compiled, or steps recorded, for each of them."""
-    return config.train.graphs or config.train.compile is True
+    return config.train.graphs is True or config.train.compile is True
 
 
 def token_total(encoded: Encoded, chosen: Order) -> int:
