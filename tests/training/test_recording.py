@@ -12,7 +12,7 @@ from oelm.training.tasks import classification
 from oelm.training.tasks.language import SummedLoss
 from oelm.training.tasks.open import open_task
 from tests.support import finetuning
-from tests.support.training import config, final_tensors, metrics_without_times, run_here
+from tests.support.training import config, final_tensors, metrics_without_times, run_here, tiny
 
 GPU = {"train": {"device": "cuda", "deterministic": True}}
 
@@ -110,6 +110,16 @@ def test_batches_of_several_widths_have_a_recording_each(compiled, tmp_path, mon
     assert len(widths) > 1
     # The first step of a width is launched kernel by kernel.
     assert len(launches) == recorded.train.max_steps - len(widths)
+
+
+@pytest.mark.gpu
+def test_a_recorded_decoder_of_transformers_equals_one_launched_kernel_by_kernel(tmp_path, launches):
+    def run(name: str, graphs: bool) -> RunConfig:
+        fields = tiny(tmp_path / name, train={**GPU["train"], "graphs": graphs, "compile": False})
+        return RunConfig.load(fields | {"model": {"name": "random:gpt2", "fields": {"vocab_size": 400}}})
+
+    assert_same(run("plain", False), run("recorded", True))
+    assert len(launches) == 11
 
 
 @pytest.mark.gpu

@@ -30,6 +30,25 @@ def _unread_masks() -> Iterator[None]:
         del registry["sdpa"]
 
 
+@contextmanager
+def one_text_per_row() -> Iterator[None]:
+    """Let transformers' decoders take every row without a mask for one text, without reading positions to find out.
+
+    They make the positions themselves. Left to themselves they look whether any start again within a row, except while
+    a CUDA graph is recorded: then they make a mask for texts packed into a row, and a slower kernel attends.
+    """
+    original = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = _no_packed_texts
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original
+
+
+def _no_packed_texts(position_ids: Any) -> None:
+    """Return what transformers does for rows that hold one text each."""
+
+
 def _sdpa_mask(*arguments: Any, **options: Any) -> Any:
     """Return the mask that transformers makes for SDPA where it must not leave it out."""
     options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}

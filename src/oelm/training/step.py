@@ -17,6 +17,7 @@ from torch.optim import AdamW
 from ..config import RunConfig
 from ..errors import ConfigError, TrainingError
 from ..method.seal import whole
+from ..models.masks import one_text_per_row
 from ..runs.folder import UNCOMPARABLE_TIMES
 from .checkpoint import TrainState, list_checkpoints
 from .parallel import World, without_sync
@@ -179,7 +180,7 @@ class Stepper:
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for number, batch in enumerate(batches, start=1):
             with without_sync(self.module, last=number == len(batches)):
-                with self.autocast:
+                with self.autocast, one_text_per_row():
                     loss = self.module(**batch)
                 if number == 1:
                     before_backward()  # while the gradients of the previous step are still there

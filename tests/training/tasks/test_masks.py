@@ -8,6 +8,8 @@ from torch.nn import functional as F
 from transformers import masking_utils
 
 from oelm.config import RunConfig
+from oelm.models.masks import one_text_per_row
+from oelm.models.small import small_model
 from oelm.training.tasks.open import open_task
 from tests.support import finetuning
 
@@ -47,3 +49,19 @@ def test_masks_are_the_same_while_a_step_is_recorded(model, tmp_path, monkeypatc
         assert torch.equal(mask, other)
     registry = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
     assert registry["sdpa"] is masking_utils.sdpa_mask, "other code finds transformers as it was"
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_a_decoder_needs_no_mask_while_a_step_is_recorded(model, monkeypatch, masks):
+    decoder = small_model(model).eval()
+    ids = torch.arange(12).reshape(2, 6)
+    decoder(ids, use_cache=False)
+    assert masks == [None] * decoder.config.num_hidden_layers
+    masks.clear()
+    monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+    with one_text_per_row():
+        decoder(ids, use_cache=False)
+    assert masks == [None] * decoder.config.num_hidden_layers
+    masks.clear()
+    decoder(ids, use_cache=False)
+    assert all(mask is not None for mask in masks), "transformers is as it was, and would have made one"
