@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from os import PathLike
 
-from .arms import MEASURES, Arm, Group, Measure, Setup, group_runs
+from .arms import JUDGED, MEASURES, Arm, Group, Measure, Setup, group_runs
 from .compare import Compare, Comparison, best_rate, correct, equal_rates, headline, nearest_reference, of_pairs
 from .hypotheses import Verdict, judge, load_hypotheses
 from .load import load_runs
@@ -20,8 +20,9 @@ from .stats import Estimate, estimate
 class Analysis:
     """What a set of runs shows.
 
-    `comparisons` are corrected together; `equal` are those at each common learning rate, `times` the same pairs by
-    their step times. `first` is the number of the first run, for a document that holds several analyses.
+    `comparisons` are corrected together; `equal` are those at each common learning rate. `judged` are the pairs of
+    `comparisons` by the test text, corrected in the same way, and `times` these pairs by their step times. `first` is
+    the number of the first run, for a document that holds several analyses.
     """
 
     runs: tuple[Run, ...]
@@ -31,6 +32,7 @@ class Analysis:
     problems: tuple[str, ...]
     groups: tuple[Group, ...]
     comparisons: tuple[Comparison, ...]
+    judged: tuple[Comparison, ...]
     equal: tuple[Comparison, ...]
     times: tuple[Comparison, ...]
     verdicts: tuple[Verdict, ...]
@@ -65,6 +67,10 @@ def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str
             comparisons += correct([comparison for comparison in headlines if comparison is not None])
             for arm, reference in pairs:
                 equal += equal_rates(setup, arm, reference, setup.measure)
+    judged: list[Comparison] = []
+    for setup in {id(comparison.setup): comparison.setup for comparison in comparisons}.values():
+        of_setup = [of_pairs(comparison, MEASURES[JUDGED]) for comparison in comparisons if comparison.setup is setup]
+        judged += correct([comparison for comparison in of_setup if comparison.n])
     times = [of_pairs(comparison, MEASURES["step_seconds"]) for comparison in comparisons if comparison.pairs]
     return Analysis(
         runs=loaded.runs,
@@ -74,6 +80,7 @@ def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str
         problems=loaded.problems,
         groups=groups,
         comparisons=tuple(comparisons),
+        judged=tuple(judged),
         equal=tuple(equal),
         times=tuple(comparison for comparison in times if comparison.ratio is not None),
         verdicts=judge(claims, groups, compare),

@@ -60,6 +60,8 @@ MEASURES = {
 TIMES = ("step_seconds", "steps_per_hour", "seconds")
 # Figures that follow from the settings alone: no seed changes them, so there is nothing to test.
 COUNTS = ("frozen", "frozen_share", "trainable")
+# What the text that chose nothing says: arms are compared by it too where their runs have it.
+JUDGED = "test_perplexity"
 PRIMARY = {"language": "perplexity", "classification": "accuracy", "text2text": "exact_match", "generated": "accuracy"}
 
 

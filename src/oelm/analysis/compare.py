@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 
-from .arms import MEASURES, PRIMARY, TIMES, Arm, Difference, Measure, Setup, differences, group_runs
+from .arms import JUDGED, MEASURES, PRIMARY, TIMES, Arm, Difference, Measure, Setup, differences, group_runs
 from .run import Run
 from .stats import ALPHA, Estimate, estimate, holm, tost
+from .texts import over_texts
 
 # How far apart two arms may be and still be called alike: a share of the measure, or percentage points.
 MARGINS = dict.fromkeys(("perplexity", "best_perplexity", "test_perplexity"), 0.05)
@@ -98,6 +100,14 @@ class Comparison:
     def logs(self) -> list[float]:
         """Return the differences of logarithms of the pairs, on which ratios are tested."""
         return [math.log(a / b) for a, b in self.values]
+
+    @cached_property
+    def over_texts(self) -> tuple[float, float] | None:
+        """Return the interval of the relative change over test texts; None where it is not of the test perplexity."""
+        if self.measure != MEASURES[JUDGED] or not self.pairs:
+            return None
+        logs = over_texts(self.pairs)
+        return None if logs is None else (math.expm1(logs[0]), math.expm1(logs[1]))
 
     @property
     def values(self) -> list[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Statistics of paired differences: t intervals, a bootstrap, equivalence (TOST), a slope, and Holm's correction.
+"""Statistics of paired differences: t intervals, bootstraps, equivalence (TOST), a slope, and Holm's correction.
 
 All functions take plain numbers. A ratio is analysed as a difference of logarithms.
 """
@@ -20,6 +20,7 @@ ALPHA = 1 - CONFIDENCE
 # With fewer pairs there are too few different resamples for a bootstrap to add anything to the t interval.
 BOOTSTRAP_PAIRS = 6
 BOOTSTRAP_RESAMPLES = 9999
+CLUSTER_RESAMPLES = 1999
 # A spread below this share of the numbers themselves comes from rounding: (801 + 2) / 872 - 801 / 872 and
 # (805 + 2) / 872 - 805 / 872 differ in the seventeenth digit.
 _ROUNDING = 1e-12
@@ -114,6 +115,22 @@ def bootstrap(
     options = {"confidence_level": confidence, "n_resamples": resamples, "method": "BCa"}
     interval = stats.bootstrap((sample,), np.mean, rng=np.random.default_rng(seed), **options).confidence_interval
     return float(interval.low), float(interval.high)
+
+
+def cluster_bootstrap(
+    sums: _Numbers, sizes: Sequence[int], confidence: float = CONFIDENCE, seed: int = 0
+) -> tuple[float, float]:
+    """Return the percentile interval of all sums over all sizes, with whole clusters drawn; the same for the same seed.
+
+    A cluster is given by the sum over its members and their number.
+    """
+    totals, counts = _finite(sums), np.asarray(sizes)
+    rng, ratios = np.random.default_rng(seed), np.empty(CLUSTER_RESAMPLES)
+    for number in range(CLUSTER_RESAMPLES):
+        drawn = rng.integers(len(totals), size=len(totals))
+        ratios[number] = totals[drawn].sum() / counts[drawn].sum()
+    low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
 
 
 def slope(x: _Numbers, y: _Numbers, confidence: float = CONFIDENCE, scale: float | None = None) -> Estimate:

@@ -45,7 +45,7 @@ def compose(analysis: Analysis, out: Path, language: str = "en", title: str | No
     blocks += published_section(analysis, say)
     blocks += times_section(analysis, out, say)
     blocks += runs_section(analysis, out, say)
-    blocks += reading_section(say)
+    blocks += reading_section(analysis, say)
     if title is None:
         datasets = {group.dataset for group in analysis.groups}
         title = say("title_of", dataset=datasets.pop()) if len(datasets) == 1 else say("title")
@@ -68,6 +68,7 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
         blocks.append(Heading(say("comparisons"), 3, f"comparisons-{number}"))
         blocks.append(comparison_table(analysis, list(comparisons), f"{number}-comparisons", say))
         blocks += notes(comparisons, say)
+    blocks += judged_on_test(analysis, setup, f"{number}-test", say)
     if figures:
         blocks += [Heading(say("figures"), 3, f"figures-{number}"), *figures]
     equal = [comparison for comparison in analysis.equal if comparison.setup is setup]
@@ -79,6 +80,14 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
         text = say("headed", head=say("missing"), text=say("and_then").join(say.all(*missing)))
         blocks.append(Paragraph(text, tone="muted"))
     return blocks
+
+
+def judged_on_test(analysis: Analysis, setup: Setup, name: str, say: Words) -> list[Block]:
+    """Return the comparisons of a setup by the text that chose nothing, with intervals over seeds and over texts."""
+    judged = [comparison for comparison in analysis.judged if comparison.setup is setup]
+    if not judged:
+        return []
+    return [Paragraph(say("judged_intro")), comparison_table(analysis, judged, name, say)]
 
 
 def notes(comparisons: Sequence[Comparison], say: Words) -> list[Block]:
@@ -186,6 +195,7 @@ def comparison_table(
     left_out = set() if tested else {"col_reading", "col_p", "col_alike"}
     has_bootstrap = any(numbers.bootstrap_bounds(comparison) != "–" for comparison in comparisons)
     left_out |= set() if has_bootstrap else {"col_bootstrap"}
+    left_out |= set() if any(comparison.over_texts for comparison in comparisons) else {"col_texts"}
     left_out |= {"col_difference"} if measure.points else set()
     left_out |= set() if measure.name in MARGINS else {"col_alike"}
     rows = [
@@ -213,6 +223,7 @@ def _comparison_cells(comparison: Comparison, analysis: Analysis, say: Words) ->
         "col_change": Cell(numbers.change(comparison, say)),
         "col_interval": Cell(numbers.change_range(comparison, say)),
         "col_bootstrap": Cell(numbers.bootstrap_bounds(comparison)),
+        "col_texts": Cell(numbers.bounds_over_texts(comparison)),
         "col_difference": Cell(numbers.signed(comparison.difference.mean, 3) if comparison.difference else "–"),
         "col_p": Cell(numbers.p_value(comparison.adjusted)),
         "col_alike": Cell(_alike(comparison, say)),

@@ -27,7 +27,7 @@ from ..config import read_mapping
 from . import numbers
 from .chart_choice import setup_figures
 from .charts import ChartFigure, Styles
-from .compose import arms_table, comparison_table, notes, settings
+from .compose import arms_table, comparison_table, judged_on_test, notes, settings
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .drawing import draw as draw_figures
 from .forest import change_figure, change_figures
@@ -234,6 +234,7 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
         if comparisons:
             blocks.append(comparison_table(analysis, list(comparisons), name, say))
             blocks += notes(comparisons, say)
+        blocks += judged_on_test(analysis, setup, f"{name}-test", say)
         direct = between(setup, [(pair.arm, pair.against) for pair in question.pairs])
         if direct:
             blocks.append(Paragraph("Arms against each other, corrected over these pairs:"))

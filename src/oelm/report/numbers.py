@@ -101,6 +101,12 @@ def bootstrap_bounds(comparison: Comparison) -> str:
     return f"{limits[0]} – {limits[1]}" if limits else "–"
 
 
+def bounds_over_texts(comparison: Comparison) -> str:
+    """Return the interval of a change over the documents of the test text, a dash when there is none."""
+    limits = comparison.over_texts
+    return f"{percent(limits[0])} – {percent(limits[1])}" if limits else "–"
+
+
 def _limits(comparison: Comparison, bootstrap: bool = False) -> tuple[str, str] | None:
     """Return the limits of the difference that `change` gives, or None when it has no interval."""
     estimate = comparison.change if comparison.measure.log else comparison.difference

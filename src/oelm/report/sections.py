@@ -11,7 +11,7 @@ from ..analysis.compare import Comparison
 from ..analysis.hypotheses import REFUTED, SUPPORTED, uneven_times
 from ..analysis.replication import Replication
 from ..analysis.run import Bench, flop_ratio
-from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES
+from ..analysis.stats import BOOTSTRAP_PAIRS, BOOTSTRAP_RESAMPLES, CLUSTER_RESAMPLES
 from ..runs import published
 from ..runs.schema import DecodeBench, StepBench
 from . import numbers
@@ -258,10 +258,14 @@ def _runs_table(analysis: Analysis, out: Path, say: Words) -> Table:
     return table
 
 
-def reading_section(say: Words) -> list[Block]:
+def reading_section(analysis: Analysis, say: Words) -> list[Block]:
     """Return how to read the report: what the terms mean and how the tests were done."""
-    keys = ("read_pairs", "read_ratio", "read_holm", "read_tost", "read_rates", "read_confounded")
-    values = {"read_ratio": {"pairs": BOOTSTRAP_PAIRS, "resamples": f"{BOOTSTRAP_RESAMPLES:,}"}}
+    over_texts = ("read_texts",) if any(comparison.over_texts for comparison in analysis.judged) else ()
+    keys = ("read_pairs", "read_ratio", *over_texts, "read_holm", "read_tost", "read_rates", "read_confounded")
+    values: dict[str, dict[str, object]] = {
+        "read_ratio": {"pairs": BOOTSTRAP_PAIRS, "resamples": f"{BOOTSTRAP_RESAMPLES:,}"},
+        "read_texts": {"resamples": f"{CLUSTER_RESAMPLES:,}"},
+    }
     items = [Cell(say(key, **values.get(key, {}))) for key in keys]
     return [Heading(say("reading"), 2, "reading"), Bullets(items)]
 

@@ -60,6 +60,7 @@ def results_json(analysis: Analysis) -> str:
             for item in analysis.left_out
         ],
         "comparisons": [_comparison(analysis, comparison) for comparison in analysis.comparisons],
+        "on_test_text": [_comparison(analysis, comparison) for comparison in analysis.judged],
         "equal_rates": [_comparison(analysis, comparison) for comparison in analysis.equal],
         "step_times": [_comparison(analysis, comparison) for comparison in analysis.times],
         "hypotheses": [
@@ -139,6 +140,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "n": comparison.n,
         "ratio": _estimate(comparison.ratio),
         "difference": _estimate(comparison.difference),
+        "over_texts": comparison.over_texts,
         "p_holm": comparison.adjusted,
         "p_alike_holm": comparison.alike,
         "confounds": [asdict(item) for item in comparison.confounds],
