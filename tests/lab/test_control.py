@@ -18,7 +18,7 @@ from oelm.lab.status import find_run, list_runs, read_state
 from oelm.runs.folder import SILENCE, STOP, RunFolder, read_metrics
 from oelm.training.engine import train
 from tests.support.lab import lab, refusal, wait_for
-from tests.support.records import language_run, write_status
+from tests.support.records import change, language_run, write_status
 from tests.support.training import Held, Slow, assert_same_run, die, run_to_end, start, tiny, write_yaml
 
 HERE = socket.gethostname()
@@ -324,7 +324,7 @@ def test_a_killed_run_releases_its_lock(tmp_path):
 
 def test_an_archive_has_the_records_and_nothing_large(all_states, tmp_path):
     out = tmp_path / "archive"
-    output = lab("archive", all_states, "--out", out, "--points", 3).stdout
+    output = lab("archive", all_states, "--out", out, "--points", 3, "--changed-code").stdout
     assert "2 runs" in output.splitlines()[-1]
     assert str(out) in output.splitlines()[-1]
     for name, state in (("dead", "died"), ("halted", "stopped"), ("damaged", "unreadable")):
@@ -347,13 +347,26 @@ def test_an_archive_has_the_records_and_nothing_large(all_states, tmp_path):
     assert failed["message"]
     assert not {"host", "pid"} & set(failed)
     assert [run.state for run in list_runs(out)] == ["failed", "finished"]
-    again = json.loads(lab("archive", all_states, "--out", out, "--json").stdout)
+    again = json.loads(lab("archive", all_states, "--out", out, "--json", "--changed-code").stdout)
     assert sorted(entry["outcome"] for entry in again) == ["left out"] * 3 + ["there"] * 2
     assert count_train_lines(archived) == 3, "an archived run is not changed"
 
 
 def count_train_lines(folder: Path) -> int:
     return sum(line.kind == "train" for line in read_metrics(folder))
+
+
+def test_an_archive_leaves_out_runs_of_changed_code(tmp_path):
+    runs, out = tmp_path / "runs", tmp_path / "archive"
+    clean, changed = language_run(runs), language_run(runs, "oelm-freeze")
+    environment = json.loads((changed / "environment.json").read_text())
+    change(changed, "environment.json", git_commit=f"{environment['git_commit']}-dirty")
+    output = lab("archive", runs, "--out", out).stdout
+    assert f"left out: {changed}: made by code that was changed" in output
+    assert "archived 1 run " in output
+    assert (out.joinpath(*clean.parts[-3:]) / "result.json").is_file()
+    assert "archived 1 run " in lab("archive", runs, "--out", out, "--changed-code").stdout
+    assert (out.joinpath(*changed.parts[-3:]) / "result.json").is_file()
 
 
 def test_an_archive_replaces_a_failed_run_by_its_success_and_nothing_else(tmp_path):
@@ -365,9 +378,9 @@ def test_an_archive_replaces_a_failed_run_by_its_success_and_nothing_else(tmp_pa
 
     out = tmp_path / "archive"
     archived_run = out.joinpath(*failed_run(tmp_path / "a").parts[-3:])
-    assert "archived 1 run " in lab("archive", tmp_path / "a", "-o", out).stdout
+    assert "archived 1 run " in lab("archive", tmp_path / "a", "-o", out, "--changed-code").stdout
     assert (archived_run / "status.json").is_file()
-    assert "1 run there already" in lab("archive", tmp_path / "a", "-o", out).stdout
+    assert "1 run there already" in lab("archive", tmp_path / "a", "-o", out, "--changed-code").stdout
     run = language_run(tmp_path / "a")
     assert "archived 1 run " in lab("archive", run, "-o", out).stdout, "a run's own folder can be given"
     assert not (archived_run / "status.json").exists()

@@ -165,6 +165,9 @@ def archive(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or above them.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to keep the records in.")],
     points: Annotated[int, typer.Option(min=2, help="Lines of training loss to keep for each run.")] = 50,
+    changed_code: Annotated[
+        bool, typer.Option("--changed-code", help="Also keep runs of code that was changed since its commit.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Copy the records of runs that have ended, without models and logs: small enough to commit."""
@@ -173,7 +176,7 @@ def archive(
 
         for folder in runs:
             _require_folder(folder)
-        archived = archive_runs(runs, out, points)
+        archived = archive_runs(runs, out, points, changed_code)
         if as_json:
             echo(json.dumps([entry.to_dict() for entry in archived], indent=2))
             return

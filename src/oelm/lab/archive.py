@@ -10,6 +10,7 @@ from typing import Any
 
 from ..base.files import new_folder, write_text
 from ..errors import FileError, LabError
+from ..runs.environment import CHANGED
 from ..runs.folder import check_records, line_to_json, read_metrics, seal_records
 from ..runs.schema import (
     Audit,
@@ -53,12 +54,13 @@ class ArchivedRun:
         return {**place, "outcome": self.outcome, "state": self.run.state, "reason": self.reason}
 
 
-def archive(folders: Sequence[Path], out: Path, points: int) -> list[ArchivedRun]:
+def archive(folders: Sequence[Path], out: Path, points: int, changed_code: bool = False) -> list[ArchivedRun]:
     """Copy the records of every run below the folders that has ended to `out`/experiment/method/seed-N.
 
     Raise, before anything is copied, if a record would replace another run's. Failed runs are archived too, with the
     reason; when such a run has succeeded, its record replaces the failure. `points` lines of training loss are kept of
-    each run.
+    each run. A run of code that was changed since its commit is left out, unless `changed_code`: nobody can get that
+    code back.
     """
     run_by_target: dict[Path, RunState] = {}
     for run in (run for folder in folders for run in list_runs(folder)):
@@ -68,14 +70,14 @@ def archive(folders: Sequence[Path], out: Path, points: int) -> list[ArchivedRun
             raise LabError(f"{target}: two runs would go there, {other.path} and {run.path}: archive one of them")
     if not run_by_target:
         raise LabError(f"{', '.join(map(str, folders))}: no runs there")
-    archived = [_judged(run, target) for target, run in run_by_target.items()]
+    archived = [_judged(run, target, changed_code) for target, run in run_by_target.items()]
     for entry in archived:
         if entry.outcome == "archived":
             _copy(entry.run, entry.target, points)
     return archived
 
 
-def _judged(run: RunState, target: Path) -> ArchivedRun:
+def _judged(run: RunState, target: Path, changed_code: bool) -> ArchivedRun:
     """Return what to do with a run; one with a damaged record is left out, and the record is named."""
     try:
         outcome = _outcome(run, target)
@@ -84,10 +86,18 @@ def _judged(run: RunState, target: Path) -> ArchivedRun:
                 read_optional(run.path / name, record)
             read_metrics(run.path)
             check_records(run.path)
+            if not changed_code and _code_was_changed(run.path):
+                reason = f"{run.path}: made by code that was changed since its commit; commit, and run it again"
+                return ArchivedRun(run, target, "left out", f"{reason} (or archive it with --changed-code)")
     except FileError as error:
         return ArchivedRun(run, target, "left out", str(error))
     reason = f"{run.path}, which is {run.state}" if outcome == "left out" else ""
     return ArchivedRun(run, target, outcome, reason)
+
+
+def _code_was_changed(run: Path) -> bool:
+    environment = read_optional(run / "environment.json", Environment)
+    return environment is not None and (environment.git_commit or "").endswith(CHANGED)
 
 
 def _outcome(run: RunState, target: Path) -> str:

@@ -28,6 +28,9 @@ from .schema import (
     read_optional,
 )
 
+# End of a recorded commit if the code was changed since then.
+CHANGED = "-dirty"
+
 
 def environment(data: DataRecord, device: str, world_size: int) -> Environment:
     """Return the versions, hardware, code and data of this process: all that results depend on beside the config."""
@@ -120,7 +123,7 @@ def _git_commit() -> str | None:
     """
     this_file = Path(__file__)
     tracked = _git("ls-files", "--error-unmatch", this_file.name, cwd=this_file.parent)
-    return tracked and _git("describe", "--always", "--dirty", "--abbrev=40", cwd=this_file.parent)
+    return tracked and _git("describe", "--always", f"--dirty={CHANGED}", "--abbrev=40", cwd=this_file.parent)
 
 
 def _git(*arguments: str, cwd: Path) -> str | None:
