@@ -17,7 +17,7 @@ import oelm
 from oelm.cli.app import app
 from oelm.data.tokenizer import load_model_tokenizer
 from oelm.errors import CheckpointError, ConfigError, ModelError
-from oelm.evaluation.generate import generate_text
+from oelm.evaluation.generate import Sampling, generate_text
 from oelm.evaluation.load import find_model, load_run
 from oelm.evaluation.use import evaluate_run
 from oelm.models.card import CARD
@@ -77,8 +77,8 @@ def test_a_runs_folder_is_recognised_and_has_its_config(trained, tmp_path):
     assert config_of(run).id == result["id"]
 
 
-def generated(run, *arguments, seed=0):
-    return generate_text(run, *arguments, seed=seed).text
+def generated(run, prompt, *sampling, seed=0):
+    return generate_text(run, prompt, Sampling(*sampling, seed=seed)).text
 
 
 def test_generated_text_depends_only_on_the_seed_and_greedy_text_not_even_on_that(trained):
@@ -98,7 +98,7 @@ def test_a_prompt_longer_than_the_positions_is_cut_at_its_start_and_says_so(trai
     assert result.exit_code == 0, result.output
     assert "the end" in result.stdout
     assert len(result.stdout) < len(prompt)
-    continuation = generate_text(run, prompt, 5, 0.0, 0, seed=0)
+    continuation = generate_text(run, prompt, Sampling(5, 0.0, 0))
     assert prompt.startswith(continuation.cut.strip())
     count = continuation.cut_tokens
     assert f"the model has 32 positions, so the first {count} tokens of the prompt were cut" in result.stderr
@@ -122,10 +122,10 @@ def test_the_default_number_of_tokens_fits_the_positions(prompt, trained):
 def test_the_advice_is_the_most_tokens_that_the_model_can_add(trained):
     run, _ = trained
     with pytest.raises(ConfigError, match=r"--tokens 33: .*32 positions") as refused:
-        generate_text(run, "Once upon a time", 33, 0.0, 0, seed=0)
+        generate_text(run, "Once upon a time", Sampling(33, 0.0, 0))
     room = int(re.search(r"at most (\d+) after this prompt", str(refused.value))[1])
-    assert generate_text(run, "Once upon a time", room, 0.0, 0, seed=0).cut_tokens == 0
-    assert generate_text(run, "Once upon a time", room + 1, 0.0, 0, seed=0).cut_tokens == 1
+    assert generate_text(run, "Once upon a time", Sampling(room, 0.0, 0)).cut_tokens == 0
+    assert generate_text(run, "Once upon a time", Sampling(room + 1, 0.0, 0)).cut_tokens == 1
     model, ids = load_run(run), torch.tensor([tokenize(run, "Once upon a time")])
     never = {"eos_token_id": None, "do_sample": False, "pad_token_id": 0}
     assert model.generate(ids, max_new_tokens=room, **never).shape[1] == 33
@@ -135,7 +135,7 @@ def test_the_advice_is_the_most_tokens_that_the_model_can_add(trained):
 
 def test_an_empty_prompt_is_refused(trained):
     with pytest.raises(ConfigError, match="the prompt is empty"):
-        generate_text(trained[0], "", 5, 0.0, 0, seed=0)
+        generate_text(trained[0], "", Sampling(5, 0.0, 0))
 
 
 def test_a_run_generates_where_its_data_are_not(trained, tmp_path):

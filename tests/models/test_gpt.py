@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 import oelm
 from oelm.errors import ConfigError
-from oelm.evaluation.generate import generate_text
+from oelm.evaluation.generate import Sampling, generate_text
 from oelm.models.gpt import OelmGPTForCausalLM, OelmGPTForSequenceClassification, OelmGPTModel
 from oelm.models.gpt_config import SIZES, OelmGPTConfig, gpt_config
 from oelm.models.run_model import build_language_model
@@ -383,7 +383,7 @@ def test_a_pipeline_generates_the_same_text_from_a_runs_best_folder(tmp_path):
         run = config(tmp_path, method=method).folder
         generate = pipeline("text-generation", model=str(run / "best"))
         (output,) = generate("Once upon a time", max_new_tokens=12, do_sample=False)
-        assert output["generated_text"] == generate_text(run, "Once upon a time", 12, 0.0, 0, seed=0).text
+        assert output["generated_text"] == generate_text(run, "Once upon a time", Sampling(12, 0.0, 0)).text
 
 
 # Other models

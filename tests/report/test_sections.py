@@ -13,6 +13,7 @@ from oelm.report.chart_choice import setup_figures
 from oelm.report.charts import Styles
 from oelm.report.compose import arms_table
 from oelm.report.words import words
+from oelm.runs.schema import FORMAT
 from tests.support.records import (
     bench_row,
     change,
@@ -188,3 +189,24 @@ def test_the_interval_of_a_perplexity_that_would_reach_below_zero_is_left_out(tm
         table = arms_table(analysis, analysis.groups[0].setups[0], 1, say)
         assert table.rows[0][4].text == cell
         assert (say("note_below_zero") in table.caption) == note
+
+
+def test_a_report_shows_the_texts_of_all_arms_side_by_side(tmp_path):
+    study(tmp_path / "runs", seeds=2)
+    scores = {"words": 9, "distinct": [0.5, 0.75, 1.0], "repetition": 0.25, "self_bleu": 12.5, "judge_perplexity": None}
+    way = {"model": "best", "step": 400, "tokens": 8, "temperature": 0.8, "top_k": 50, "seed": 0, "judge": None}
+    for folder in tmp_path.glob("runs/lr-0.001/*/seed-*"):
+        method, seed = folder.parent.name, folder.name
+        texts = [f" <b>{method}</b> of {seed}", "again"]
+        prompts = [{"prompt": "Once upon", "texts": texts}]
+        other = {"temperature": 1.0} if (method, seed) == ("oelm-freeze", "seed-1") else {}
+        write(folder, "samples.json", {"format": FORMAT, **way, **other, "scores": scores, "prompts": prompts})
+    write_report([tmp_path / "runs"], tmp_path / "out", formats=("md", "html"))
+    table = (tmp_path / "out" / "tables" / "1-samples.csv").read_text(encoding="utf-8").splitlines()
+    assert table[1].startswith("baseline,2,50.0 %,75.0 %,100.0 %,25.0 %,12.5,–,")
+    assert table[2].startswith("oelm-freeze,1,"), "a run that was sampled in another way is not shown"
+    texts = (tmp_path / "out" / "tables" / "1-samples-1.csv").read_text(encoding="utf-8")
+    assert "baseline,<b>baseline</b> of seed-0" in texts
+    html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "<b>baseline</b>" not in html
+    assert "After “Once upon”:" in html

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from ..base.files import read_json
 from ..errors import AnalysisError, FileError, FormatError, NoRunsError
-from ..runs.folder import check_records, is_alive, read_metrics
+from ..runs.folder import SAMPLES, check_records, is_alive, read_metrics
 from ..runs.schema import (
     Audit,
     Environment,
     Record,
     RecordedConfig,
     Result,
+    Samples,
     Status,
     Timing,
     parse_bench,
@@ -185,7 +186,8 @@ def _finished(attempt: Attempt, result: Result) -> Run:
         raise AnalysisError(f"{path / 'environment.json'}: missing; the folder has a run's other records")
     audit, timing = _required(path / "audit.json", Audit), _required(path / "timing.json", Timing)
     records: dict[str, Any] = {field.name: getattr(attempt, field.name) for field in fields(attempt)}
-    return Run(**records, audit=audit, timing=timing, result=result)
+    samples = read_optional(path / SAMPLES, Samples)
+    return Run(**records, audit=audit, timing=timing, result=result, samples=samples)
 
 
 def _required(path: Path, record: type[_R]) -> _R:

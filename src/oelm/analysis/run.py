@@ -20,6 +20,7 @@ from ..runs.schema import (
     MetricLine,
     Parameters,
     Result,
+    Samples,
     Status,
     StepBench,
     TaskRecord,
@@ -116,6 +117,7 @@ class Run(Attempt):
     audit: Audit
     timing: Timing
     result: Result
+    samples: Samples | None = None
     also: tuple[str, ...] = ()
 
     @property

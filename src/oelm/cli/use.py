@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import ConfigError
 from . import completion
-from .options import RunArgument
+from .options import JsonOption, RunArgument
 from .terminal import count_of, echo, errors, progress_bar, quiet_libraries
+
+if TYPE_CHECKING:
+    from ..evaluation.generate import Sampling
 
 
 def evaluate(
@@ -46,7 +50,6 @@ def predict(
     For one text the answer is printed as JSON. With --file, every row is written to --out with its prediction.
     """
     with errors():
-        from ..errors import ConfigError
         from ..lab.status import refuse_folder_of_runs
         from ..runs.environment import config_of
 
@@ -86,18 +89,40 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Sample from the k most likely tokens; 0: from all.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+    score: Annotated[
+        bool, typer.Option("--score", help="Write several samples of several prompts, and score and keep them.")
+    ] = False,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="With --score: a file with a prompt a line. Default: a run's validation documents."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="With --score: texts for each prompt.")] = 4,
+    judge: Annotated[
+        Path | None, typer.Option(help="With --score: another language model, whose perplexity is computed.")
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Generate text from a prompt with a trained model. A prompt that does not fit loses its start, and says so."""
+    """Generate text from a prompt with a trained model. A prompt that does not fit loses its start, and says so.
+
+    With --score: how varied the texts are and how much they repeat; a run keeps them, and reports show them.
+    """
     with errors():
         from ..base.files import require_reachable
         from ..lab.status import refuse_folder_of_runs
 
-        require_reachable(source)
-        refuse_folder_of_runs(source)
-        from ..evaluation.generate import generate_text
+        for folder in [source] if judge is None else [source, judge]:
+            require_reachable(folder)
+            refuse_folder_of_runs(folder)
+        from ..evaluation.generate import Sampling, generate_text
 
         quiet_libraries()
-        continuation = generate_text(source, prompt, tokens, temperature, top_k, seed)
+        sampling = Sampling(tokens, temperature, top_k, seed)
+        if score:
+            _score_texts(source, prompts, samples, sampling, judge, as_json)
+            return
+        if prompts is not None or judge is not None:
+            raise ConfigError(f"generate: {'--prompts' if prompts else '--judge'} goes with --score")
+        continuation = generate_text(source, prompt, sampling)
         if continuation.cut_tokens:
             end = continuation.cut[-40:].strip()
             echo(
@@ -106,3 +131,33 @@ def generate(
                 err=True,
             )
         echo(continuation.text)
+
+
+def _score_texts(
+    source: Path, prompts: Path | None, samples: int, sampling: Sampling, judge: Path | None, as_json: bool
+) -> None:
+    """Write samples, keep them in the run's folder, and print their scores."""
+    from ..evaluation.samples import read_prompts, sample_texts
+    from ..runs.environment import is_run
+    from ..runs.folder import SAMPLES
+
+    chosen = None if prompts is None else read_prompts(prompts)
+    with progress_bar() as show:
+        written = sample_texts(source, chosen, samples, sampling, judge, show)
+    if is_run(source):
+        written.write(source / SAMPLES)
+    if as_json:
+        echo(json.dumps(written.model_dump(), indent=2, ensure_ascii=False))
+        return
+    scores = written.scores
+    rows = [(f"different runs of {count_of(n, 'word')}", share) for n, share in enumerate(scores.distinct, start=1)]
+    rows.append(("4 words in a row that the text had before", scores.repetition))
+    for name, share in rows:
+        echo(f"{name:<42} {'-' if share is None else f'{100 * share:.1f} %':>8}")
+    more = [("BLEU against the prompt's other texts", scores.self_bleu)]
+    more += [] if judge is None else [(f"perplexity under {judge}", scores.judge_perplexity)]
+    for name, number in more:
+        echo(f"{name:<42} {'-' if number is None else f'{number:.1f}':>8}")
+    texts = count_of(sum(len(prompt.texts) for prompt in written.prompts), "text")
+    kept = f", kept in {source / SAMPLES}" if is_run(source) else ""
+    echo(f"{texts} of {count_of(len(written.prompts), 'prompt')}, {count_of(scores.words, 'word')}{kept}")

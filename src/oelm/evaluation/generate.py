@@ -1,4 +1,4 @@
-"""Continue a prompt with the model of a run, or of any folder that holds a language model and its tokenizer."""
+"""Continue prompts with the model of a run, or of any folder that holds a language model and its tokenizer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..data.tokenizer import load_model_tokenizer
 from ..errors import ConfigError
@@ -32,45 +33,81 @@ class Continuation:
     positions: int | None
 
 
-def generate_text(
-    source: Path, prompt: str, tokens: int | None, temperature: float, top_k: int, seed: int
-) -> Continuation:
-    """Return the prompt and its continuation by the model of a run, or of a folder that was exported or saved.
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. A temperature of 0 always takes the most likely one, a `top_k` of 0 samples from all.
 
-    `tokens` None means 100 new tokens, or as many as the model has positions left for. A prompt that leaves too little
-    room loses its start. A temperature of 0 always takes the most likely token; a `top_k` of 0 samples from all.
+    `tokens` None means 100 new tokens, or as many as the model has positions left for.
     """
-    if 0 < temperature < _MIN_TEMPERATURE:
-        raise ConfigError(f"--temperature {temperature}: too low to sample with; 0 always takes the most likely token")
-    if not 0 <= seed < 2**64:
-        raise ConfigError(f"--seed {seed}: must be at least 0 and below 2**64")
-    model, tokenizer = _load(source)
-    if not model.can_generate():
-        raise ConfigError(
-            f"{source}: a {type(model).__name__} has no `generate`; a class takes it from transformers' GenerationMixin"
+
+    tokens: int | None = None
+    temperature: float = 0.8
+    top_k: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if 0 < self.temperature < _MIN_TEMPERATURE:
+            raise ConfigError(
+                f"--temperature {self.temperature}: too low to sample with; 0 always takes the most likely token"
+            )
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(f"--seed {self.seed}: must be at least 0 and below 2**64")
+
+
+class Writer:
+    """A language model with its tokenizer, which continues prompts."""
+
+    def __init__(self, source: Path) -> None:
+        self.model, self.tokenizer = _load(source)
+        if not self.model.can_generate():
+            raise ConfigError(
+                f"{source}: a {type(self.model).__name__} has no `generate`; a class takes it from transformers' "
+                "GenerationMixin"
+            )
+        self.positions = _positions(self.model)
+        self.model.to(device_for("auto")).eval()
+
+    def encode(self, prompt: str) -> Tensor:
+        """Return a prompt as a row of token ids on the model's device."""
+        ids: Tensor = self.tokenizer(prompt, return_tensors="pt").input_ids.to(self.model.device)
+        if ids.shape[1] == 0:
+            raise ConfigError("the prompt is empty: give at least one word")
+        return ids
+
+    def continue_ids(self, ids: Tensor, sampling: Sampling, samples: int = 1) -> tuple[Tensor, int]:
+        """Return continuations of a prompt, one in a row, and how many of the prompt's tokens each row begins with.
+
+        A prompt that leaves too little room loses its start.
+        """
+        length = ids.shape[1]
+        tokens, kept = _fit(sampling.tokens, length, self.positions)
+        torch.manual_seed(sampling.seed)
+        chosen = {"temperature": sampling.temperature, "top_k": sampling.top_k or None}
+        end = {} if self.tokenizer.eos_token_id is None else {"eos_token_id": self.tokenizer.eos_token_id}
+        generated = self.model.generate(
+            ids[:, length - kept :],
+            attention_mask=torch.ones_like(ids[:, length - kept :]),
+            max_new_tokens=tokens,
+            pad_token_id=self.tokenizer.eos_token_id or 0,
+            do_sample=sampling.temperature > 0,
+            num_return_sequences=samples,
+            **(chosen if sampling.temperature > 0 else {}),
+            **end,
         )
-    device = device_for("auto")
-    model.to(device).eval()
-    ids = tokenizer(prompt, return_tensors="pt").input_ids.to(device)
-    length = ids.shape[1]
-    if length == 0:
-        raise ConfigError("the prompt is empty: give at least one word")
-    positions = _positions(model)
-    tokens, kept = _fit(tokens, length, positions)
-    torch.manual_seed(seed)
-    sampling = {"temperature": temperature, "top_k": top_k or None} if temperature > 0 else {}
-    end = {} if tokenizer.eos_token_id is None else {"eos_token_id": tokenizer.eos_token_id}
-    generated = model.generate(
-        ids[:, length - kept :],
-        attention_mask=torch.ones_like(ids[:, length - kept :]),
-        max_new_tokens=tokens,
-        pad_token_id=tokenizer.eos_token_id or 0,
-        do_sample=temperature > 0,
-        **sampling,
-        **end,
-    )
-    text, cut = (tokenizer.decode(part, skip_special_tokens=True) for part in (generated[0], ids[0, : length - kept]))
-    return Continuation(str(text), str(cut), length - kept, positions)
+        return generated, kept
+
+    def decode(self, ids: Tensor) -> str:
+        """Return token ids as text, without special tokens."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def generate_text(source: Path, prompt: str, sampling: Sampling) -> Continuation:
+    """Return the prompt and its continuation by the model of a run, or of a folder that was exported or saved."""
+    writer = Writer(source)
+    ids = writer.encode(prompt)
+    generated, kept = writer.continue_ids(ids, sampling)
+    cut = ids.shape[1] - kept
+    return Continuation(writer.decode(generated[0]), writer.decode(ids[0, :cut]), cut, writer.positions)
 
 
 def _load(source: Path) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from ..base.files import new_folder, write_text
 from ..errors import FileError, LabError
 from ..runs.environment import CHANGED
-from ..runs.folder import check_records, line_to_json, read_metrics, seal_records
+from ..runs.folder import SAMPLES, check_records, line_to_json, read_metrics, seal_records
 from ..runs.schema import (
     Audit,
     Environment,
@@ -19,6 +19,7 @@ from ..runs.schema import (
     Record,
     RecordedConfig,
     Result,
+    Samples,
     Status,
     Timing,
     read,
@@ -34,6 +35,7 @@ _COPIED: dict[str, type[Record]] = {
     "audit.json": Audit,
     "timing.json": Timing,
     "result.json": Result,
+    SAMPLES: Samples,
 }
 _CHECKED: dict[str, type[Record]] = {**_COPIED, "status.json": Status}
 # Fields of a status that mean nothing on another machine.

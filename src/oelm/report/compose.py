@@ -18,6 +18,7 @@ from .chart_choice import setup_figures
 from .charts import Styles
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .overview import overview
+from .sampled import sampled_texts
 from .sections import (
     handles,
     hypotheses_section,
@@ -76,6 +77,7 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
         blocks.append(Heading(say("equal_rates"), 3, f"equal-{number}"))
         blocks.append(comparison_table(analysis, equal, f"{number}-equal-rates", say, tested=False))
     blocks += _other_splits(analysis, setup, number, say)
+    blocks += sampled_texts(analysis, setup, number, say)
     if missing:
         text = say("headed", head=say("missing"), text=say("and_then").join(say.all(*missing)))
         blocks.append(Paragraph(text, tone="muted"))

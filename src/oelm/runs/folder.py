@@ -44,6 +44,7 @@ STOP = "stop"
 # another process takes the folder, whose id may be the same.
 ASKED = "stopping"
 # The records that a finished run's manifest has a hash of. Its config has an id, which is one.
+SAMPLES = "samples.json"  # texts that a run's model wrote, whenever somebody asked for them
 SEALED = ("environment.json", "audit.json", "metrics.jsonl", "timing.json", "result.json")
 # Files that a run may have written before its first step, beside its config and its log.
 _BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl", "trackers.json")

@@ -335,6 +335,43 @@ class Result(Record, TaskMetrics):
     data: DataSummary
 
 
+class TextScores(RecordPart):
+    """What was counted in texts that a model wrote.
+
+    distinct            the share of different runs of 1, 2 and 3 words among all of them
+    repetition          the share of runs of 4 words that the same text had before
+    self_bleu           the mean BLEU (0 to 100) of a text against the others that continue the same prompt
+    judge_perplexity    how unlikely another model finds the texts, per token of its own
+    """
+
+    words: int
+    distinct: list[float | None]
+    repetition: float | None
+    self_bleu: float | None
+    judge_perplexity: float | None
+
+
+class SampledPrompt(RecordPart):
+    """A prompt and its continuations, which do not repeat it."""
+
+    prompt: str
+    texts: list[str]
+
+
+class Samples(Record):
+    """Texts that a run's model wrote, how they were sampled, and their scores. `judge` names the other model."""
+
+    model: str
+    step: int | None
+    tokens: int | None
+    temperature: float
+    top_k: int
+    seed: int
+    judge: str | None
+    scores: TextScores
+    prompts: list[SampledPrompt]
+
+
 class RunProgress(RecordPart):
     """How far a run has come, on which machine, and its latest figures."""
 
