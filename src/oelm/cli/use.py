@@ -155,7 +155,7 @@ def _score_texts(
     for name, share in rows:
         echo(f"{name:<42} {'-' if share is None else f'{100 * share:.1f} %':>8}")
     more = [("BLEU against the prompt's other texts", scores.self_bleu)]
-    more += [] if judge is None else [(f"perplexity under {judge}", scores.judge_perplexity)]
+    more += [] if judge is None else [("perplexity under the judge", scores.judge_perplexity)]
     for name, number in more:
         echo(f"{name:<42} {'-' if number is None else f'{number:.1f}':>8}")
     texts = count_of(sum(len(prompt.texts) for prompt in written.prompts), "text")

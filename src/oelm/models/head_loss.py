@@ -12,8 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-# Rows that are taken at a time have logits of at most this many bytes.
-_MOST_BYTES = 4 * 2**30
+# Rows that are taken at a time have logits of at most this many bytes. On an H200, parts of this size take as long as
+# all rows at once, and parts of an eighth of it 15 % longer.
+_MOST_BYTES = 2**30
 
 
 def summed_head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, ignored: int) -> Tensor:
