@@ -18,7 +18,7 @@ import oelm
 from oelm.errors import OelmError
 from oelm.method.record import record_hash
 from oelm.method.sites import find_sites
-from tests.support.damage import VALUES, places_in
+from tests.support.damage import VALUES, mutated_record, places_in
 from tests.support.models import freeze_error, lively_model, model_with_method
 
 SEALED = [
@@ -198,28 +198,6 @@ def test_a_second_narrow_cast_is_recognised_or_named(narrow):
 # The record
 
 
-def _mutated(record: dict[str, Any], randomness: random.Random) -> tuple[dict[str, Any], str]:
-    """Return a record with one value removed or exchanged, or with a hash cut or changed, and where."""
-    record = copy.deepcopy(record)
-    kind = randomness.random()
-    if kind < 0.4 and record["frozen"]:
-        name = randomness.choice(list(record["frozen"]))
-        hashes = record["frozen"][name]
-        cut = hashes[: randomness.randrange(len(hashes))]
-        digit = randomness.choice("0123456789abcdef")
-        record["frozen"][name] = randomness.choice([cut, "", f"{hashes.partition(':')[0]}:{digit * 32}"])
-        return record, f"frozen.{name}"
-    *above, last = randomness.choice([place for place in places_in(record) if place[0] not in ("version", "frozen")])
-    node: Any = record
-    for key in above:
-        node = node[key]
-    if kind < 0.7:
-        del node[last]
-    else:
-        node[last] = randomness.choice([value for value in VALUES if value != node[last]])
-    return record, ".".join(map(str, (*above, last)))
-
-
 @pytest.mark.parametrize("renewed", [False, True], ids=["its hash as it was", "its hash renewed"])
 def test_a_changed_record_is_refused(renewed, rounds):
     """Whoever renews the record's own hash can still write another method, where the model is the same with it."""
@@ -227,7 +205,7 @@ def test_a_changed_record_is_refused(renewed, rounds):
     for number in range(rounds(40)):
         name, method = SEALED[number % len(SEALED)]
         model = sealed(name, method)
-        model.config.oelm, place = _mutated(model.config.oelm, randomness)
+        model.config.oelm, place = mutated_record(model.config.oelm, randomness)
         if renewed:
             model.config.oelm["sha256"] = record_hash(model.config.oelm)
         try:

@@ -1,5 +1,7 @@
 """Values and places for the attacks on JSON documents."""
 
+import copy
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,3 +18,25 @@ def places_in(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
     for key, value in entries:
         yield (*path, key)
         yield from places_in(value, (*path, key))
+
+
+def mutated_record(record: dict[str, Any], randomness: random.Random) -> tuple[dict[str, Any], str]:
+    """Return a sealed record with one value removed or exchanged, or with a hash cut or changed, and where."""
+    record = copy.deepcopy(record)
+    kind = randomness.random()
+    if kind < 0.4 and record["frozen"]:
+        name = randomness.choice(list(record["frozen"]))
+        hashes = record["frozen"][name]
+        cut = hashes[: randomness.randrange(len(hashes))]
+        digit = randomness.choice("0123456789abcdef")
+        record["frozen"][name] = randomness.choice([cut, "", f"{hashes.partition(':')[0]}:{digit * 32}"])
+        return record, f"frozen.{name}"
+    *above, last = randomness.choice([place for place in places_in(record) if place[0] not in ("version", "frozen")])
+    node: Any = record
+    for key in above:
+        node = node[key]
+    if kind < 0.7:
+        del node[last]
+    else:
+        node[last] = randomness.choice([value for value in VALUES if value != node[last]])
+    return record, ".".join(map(str, (*above, last)))

@@ -73,7 +73,7 @@ def record_problems(
     """Return in words how the record differs from what its method does to this model, and why that is not known.
 
     The hashes aside, a record follows from the method and the model, so nothing can be missing in it unnoticed. The
-    reason is empty but for a model whose Q is of a foreign class, which the method cannot be fitted to any more.
+    reason is empty but for a model whose Q is packed, as quantised ones are, so that its rows cannot be counted.
     """
     try:
         operation = operation or _operation(model, record, method)

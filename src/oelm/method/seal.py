@@ -271,8 +271,10 @@ def listed(problems: list[str]) -> str:
 
 
 def content_hash(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's bytes."""
-    data = whole(tensor).to("cpu").contiguous().view(-1)  # flat, since a scalar cannot be viewed as bytes
+    """Return the SHA-256 of a tensor's bytes. Raise where it holds others than those of its values."""
+    values = whole(tensor)
+    _require_values(values)
+    data = values.to("cpu").contiguous().view(-1)  # flat, since a scalar cannot be viewed as bytes
     return hashlib.sha256(data.view(torch.uint8).numpy().data).hexdigest()
 
 
@@ -280,6 +282,16 @@ def whole(tensor: Tensor) -> Tensor:
     """Return the tensor without its gradient, gathered where it is sharded; then every process must call this."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor.detach() if gather is None else cast(Tensor, gather()).detach()
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Return False for a tensor that computes its values from others, as quantised ones do, unless it is sharded."""
+    return hasattr(tensor, "full_tensor") or type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def _require_values(tensor: Tensor) -> None:
+    if not _has_values(tensor):
+        raise FreezeError(f"a {type(tensor).__name__} computes its values from others: was it quantised?")
 
 
 def fingerprint(tensor: Tensor, measurements: Measurements | None = None) -> str:
@@ -339,6 +351,7 @@ def match(parameter: Tensor, sealed: str, measurements: Measurements) -> str | N
     sealed_as, own = next(iter(hashes)), str(parameter.dtype).removeprefix("torch.")
     if parameter.device.type == "meta":
         raise FreezeError("it is on the meta device, without values (offloaded?): load the whole model into memory")
+    _require_values(parameter)
     if own not in DTYPES:
         raise FreezeError(f"it was sealed as {sealed_as} and is {own} now: was it quantised?")
     if own == sealed_as and measurements.content_hash(parameter).startswith(hashes[own]):
@@ -375,6 +388,8 @@ def _matrix_problems(model: nn.Module, path: str, matrix: dict[str, Any], measur
         return []
     own_weight = getattr(module, "weight", None)
     if matrix["orthonormal_blocks"] is None or not isinstance(own_weight, Tensor) or own_weight.device.type == "meta":
+        return []
+    if not _has_values(own_weight):  # its hash is missed
         return []
     error, weight = measurements.orthogonality_error(path, module, matrix), cast(Tensor, module.weight).detach()
     allowed = tolerance = _TOLERANCE.get(weight.dtype, 1e-2)

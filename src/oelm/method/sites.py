@@ -137,11 +137,15 @@ def require_projection(module: nn.Module, path: str) -> None:
     """Raise unless the module is a plain matrix product, safe to set and freeze: not quantised, not an adapter's."""
     # The exact type counts: quantised and adapter layers subclass Linear. Falcon's Linear only adds its bias later.
     if type(module) not in (nn.Linear, Conv1D) and type(module).__name__ != "FalconLinear":
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"  # quantised layers may be called Linear too
-        raise ModelError(
-            f"{path} is a {kind}, not a plain Linear or Conv1D: quantised, parametrised or wrapped by an adapter? "
-            "Apply the method to the plain model first"
-        )
+        raise _not_plain(module, path)
+
+
+def _not_plain(module: nn.Module, path: str) -> ModelError:
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"  # quantised layers may be called Linear too
+    return ModelError(
+        f"{path} is a {kind}, not a plain Linear or Conv1D: quantised, parametrised or wrapped by an adapter? "
+        "Apply the method to the plain model first"
+    )
 
 
 def base_prefix(model: nn.Module) -> str:
@@ -330,22 +334,26 @@ def _latent_width(model: nn.Module, roles: dict[str, str]) -> int:
 def _query_shape(
     model: nn.Module, path: str, fused: Fused | None, fused_path: str, heads: int, kv_heads: int
 ) -> tuple[int, int]:
-    """Return (rows, width) of Q, read off the module that is there: plain, fused, or put there by a method."""
+    """Return (rows, width) of Q, read off the module that is there: plain, fused, or put there by a method.
+
+    Its class may be another, as that of a Linear that was sharded by itself: only what sets it needs a plain one.
+    """
     holder = _module(model, fused_path) if fused and "q" in fused.roles else None
     if holder is not None and not isinstance(holder, SplitProjection):
-        require_projection(holder, fused_path)
-        rows, width = weight_matrix(holder).shape
+        shape = _shape(model, fused_path)
+        if shape is None:
+            raise _not_plain(holder, fused_path)
+        rows, width = shape
         per_head, rest = divmod(rows, heads + 2 * kv_heads)
         if rest:
             raise FamilyError(
                 f"{fused_path}: {rows} rows cannot be cut into {heads} query and 2 x {kv_heads} key-value heads"
             )
         return per_head * heads, width
-    module = without_adapter(_module(model, path))
-    if not isinstance(module, (CoreProjection, IdentityProjection)):
-        require_projection(module, path)
+    module = _module(model, path)
     shape = _shape(model, path)
-    assert shape is not None, "a plain projection's weight is not packed"
+    if shape is None:
+        raise _not_plain(without_adapter(module), path)
     return shape
 
 
