@@ -41,7 +41,7 @@ docs: $(VENV)/.docs  ## build the site of the guides and the API reference in bu
 	$(BIN)/python docs/site/build.py
 
 attacks: $(STAMP)  ## every attack on files, proofs and processes, ATTACKS (50) times as often as in make test-full
-	OELM_ATTACKS=$(ATTACKS) $(BIN)/pytest -q -rP -n 2 --dist worksteal -m full --timeout 3600 tests/attacks
+	OELM_ATTACKS=$(ATTACKS) $(BIN)/pytest -q -rP -p no:logging -n 2 --dist worksteal -m full --timeout 3600 tests/attacks
 
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/pytest -q -n 2 --dist worksteal -m slow
