@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 
+from oelm.base import files
 from oelm.base.files import new_folder, put_in_place, recover_folder
 from oelm.errors import FileError
 
@@ -26,3 +27,23 @@ def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path):
     os.replace(target, tmp_path / ".best.old")
     recover_folder(target)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_folder_whose_name_the_disk_does_not_confirm_is_as_before(earlier, tmp_path, monkeypatch):
+    """The caller says that it failed, so the same command must find nothing in its way."""
+    target = tmp_path / "out"
+    if earlier:
+        with new_folder(target) as folder:
+            (folder / "one").write_text("1")
+    sync = files.sync
+
+    def refusing(path):
+        if path == tmp_path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(path)
+
+    monkeypatch.setattr(files, "sync", refusing)
+    with pytest.raises(FileError, match="No space"), new_folder(target) as folder:
+        (folder / "two").write_text("2")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == (["one", "out"] if earlier else [])

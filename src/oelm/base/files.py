@@ -177,7 +177,8 @@ def _undo(temporary: Path) -> None:
 def put_in_place(temporary: Path, path: Path) -> None:
     """Flush a finished folder to disk and rename it to `path`.
 
-    An existing folder is renamed first and removed last, so that one of the two is complete at any time.
+    An existing folder is renamed first and removed last, so that one of the two is complete at any time. Where the
+    disk does not confirm the new name, the folder gets its temporary one back: the caller says that it failed.
     """
     for file in temporary.rglob("*"):
         if file.is_file():
@@ -187,7 +188,12 @@ def put_in_place(temporary: Path, path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
         os.replace(path, old)
     os.replace(temporary, path)
-    sync(path.parent)
+    try:
+        sync(path.parent)
+    except OSError:
+        os.replace(path, temporary)
+        recover_folder(path)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
