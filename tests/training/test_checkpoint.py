@@ -26,9 +26,9 @@ from oelm.runs import schema
 from oelm.runs.folder import RunFolder, differing, line_to_json, read_metrics
 from oelm.runs.schema import AttentionLine, Clock, EventLine, TrainLine
 from oelm.training import build, engine
-from oelm.training import checkpoint as state
 from oelm.training.checkpoint import list_checkpoints, read_checkpoint
 from oelm.training.engine import train
+from tests.support.disks import NoSpaceCheck
 from tests.support.training import (
     Held,
     assert_same_run,
@@ -445,16 +445,6 @@ def test_a_run_without_room_for_a_checkpoint_takes_no_step(tmp_path, monkeypatch
     assert not read_metrics(config(tmp_path).folder)
     monkeypatch.undo()
     assert run_here(tmp_path)["steps"] == 12
-
-
-class NoSpaceCheck:
-    """Disables the check for free space, so that the disk fills up while it is written to."""
-
-    def __call__(self):
-        from oelm.training import best
-
-        for module in (files, state, best, build):
-            module.require_space = lambda folder, needed: None
 
 
 SAVING = {"checkpoint": {"every": 2, "keep": 5}}
