@@ -5,6 +5,7 @@ import os
 from contextlib import suppress
 
 import pytest
+import safetensors
 
 from oelm.base import files
 from oelm.base.files import new_folder, put_in_place, recover_folder
@@ -27,6 +28,16 @@ def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path):
     os.replace(target, tmp_path / ".best.old")
     recover_folder(target)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+@pytest.mark.parametrize("error", [Exception, safetensors.SafetensorError])
+def test_errors_of_libraries_in_rust_are_system_errors(error, tmp_path):
+    """As tokenizers and safetensors raise them on a full disk."""
+    with pytest.raises(FileError, match=r"best: cannot .*\(No space .*free some space"), new_folder(tmp_path / "best"):
+        raise error("Error while saving: No space left on device (os error 28)")
+    with pytest.raises(Exception, match="a bug"), new_folder(tmp_path / "best"):
+        raise Exception("a bug")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("earlier", [False, True])

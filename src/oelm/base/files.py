@@ -9,6 +9,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,10 @@ from ..errors import CheckpointError, FileError, first_line
 
 # Bytes that must stay free on a disk beside what is about to be written.
 _HEADROOM = 64 * 1024**2
+# A disk with room for fewer files than this is as good as full.
+_FEW_FILES = 100
+# How libraries in Rust end the text of a system error.
+_RUST = re.compile(r"\(os error (\d+)\)")
 # The list of what `filled_folder` moves up, in its temporary folder.
 _MOVED = ".moved.json"
 
@@ -76,13 +81,31 @@ def writing(path: Path) -> Iterator[None]:
 
     The system's own error may name no file, or only a temporary one.
     """
-    from safetensors import SafetensorError
-
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        code, reason = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
-        raise FileError(f"{path}: cannot be written ({reason or first_line(error)}); {_advice(code)}") from error
+    except Exception as error:
+        if not _is_from_system(error):
+            raise
+        code, reason = _code_and_reason(error)
+        raise FileError(f"{path}: cannot be written ({reason}); {_advice(code)}") from error
+
+
+def _is_from_system(error: Exception) -> bool:
+    """Return True for a system error, in the classes that libraries in Rust have for it too.
+
+    tokenizers raises a bare Exception, and says in its text which system error it was.
+    """
+    from safetensors import SafetensorError
+
+    return isinstance(error, OSError | SafetensorError) or (type(error) is Exception and bool(_RUST.search(str(error))))
+
+
+def _code_and_reason(error: Exception) -> tuple[int | None, str]:
+    """Return the number and the words of a system error."""
+    if isinstance(error, OSError):
+        return error.errno, error.strerror or first_line(error)
+    found = _RUST.search(str(error))
+    return (int(found[1]), os.strerror(int(found[1]))) if found else (None, first_line(error))
 
 
 def _advice(code: int | None) -> str:
@@ -178,7 +201,7 @@ def put_in_place(temporary: Path, path: Path) -> None:
     """Flush a finished folder to disk and rename it to `path`.
 
     An existing folder is renamed first and removed last, so that one of the two is complete at any time. Where the
-    disk does not confirm the new name, the folder gets its temporary one back: the caller says that it failed.
+    disk refuses the new name, or does not confirm it, the earlier folder is back: the caller says that it failed.
     """
     for file in temporary.rglob("*"):
         if file.is_file():
@@ -187,11 +210,15 @@ def put_in_place(temporary: Path, path: Path) -> None:
     if path.exists():
         shutil.rmtree(old, ignore_errors=True)
         os.replace(path, old)
-    os.replace(temporary, path)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        recover_folder(path)
+        raise
     try:
         sync(path.parent)
     except OSError:
-        os.replace(path, temporary)
+        shutil.rmtree(path, ignore_errors=True)
         recover_folder(path)
         raise
     shutil.rmtree(old, ignore_errors=True)
@@ -253,6 +280,15 @@ def require_space(folder: Path, needed: int) -> None:
             f"{folder}: needs {needed / 1e6:,.1f} MB plus {_HEADROOM / 1e6:,.0f} MB headroom, but only "
             f"{free / 1e6:,.1f} MB are free; make room and start the run again"
         )
+
+
+def shortage(folder: Path) -> str:
+    """Return in words what the disk of a folder is short of, bytes or files, or nothing."""
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    if free < _HEADROOM:
+        return f"only {free / 1e6:,.1f} MB are free on its disk"
+    return "its disk has no room for more files" if disk.f_files and disk.f_favail < _FEW_FILES else ""
 
 
 def _finite(content: Any) -> Any:
