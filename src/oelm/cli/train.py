@@ -13,7 +13,7 @@ import typer
 from . import completion
 from .methods import read_method
 from .options import RUNS, MethodName, ModelName, Overrides, QuietOption
-from .terminal import echo, errors, quiet_libraries, repeat_command
+from .terminal import echo, errors, quiet_libraries, repeat_command, unwritable_output
 
 if TYPE_CHECKING:
     from ..config import RunConfig
@@ -88,7 +88,7 @@ def train_and_exit(config: str) -> None:
     from ..config import RunConfig
 
     try:
-        with errors():
+        with unwritable_output(), errors():
             train_and_print(RunConfig.load(config), quiet=True)
     except typer.Exit as ended:
         sys.exit(ended.exit_code)

@@ -58,6 +58,8 @@ class ForkedLauncher:
     def start(self, config: Path, folder: Path, lock: TextIO, orphans: Sequence[LaunchInfo]) -> ForkedJob:
         # A process forked by the server does not inherit `lock`. If this process is killed, the run's own lock, which
         # the run takes itself, still shows that it is in progress.
+        with open(folder / CONSOLE, "ab"):  # a full disk is noticed here, not in the new process
+            pass
         arguments = (self._train, str(config), str(folder / CONSOLE), self._threads)
         process = self._context.Process(target=_train_detached, args=arguments)
         with _without_main():
@@ -89,7 +91,7 @@ def _without_main() -> Iterator[None]:
 def _train_detached(train: Callable[[str], None], config: str, console: str, threads: int) -> None:
     """Train a run with its output in a file and in a session of its own, so that Ctrl-C reaches only the launcher."""
     os.setsid()
-    handle = os.open(console, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = os.open(console, os.O_WRONLY | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     import torch

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from ...base.files import read_record, write_json
+from ...base.files import read_record, shortage, write_json
 from ...base.strict import Strict
 from ...errors import FileError, LabError
 from ...runs.schema import Status, read_optional
@@ -154,4 +154,7 @@ def failure_reason(folder: Path, exit_code: int, old_time: float | None) -> tupl
     # A refusal may have several lines, and the first of them says what is wrong.
     refusals = [line for line in written if refused and line.startswith("oelm: ")]
     last_line = (refusals or written or [""])[-1]
-    return last_line.removeprefix("oelm: ") or f"its process ended with {exit_code}", refused
+    # A process whose disk is full can say nothing.
+    short = shortage(folder) if folder.is_dir() else ""
+    silent = f"its process ended with {exit_code}{f', and {short}' if short else ''}"
+    return last_line.removeprefix("oelm: ") or silent, refused
