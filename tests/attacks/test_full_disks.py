@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from oelm.evaluation.load import load_run
+from oelm.lab.status import LAB
 from oelm.training.checkpoint import list_checkpoints
-from tests.support.disks import BrokenDisk, NoSpaceCheck, small_disk
+from tests.support.disks import BrokenDisk, ForkedRuns, NoSpaceCheck, small_disk
+from tests.support.lab import plan, train_uninterrupted
 from tests.support.records import study
 from tests.support.training import Process, assert_same_run, config, run_here, run_to_end, start, tiny, write_yaml
 
@@ -53,7 +56,9 @@ def whole_run(tmp_path_factory) -> Path:
 
 def assert_goes_on(file: Path, run: Path, whole: Path) -> None:
     """Require that a run's checkpoints are whole, and that it ends with the bits of one that had room."""
-    assert [path for path in unfinished(run) if path.is_dir()] == [], "incomplete folders were removed"
+    assert [path for path in unfinished(run) if path.is_dir() and path.suffix == ".tmp"] == [], (
+        "incomplete folders are gone"
+    )
     if list_checkpoints(run / "checkpoints"):
         load_run(run, last=True)
     run_to_end("train", file)
@@ -173,6 +178,45 @@ def test_a_command_whose_files_are_refused_can_be_started_again(command, sources
         assert contents(disk / "out") == contents(whole)
         assert sorted(os.listdir(disk)) == ["out"]
     print(f"{command} until its files are refused: {dict(outcomes)}, then each was complete")
+
+
+# A matrix
+
+
+def test_a_matrix_on_a_disk_that_fills_up_can_be_started_again(rounds, tmp_path):
+    """Each run that found no room is named with the reason; once there is room, all end as in one that had it."""
+    randomness, outcomes = random.Random("matrix"), Counter()
+    planned = plan(tmp_path)
+    whole = train_uninterrupted(planned, tmp_path / "whole")
+    for number in range(rounds(1)):
+        disk = tmp_path / f"disk-{number}"
+        arguments = ["matrix", tmp_path / "study.yaml", "--out", disk, "--yes"]
+        full = [f"size={randomness.randint(1, 700) * 4}k", f"nr_inodes={randomness.randint(2, 80)}"]
+        with small_disk(disk, randomness.choice(full)) as remount:
+            process = start(*arguments, sabotage=ForkedRuns())
+            code = process.wait()
+            assert "Traceback" not in process.output, process.output
+            if code == 2:
+                assert_one_line(process, REASONS[errno.ENOSPC])
+            elif code:
+                assert code == 1, process.output
+                failed = [line for line in process.output.splitlines() if " failed   " in line]
+                assert failed, process.output
+                # A run whose disk is full may be unable to say so: then the matrix does.
+                said = re.compile(f"{REASONS[errno.ENOSPC]}|MB are free|no room for more files")
+                assert all(said.search(line) for line in failed), process.output
+            outcomes[{0: "fitted", 1: "runs failed", 2: "refused"}[code]] += 1
+            assert [path for path in unfinished(disk) if path.is_dir()] == []
+            remount(ROOM)
+            run_to_end(*arguments, sabotage=ForkedRuns())
+            for run in planned:
+                assert_same_run(disk / run.name, whole[run.name])
+            assert unfinished(disk) == []
+            assert list((disk / LAB).iterdir()) == []
+    print(f"a matrix on a small disk: {dict(outcomes)}, then each ended as one with room")
+
+
+# A disk that cannot be written at all
 
 
 @pytest.mark.parametrize("command", ["train", *COMMANDS])

@@ -42,6 +42,24 @@ class NoSpaceCheck:
             self.then()
 
 
+class ForkedRuns:
+    """Makes `oelm matrix` fork its runs, which need not import torch then, without their check for free space."""
+
+    def __call__(self) -> None:
+        from oelm.lab.launch import local
+        from oelm.lab.launch.forked import ForkedLauncher
+
+        local.local_launcher = lambda gpus, jobs, processes: ForkedLauncher(2, train_without_check)
+
+
+def train_without_check(config: str) -> None:
+    """Do what the process of a run does, on a disk that may fill up."""
+    from oelm.cli.train import train_and_exit
+
+    NoSpaceCheck()()
+    train_and_exit(config)
+
+
 class BrokenDisk:
     """Refuses every change below a folder from the count-th file operation on, with a system error."""
 
