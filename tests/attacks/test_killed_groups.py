@@ -13,7 +13,7 @@ from tests.support.distributed import assert_close, fields, finish, folder_of, h
 from tests.support.training import Death, metrics_without_times, read, result_without_times
 
 # The first process counts its steps, its lines of metrics and all files but shards; the others their steps and shards.
-OPERATIONS = {0: (10, 60), 1: (4, 30)}
+OPERATIONS = {0: (15, 80), 1: (6, 40)}
 OFTEN = {"checkpoint": {"every": 3}, "log": {"every": 2}}
 
 
