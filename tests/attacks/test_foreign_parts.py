@@ -130,6 +130,17 @@ class Packed(torch.Tensor):
         raise NotImplementedError(f"{function} of packed values")
 
 
+def test_a_trained_query_that_was_packed_is_named():
+    """Its rows cannot be counted, so the record cannot be compared with its method: `verify` says so."""
+    model = model_with_method("bert", "oelm-ffn")
+    for path in projections(model):
+        if path.endswith("query"):
+            module = model.get_submodule(path)
+            module.weight = nn.Parameter((module.weight.detach() * 100).to(torch.int8), requires_grad=False)
+    (note,) = oelm.verify(model).notes
+    assert "the record could not be compared with its method (bert.encoder.layer.0.attention.self.query is a" in note
+
+
 @pytest.mark.parametrize("role", ["q", "k"])
 def test_a_tensor_that_computes_its_values_is_refused(role):
     model = model_with_method("bert")

@@ -219,6 +219,14 @@ def test_a_changed_record_is_refused(renewed, rounds):
     print(f"records, {'renewed' if renewed else 'damaged'}: {dict(outcomes)}")
 
 
+def test_blocks_that_the_rows_cannot_be_cut_into_are_a_changed_record():
+    model = sealed("bert", "oelm-freeze")
+    path = next(iter(model.config.oelm["matrices"]))
+    model.config.oelm["matrices"][path]["orthonormal_blocks"] = 10**40
+    model.config.oelm["sha256"] = record_hash(model.config.oelm)
+    assert f"{path}: 48 rows cannot be cut into {10**40} heads" in freeze_error(model)
+
+
 @pytest.mark.parametrize(
     "keys", [["matrices"], ["frozen"], ["matrices", "frozen"], ["matrices", "frozen", "parameters"]]
 )

@@ -391,7 +391,11 @@ def _matrix_problems(model: nn.Module, path: str, matrix: dict[str, Any], measur
         return []
     if not _has_values(own_weight):  # its hash is missed
         return []
-    error, weight = measurements.orthogonality_error(path, module, matrix), cast(Tensor, module.weight).detach()
+    try:
+        error = measurements.orthogonality_error(path, module, matrix)
+    except MethodError as problem:  # the record was changed
+        return [f"{path}: {problem}"]
+    weight = own_weight.detach()
     allowed = tolerance = _TOLERANCE.get(weight.dtype, 1e-2)
     # A model that was sealed, cast down and cast up again is as orthonormal as the narrow dtype left it. That it is
     # exactly such a cast was checked by its bytes.
