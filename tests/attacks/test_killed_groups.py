@@ -7,10 +7,13 @@ from itertools import cycle
 
 import pytest
 
+from oelm.base.manifest import read_manifest
 from oelm.evaluation.load import load_run
+from oelm.lab.status import read_state
+from oelm.runs.folder import SEALED
 from oelm.training.checkpoint import list_checkpoints
 from tests.support.distributed import assert_close, fields, finish, folder_of, hashes, launch
-from tests.support.training import Death, metrics_without_times, read, result_without_times
+from tests.support.training import Death, metrics_without_times, result_without_times
 
 # The first process counts its steps, its lines of metrics and all files but shards; the others their steps and shards.
 OPERATIONS = {0: (15, 80), 1: (6, 40)}
@@ -55,6 +58,7 @@ def test_a_group_that_is_killed_ends_as_if_nothing_had_been(parallel, sizes, rou
             assert result_without_times(run) == result_without_times(whole)
         else:
             assert_close(run, whole)
-        assert read(run / "status.json")["state"] == "finished"
+        assert read_state(run).state == "finished"
+        assert set(read_manifest(run)) == set(SEALED), "its records have hashes, whenever it was killed"
         assert [path for path in run.rglob(".*") if path.name.endswith((".tmp", ".old"))] == []
     print(f"training by {parallel} on {' and '.join(map(str, sizes))} processes: {dict(outcomes)}")

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from oelm.base.manifest import read_manifest
 from oelm.evaluation.load import load_run
+from oelm.runs.folder import SEALED
 from oelm.training.checkpoint import list_checkpoints
 from tests.support.training import Death, assert_same_run, config, run_to_end, start, tiny, write_yaml
 
@@ -36,5 +38,6 @@ def test_a_run_that_is_killed_ends_as_if_nothing_had_been(method, rounds, tmp_pa
             if list_checkpoints(folder_in(output) / "checkpoints"):
                 load_run(folder_in(output), last=True)  # what counts as a checkpoint is whole, and verifies
         assert_same_run(folder_in(output), folder_in(whole))
+        assert set(read_manifest(folder_in(output))) == set(SEALED), "its records have hashes, whenever it was killed"
         assert list(folder_in(output).rglob(".*.tmp")) == [], "nothing half written is left behind"
     print(f"training with {method}: {killed} killed in {rounds(2)} runs, each ended with the bits of a whole one")

@@ -18,11 +18,12 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..base.files import recover_folder, remove_leftovers, to_json, write_text
+from ..base.files import recover_folder, remove_leftovers, to_json, write_text, writing
 from ..base.locks import hold, holder
 from ..base.manifest import MANIFEST, FileMark, check_files, read_manifest, write_manifest
 from ..config import WITHOUT_EFFECT, RunConfig
@@ -30,6 +31,7 @@ from ..errors import ConfigError, FileError
 from .schema import (
     MetricLine,
     RecordedConfig,
+    Result,
     State,
     Status,
     parse_line,
@@ -157,10 +159,20 @@ class RunFolder:
         os.fsync(self._metrics.fileno())
         return FileMark.of(self / "metrics.jsonl")
 
-    def seal_records(self) -> None:
-        """Write the manifest of a finished run's records, which readers check."""
+    def finish(self, result: Result) -> None:
+        """Write the manifest of a finished run's records, which readers check, and then its result.
+
+        The result gets its name last: a run that has one is done, and must have its manifest.
+        """
         self.metrics_mark()
-        seal_records(self.path)
+        unnamed = self / f".result.json.{os.getpid()}.tmp"
+        try:
+            result.write(unnamed)
+            _write_manifest(self.path, {"result.json": unnamed})
+            with writing(self / "result.json"):
+                os.replace(unnamed, self / "result.json")
+        finally:
+            unnamed.unlink(missing_ok=True)
 
     def metric(self, line: MetricLine) -> None:
         """Append one line of metrics."""
@@ -193,8 +205,13 @@ class RunFolder:
 
 def seal_records(folder: Path) -> None:
     """Write the manifest of the records in the folder of a finished run."""
-    names = (name for name in SEALED if (folder / name).is_file())
-    write_manifest(folder, {name: FileMark.of(folder / name) for name in names})
+    _write_manifest(folder, {})
+
+
+def _write_manifest(folder: Path, unnamed: Mapping[str, Path]) -> None:
+    """Write the manifest of a finished run's records; `unnamed` are those that have not got their names yet."""
+    files = {name: unnamed.get(name, folder / name) for name in SEALED}
+    write_manifest(folder, {name: FileMark.of(file) for name, file in files.items() if file.is_file()})
 
 
 def check_records(folder: Path) -> None:

@@ -277,8 +277,7 @@ def _finish(run: ActiveRun) -> dict[str, Any]:
     run.trackers.send(final_numbers(result), state.step)
     timing.write(run.folder / "timing.json")
     audited.write(run.folder / "audit.json")
-    result.write(run.folder / "result.json")
-    run.folder.seal_records()
+    run.folder.finish(result)
     run.folder.status("finished", step=state.step)
     for warning in result.warnings:
         run.display.say(f"warning: {warning}")
