@@ -219,12 +219,25 @@ def test_a_changed_record_is_refused(renewed, rounds):
     print(f"records, {'renewed' if renewed else 'damaged'}: {dict(outcomes)}")
 
 
-def test_blocks_that_the_rows_cannot_be_cut_into_are_a_changed_record():
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [("orthonormal_blocks", f"48 rows cannot be cut into {10**40} heads"), ("factor", "lost its orthogonality")],
+)
+def test_numbers_that_are_too_large_are_a_changed_record(field, message):
     model = sealed("bert", "oelm-freeze")
     path = next(iter(model.config.oelm["matrices"]))
-    model.config.oelm["matrices"][path]["orthonormal_blocks"] = 10**40
+    model.config.oelm["matrices"][path][field] = 10**40
     model.config.oelm["sha256"] = record_hash(model.config.oelm)
-    assert f"{path}: 48 rows cannot be cut into {10**40} heads" in freeze_error(model)
+    assert f"{path}{':' if field != 'factor' else ''} {message}" in freeze_error(model)
+
+
+def test_a_parameter_that_the_record_forgets_is_missed():
+    """Its matrix still names it."""
+    model = sealed("phi3", "oelm-nofreeze")
+    name = next(iter(model.config.oelm["matrices"].values()))["tensors"][0]
+    model.config.oelm["parameters"].remove(name)
+    model.config.oelm["sha256"] = record_hash(model.config.oelm)
+    assert f"the record says of {name} neither that it is frozen nor that it trains" in freeze_error(model)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,10 @@ def record_problems(
     problems = []
     if record.events > len(method.schedule.steps):
         problems.append(f"the record counts {record.events} events, of {len(method.schedule.steps)} in its schedule")
+    if record.parameters is not None and not record.events:  # an event moves names to and from the frozen ones
+        named = {*record.frozen, *record.parameters}
+        unnamed = (name for matrix in record.matrices.values() for name in matrix.tensors if name not in named)
+        problems += [f"the record says of {name} neither that it is frozen nor that it trains" for name in unnamed]
     expected = matrices_of(operation, by_matrix)
     recorded = record.matrices.keys()
     problems += [f"the record has no matrix {path}, which its method sets" for path in expected.keys() - recorded]

@@ -212,9 +212,9 @@ def check_sealed(model: nn.Module, measurements: Measurements, operation: Operat
             continue
         if cast_to is not None:
             casts[cast_to] += 1
-    for path, matrix in record["matrices"].items():
-        if matrix["frozen"]:
-            problems += _matrix_problems(model, path, matrix, measurements)
+    for path, matrix in valid.matrices.items():
+        if matrix.frozen:
+            problems += _matrix_problems(model, path, matrix.model_dump(), measurements)
     different, added = parameter_problems(model, valid)
     problems += different + structure_problems(model, valid)
     if valid.sha256 is not None and valid.sha256 != record_hash(record):
