@@ -22,7 +22,7 @@ def replace_by_gradient(logits: Tensor, targets: Tensor, classes: int, ignored: 
     rows, columns = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     block = min(_MOST_COLUMNS, triton.next_power_of_2(columns))
-    with torch.cuda.device_of(logits):  # Triton launches on the current device
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]  # Triton launches on the current device
         _replace[(rows,)](
             logits, logits.stride(0), targets, losses, ignored,
             CLASSES=classes, COLUMNS=columns, BLOCK=block, num_warps=max(1, block // _COLUMNS_OF_WARP),
