@@ -447,8 +447,8 @@ class Poisoned:
     def install(self, monkeypatch) -> None:
         forward, step = SummedLoss.forward, Stepper._step
 
-        def poisoned(module, inputs, targets):
-            loss = forward(module, inputs, targets)
+        def poisoned(module, **batch):
+            loss = forward(module, **batch)
             if module.training and self.current_step in self.steps:
                 loss = loss + module.model.transformer.h[1].mlp.fc_in.bias.sum() * math.inf
             return loss
@@ -548,9 +548,12 @@ def test_a_non_finite_perplexity_is_recorded_as_null(loss, tmp_path, monkeypatch
 
     validate, measured = engine.validate, []
 
-    def first_is_not_finite(module, task, *arguments):
-        measured.append(validate(module, task, *arguments))
-        return task.metrics([loss, 1.0]) if len(measured) == 1 else measured[-1]
+    def not_finite(module, task, *arguments):
+        return task.metrics([loss, 1.0, *[0.0] * 2 * task.slices.count])
+
+    def first_is_not_finite(*arguments):
+        measured.append(validate(*arguments))
+        return not_finite(*arguments) if len(measured) == 1 else measured[-1]
 
     monkeypatch.setattr(engine, "validate", first_is_not_finite)
     result = run_here(tmp_path / "first")
@@ -560,7 +563,7 @@ def test_a_non_finite_perplexity_is_recorded_as_null(loss, tmp_path, monkeypatch
     assert validations[0].loss == (1000.0 if loss == 1000.0 else None)
     assert result["best_step"] in (8, 12)
 
-    monkeypatch.setattr(engine, "validate", lambda module, task, *arguments: task.metrics([loss, 1.0]))
+    monkeypatch.setattr(engine, "validate", not_finite)
     result = run_here(tmp_path / "always")
     run = config(tmp_path / "always").folder
     assert result == read(run / "result.json")
@@ -582,10 +585,10 @@ class SmallMemory:
     def install(self, monkeypatch) -> None:
         forward = SummedLoss.forward
 
-        def small(module, inputs, targets):
-            if module.training and len(inputs) > self.fits:
-                raise torch.OutOfMemoryError(f"{len(inputs)} sequences")
-            return forward(module, inputs, targets)
+        def small(module, **batch):
+            if module.training and len(batch["inputs"]) > self.fits:
+                raise torch.OutOfMemoryError(f"{len(batch['inputs'])} sequences")
+            return forward(module, **batch)
 
         monkeypatch.setattr(SummedLoss, "forward", small)
 

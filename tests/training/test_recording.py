@@ -126,9 +126,9 @@ def test_a_recorded_decoder_of_transformers_equals_one_launched_kernel_by_kernel
 def test_a_step_that_cannot_be_recorded_is_launched_and_noted(tmp_path, monkeypatch, launches):
     forward = SummedLoss.forward
 
-    def waiting(self: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        assert inputs.sum().item() >= 0  # the host waits for the device, which cannot be recorded
-        return forward(self, inputs, targets)
+    def waiting(self: nn.Module, **batch: torch.Tensor) -> torch.Tensor:
+        assert batch["inputs"].sum().item() >= 0  # the host waits for the device, which cannot be recorded
+        return forward(self, **batch)
 
     plain = config(tmp_path / "plain", **GPU)
     train(plain, quiet=True)

@@ -19,6 +19,7 @@ from ..training.tasks.classification import Classification
 from ..training.tasks.labelled import uses_few_widths
 from ..training.tasks.language import LanguageModelling
 from ..training.tasks.model_tokenizer import ModelTokenizer
+from ..training.tasks.slices import PairFrequencies
 
 _CLASSES = ("one", "two", "three")
 # Batches in an epoch, after which the data repeats.
@@ -34,7 +35,7 @@ def random_task(config: RunConfig, hf_config: Any, seed: int) -> Task:
     ids = np.random.default_rng(seed).integers(0, vocab_size, count)
     data = in_memory(ids, vocab_size=vocab_size, description="random tokens")
     windows = Windows(data.train.tokens, length)
-    return LanguageModelling(data, windows, windows, length)
+    return LanguageModelling(data, windows, windows, length, PairFrequencies(windows.tokens, vocab_size))
 
 
 def _classification(config: RunConfig, hf_config: Any, seed: int) -> Task:

@@ -264,9 +264,17 @@ class TaskMetrics(RecordPart):
     majority: Majority | None = None
 
 
+class SliceLoss(RecordPart):
+    """The mean loss of the tokens of one slice, in nats, and how many they are."""
+
+    loss: float | None
+    tokens: int
+
+
 class Metrics(TaskMetrics):
     """What a validation measured.
 
+    `slices` are those of a language model's loss, which training/tasks/slices.py defines, by part and name.
     `document_losses` and `document_tokens` are of a language model's test text: the summed loss and the tokens of each
     document, or of each of 4,096 parts of a text with more documents.
     """
@@ -278,6 +286,7 @@ class Metrics(TaskMetrics):
     confusion: list[list[int]] | None = None
     per_class: dict[str, ClassMetrics] | None = None
     by_distance: dict[str, float] | None = None
+    slices: dict[str, dict[str, SliceLoss]] | None = None
     document_losses: list[float] | None = None
     document_tokens: list[int] | None = None
 

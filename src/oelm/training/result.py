@@ -77,6 +77,10 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
 
 
 def final_numbers(result: Result) -> dict[str, float]:
-    """Return a result's numbers for trackers, without `last` and `best`, whose metrics are at the top level too."""
-    content = flat(result.model_dump(exclude={"last", "best"}, exclude_unset=True))
+    """Return a result's numbers for trackers, without `last` and `best`, whose metrics are at the top level too.
+
+    Those of slices of the loss are left out: result.json has them.
+    """
+    left_out: Any = {"last": True, "best": True, "evaluations": {"__all__": {"slices"}}}
+    content = flat(result.model_dump(exclude=left_out, exclude_unset=True))
     return {f"final/{name}": value for name, value in content.items() if type(value) in (int, float)}

@@ -28,6 +28,7 @@ from ...models.gpt import OelmGPTForCausalLM
 from ...models.run_model import build_language_model
 from .base import IGNORED, Batch, MetricDict, Task, summed_loss
 from .metrics import perplexity
+from .slices import PairFrequencies, Slices
 
 # A test text of more documents is divided into this many parts, each of documents that follow each other.
 _MOST_PARTS = 4096
@@ -38,13 +39,14 @@ class LanguageModelling(Task):
     """Next-token prediction over windows of a token file. A batch is a function of the seed and the sample numbers.
 
     `held_out` are the windows of the text that the model is validated on: the validation text or, `on_test`, the test
-    text, whose losses are summed for each document.
+    text. The losses of both are summed for each slice, those of the test text for each document too.
     """
 
     data: TokenDataset
     windows: Windows
     held_out: Windows
     length: int
+    frequencies: PairFrequencies
     on_test: bool = False
 
     fixed_shapes = True
@@ -64,7 +66,8 @@ class LanguageModelling(Task):
             data.load_tokenizer()  # it is saved with the best model, and an error should come before the first step
         length = config.data.sequence_length
         windows = Windows(data.train.tokens, length, config.data_seed, config.data.fraction, "the training text")
-        return cls(data, windows, Windows(data.val.tokens, length, text="the validation text"), length)
+        held_out = Windows(data.val.tokens, length, text="the validation text")
+        return cls(data, windows, held_out, length, PairFrequencies(windows.tokens, data.vocab_size))
 
     @property
     def samples_per_epoch(self) -> int:
@@ -107,18 +110,30 @@ class LanguageModelling(Task):
         if count > 0:
             for name, rows in _split(torch.from_numpy(self.held_out.sequential(first, count))).items():
                 filled[name][:count] = rows
-        if self.on_test:
-            filled["parts"] = torch.zeros(fill_to, self.length, dtype=torch.long)
-            filled["totals"] = torch.zeros(2, int(self.parts[-1]) + 1, dtype=torch.float64)
-            if count > 0:  # targets are the tokens after the inputs, one place further
-                first_target = first * self.length + 1
-                parts = self.parts[first_target : first_target + count * self.length]
-                filled["parts"][:count] = torch.from_numpy(parts).view(count, self.length)
+        documents = int(self.documents[-1]) + 1 if self.on_test else 0
+        filled["parts"] = torch.zeros(fill_to, 1 + self.on_test, self.length, dtype=torch.long)
+        filled["totals"] = torch.zeros(2, self.slices.count + documents, dtype=torch.float64)
+        if count > 0:
+            filled["parts"][:count] = torch.from_numpy(self._parts(first, count))
         return filled
 
+    def _parts(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the parts whose sums the targets of some windows count in, in rows: a slice, then a document."""
+        parts = [self.slices.numbers(first, count).astype(np.int64)]
+        if self.on_test:
+            first_target = first * self.length + 1  # targets are the tokens after the inputs, one place further
+            documents = self.documents[first_target : first_target + count * self.length]
+            parts.append(self.slices.count + documents.reshape(count, self.length))
+        return np.stack(parts, axis=1)
+
     @cached_property
-    def parts(self) -> npt.NDArray[np.int64]:
-        """Return for each token of the judged text's windows the number of its part: a document, or several."""
+    def slices(self) -> Slices:
+        """Return the slices of the judged text's windows."""
+        return Slices(self.held_out, self.frequencies)
+
+    @cached_property
+    def documents(self) -> npt.NDArray[np.int64]:
+        """Return for each token of the judged text's windows the number of its document, or of a part of several."""
         ends = np.asarray(self.held_out.tokens[: len(self.held_out) * self.length + 1]) == self.data.eos_id
         document = np.concatenate([[0], np.cumsum(ends[:-1])])
         documents = int(document[-1]) + 1
@@ -127,12 +142,18 @@ class LanguageModelling(Task):
     def metrics(self, sums: list[float]) -> MetricDict:
         text = self._judged_text()
         loss, bytes_per_token = sums[0] / sums[1], text.bytes / len(text.tokens)
+        by_slice, by_document = np.split(np.array(sums[2:]).reshape(2, -1), [self.slices.count], axis=1)
         # The loss is in nats per token.
-        metrics = {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": loss / math.log(2) / bytes_per_token}
-        if not self.on_test:
-            return metrics
-        losses, tokens = np.array(sums[2:]).reshape(2, -1).tolist()
-        return metrics | {"document_losses": losses, "document_tokens": [int(count) for count in tokens]}
+        metrics: MetricDict = {
+            "loss": loss,
+            "perplexity": perplexity(loss),
+            "bits_per_byte": loss / math.log(2) / bytes_per_token,
+            "slices": self.slices.by_part(*by_slice),
+        }
+        if self.on_test:
+            metrics["document_losses"] = by_document[0].tolist()
+            metrics["document_tokens"] = by_document[1].astype(int).tolist()
+        return metrics
 
     def other_splits(self) -> dict[str, Task]:
         if self.data.test is None:
@@ -191,8 +212,8 @@ def open_dataset(path: str) -> TokenDataset:
 class SummedLoss(nn.Module):
     """Cross-entropy summed over all targets that are not ignored, in float32.
 
-    In evaluation, with the number of a part for each target, also summed for each part, with the targets' number;
-    `totals` are zeros for these sums.
+    In evaluation, with the numbers of one or several parts for each target, also summed for each part, with the
+    targets' number; `totals` are zeros for these sums.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -206,14 +227,17 @@ class SummedLoss(nn.Module):
             loss: Tensor = self.model(input_ids=inputs, targets=targets, use_cache=False).loss
             return loss
         logits = self.model(input_ids=inputs, use_cache=False).logits
-        sums = summed_loss(logits, targets, self.training)
         if parts is None or totals is None:
-            return sums
-        flat_targets = targets.flatten()
-        losses = F.cross_entropy(logits.flatten(0, -2).float(), flat_targets, ignore_index=IGNORED, reduction="none")
+            return summed_loss(logits, targets, self.training)
+        # What cross_entropy does, in its two steps: the first, which takes the time, serves the sum and the losses.
+        scores, flat_targets = F.log_softmax(logits.flatten(0, -2).float(), dim=-1), targets.flatten()
+        loss = F.nll_loss(scores, flat_targets, ignore_index=IGNORED, reduction="sum")
+        losses = F.nll_loss(scores, flat_targets, ignore_index=IGNORED, reduction="none")
         counted = (flat_targets != IGNORED).double()  # an ignored target has a loss of 0
-        by_part = totals.index_add(1, parts.flatten(), torch.stack([losses.double(), counted]))
-        return torch.cat([sums, by_part.flatten()])
+        of_targets = torch.stack([losses.double(), counted]).view(2, -1, 1, targets.shape[1])
+        of_parts = of_targets.expand(-1, -1, parts.shape[1], -1).flatten(1)
+        by_part = totals.index_add(1, parts.flatten(), of_parts)
+        return torch.cat([loss.double()[None], counted.sum()[None], by_part.flatten()])
 
 
 def _split(windows: Tensor) -> Batch:
