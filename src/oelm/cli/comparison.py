@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.cells import cell_len
 
 from ..analysis import AnalysisError, Run
 from ..analysis.arms import MEASURES, Difference
 from ..analysis.compare import Comparison, compare_runs, of_pairs
 from ..analysis.run import flop_ratio
+from ..analysis.slices import TEXTS, slice_gaps
 from ..report import numbers
+from ..report.slices import slice_name, slice_numbers
 from ..report.words import Words, words
 from .terminal import pad
 
@@ -30,6 +34,7 @@ def compare_text(run: Run, reference: Run, language: str = "en") -> str:
     comparison = compare_runs(run, reference)
     lines = [say("cli_two", one=_name(run), other=_name(reference)), f"  {run.path}", f"  {reference.path}", ""]
     lines += _figures(comparison, run, reference, say)
+    lines += _slices(comparison, say)
     lines += ["", say("cli_one_pair"), ""]
     lines += _differences(comparison, run, reference, say)
     return "\n".join(lines)
@@ -56,14 +61,32 @@ def _figures(comparison: Comparison, run: Run, reference: Run, say: Words) -> li
     if bound is not None:
         rows.append((say("flop_bound"), "", "", numbers.percent(bound - 1)))
     rows.insert(0, ("", _short(run), _short(reference), say("col_change")))
-    widths = [max(cell_len(row[column]) for row in rows) for column in range(4)]
+    lines = _aligned(rows)
+    doubtful = run.times_doubt or reference.times_doubt
+    return [*lines, f"  * {say('note_times_doubtful')}"] if doubtful else lines
+
+
+def _slices(comparison: Comparison, say: Words) -> list[str]:
+    """Return the lines of where the difference of the loss lies, for each text that both runs have slices of."""
+    lines = []
+    for text in TEXTS:
+        gaps = slice_gaps(comparison, text)
+        if gaps:
+            header = ("", *say.all("col_share", "col_reference_loss", "col_difference", "col_gap_share"))
+            rows = [(slice_name(gap, say), *slice_numbers(gap)) for gap in gaps]
+            lines += ["", say("heading_of", head=say(f"slices_{text}")), *_aligned([header, *rows])]
+    return lines
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with aligned columns, all but the first to the right."""
+    widths = [max(cell_len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
         cells = zip(row, widths, strict=True)
         padded = [pad(text, width, right=index > 0) for index, (text, width) in enumerate(cells)]
         lines.append(f"  {'  '.join(padded)}")
-    doubtful = run.times_doubt or reference.times_doubt
-    return [*lines, f"  * {say('note_times_doubtful')}"] if doubtful else lines
+    return lines
 
 
 def _differences(comparison: Comparison, run: Run, reference: Run, say: Words) -> list[str]:

@@ -82,9 +82,10 @@ def compare(
         run, reference = load_run(run_a), load_run(run_b)
         if as_json:
             from ..analysis.compare import compare_runs
-            from ..report.tables import comparison_data
+            from ..report.tables import comparison_data, slices_data
 
             require_same_task(run, reference, words(lang))
-            echo(json.dumps(comparison_data(compare_runs(run, reference)), indent=2, ensure_ascii=False))
+            comparison = compare_runs(run, reference)
+            echo(json.dumps(comparison_data(comparison) | slices_data(comparison), indent=2, ensure_ascii=False))
         else:
             echo(compare_text(run, reference, lang))

@@ -30,6 +30,7 @@ from .sections import (
     times_section,
 )
 from .sentences import count_text, setting_text, setup_name, shared_notes, short_conclusion
+from .slices import slice_blocks
 from .words import Words, words
 
 
@@ -69,6 +70,7 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
         blocks.append(Heading(say("comparisons"), 3, f"comparisons-{number}"))
         blocks.append(comparison_table(analysis, list(comparisons), f"{number}-comparisons", say))
         blocks += notes(comparisons, say)
+        blocks += slice_blocks(analysis, comparisons, number, say)
     blocks += judged_on_test(analysis, setup, f"{number}-test", say)
     if figures:
         blocks += [Heading(say("figures"), 3, f"figures-{number}"), *figures]

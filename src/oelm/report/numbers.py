@@ -95,6 +95,13 @@ def change_range(comparison: Comparison, say: Words) -> str:
     return f"{limits[0]} – {limits[1]}" if limits else _no_interval(comparison, say)
 
 
+def loss_range(estimate: Estimate, say: Words) -> str:
+    """Return the interval of a difference of losses, or why there is none."""
+    if estimate.low is None or estimate.high is None:
+        return _without_interval(estimate, say)
+    return f"{signed(estimate.low, 4)} – {signed(estimate.high, 4)}"
+
+
 def bootstrap_bounds(comparison: Comparison) -> str:
     """Return the bootstrap interval of a change, a dash when there is none."""
     limits = _limits(comparison, bootstrap=True)

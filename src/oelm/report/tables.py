@@ -10,6 +10,7 @@ from typing import Any
 from .. import __version__
 from ..analysis import Analysis
 from ..analysis.compare import Comparison
+from ..analysis.slices import TEXTS, slice_gaps
 from ..analysis.stats import Estimate
 from ..base.files import to_json
 from ..base.text import spreadsheet_safe
@@ -59,7 +60,9 @@ def results_json(analysis: Analysis) -> str:
             {"path": str(item.path), "kind": item.kind, "reason": item.reason, "method": item.method, "seed": item.seed}
             for item in analysis.left_out
         ],
-        "comparisons": [_comparison(analysis, comparison) for comparison in analysis.comparisons],
+        "comparisons": [
+            _comparison(analysis, comparison) | slices_data(comparison) for comparison in analysis.comparisons
+        ],
         "on_test_text": [_comparison(analysis, comparison) for comparison in analysis.judged],
         "equal_rates": [_comparison(analysis, comparison) for comparison in analysis.equal],
         "step_times": [_comparison(analysis, comparison) for comparison in analysis.times],
@@ -148,6 +151,13 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "notes": [{"code": note.code, **dict(note.values)} for note in comparison.notes],
         "pairs": [[str(a.path), str(b.path)] for a, b in comparison.pairs],
     }
+
+
+def slices_data(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison's differences in the slices of each text, as data; nothing where its runs have none."""
+    texts = {text: [asdict(gap) for gap in slice_gaps(comparison, text)] for text in TEXTS}
+    recorded = {text: gaps for text, gaps in texts.items() if gaps}
+    return {"slices": recorded} if recorded else {}
 
 
 def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
