@@ -64,6 +64,9 @@ def test_the_losses_of_every_document_are_recorded(trained, tokens):
     assert test["document_losses"] == pytest.approx(losses, rel=1e-4)
     assert test["loss"] == pytest.approx(sum(losses) / sum(counts), rel=1e-4)
     assert test["perplexity"] == pytest.approx(np.exp(test["loss"]))
+    for part, named in test["slices"].items():
+        assert sum(row["tokens"] for row in named.values()) == sum(counts), part
+        assert sum(row["loss"] * row["tokens"] for row in named.values()) == pytest.approx(sum(losses), rel=1e-4)
     assert test["step"] == result["best_step"], "the best model is judged, which the validation text chose"
 
 
