@@ -5,6 +5,7 @@ environment.json  versions, hardware, data    metrics.jsonl one line per log, va
 audit.json        what was frozen             timing.json   whole optimiser steps, and what else took time
 manifest.json     hashes of a finished run's records
 result.json       the figures, at the end     train.log     the same lines that the terminal shows
+downstream.json   scores on tasks, measured after the run
 
 `schema.py` has the types of these files.
 """
@@ -18,8 +19,8 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -48,6 +49,10 @@ ASKED = "stopping"
 # The records that a finished run's manifest has a hash of. Its config has an id, which is one.
 SAMPLES = "samples.json"  # texts that a run's model wrote, whenever somebody asked for them
 SEALED = ("environment.json", "audit.json", "metrics.jsonl", "timing.json", "result.json")
+# Records that may be added after the end; the manifest has their hashes too.
+DOWNSTREAM = "downstream.json"
+# Seconds to wait for another process that adds a record to the same run.
+_PATIENCE = 30.0
 # Files that a run may have written before its first step, beside its config and its log.
 _BEFORE_A_STEP = ("status.json", "environment.json", "audit.json", "metrics.jsonl", "trackers.json")
 # Seconds without a new status after which a run on another machine counts as dead, unless its lock is visible here:
@@ -210,8 +215,27 @@ def seal_records(folder: Path) -> None:
 
 def _write_manifest(folder: Path, unnamed: Mapping[str, Path]) -> None:
     """Write the manifest of a finished run's records; `unnamed` are those that have not got their names yet."""
-    files = {name: unnamed.get(name, folder / name) for name in SEALED}
+    files = {name: unnamed.get(name, folder / name) for name in (*SEALED, DOWNSTREAM)}
     write_manifest(folder, {name: FileMark.of(file) for name, file in files.items() if file.is_file()})
+
+
+@contextmanager
+def changing_record(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the path of a record that is written in the block, and add its hash to a finished run's manifest.
+
+    Raise where the run's records are not as they were when it ended: a new manifest would hide that. At no moment does
+    the manifest have the hash of anything else than what is there.
+    """
+    with hold(folder, patience=_PATIENCE):
+        check_records(folder)
+        marks = read_manifest(folder) if (folder / MANIFEST).is_file() else None
+        if marks is not None and marks.pop(name, None) is not None:
+            write_manifest(folder, marks)
+        try:
+            yield folder / name
+        finally:
+            if marks is not None and (folder / name).is_file():
+                write_manifest(folder, {**marks, name: FileMark.of(folder / name)})
 
 
 def check_records(folder: Path) -> None:

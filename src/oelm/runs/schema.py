@@ -4,6 +4,7 @@ config.json       RecordedConfig   the config and its id       metrics.jsonl   M
 environment.json  Environment      versions, hardware, data    timing.json     Timing       step times
 audit.json        Audit            what was frozen             result.json     Result       the figures, at the end
 status.json       Status           state and latest figures, rewritten while the run is running
+downstream.json   Downstream       scores on tasks of lm-eval, measured after the run (oelm eval --tasks)
 
 All JSON files of a run carry FORMAT. `read` is the one place where a record's format and fields are checked: a file
 that is damaged or of another format raises a FileError that names it, so that a reader can leave out that run alone.
@@ -379,6 +380,65 @@ class Samples(Record):
     judge: str | None
     scores: TextScores
     prompts: list[SampledPrompt]
+
+
+class DownstreamMetric(RecordPart):
+    """A metric of a task over all of its items, with its standard error over the items and the value of each.
+
+    `share` says that it is a mean of values from 0 to 1. `weights` are the words or bytes that each item counts for.
+    `items` is empty where they are no numbers. A filter of the answers is part of the name: "exact_match,strict".
+    """
+
+    name: str
+    value: float
+    standard_error: float | None = None
+    higher_is_better: bool
+    share: bool = False
+    items: list[float] = []
+    weights: list[float] = []
+
+
+class DownstreamTask(RecordPart):
+    """How one of a run's models did on one task of lm-eval.
+
+    `sha256` is the hash of the items with their prompts and answers, in order: equal hashes are the same questions.
+    `cut` is how many texts lost their start, because the model has too few positions.
+    """
+
+    task: str
+    version: str
+    shots: int
+    limit: int | None = None
+    items: int
+    available: int
+    cut: int = 0
+    sha256: str
+    metrics: list[DownstreamMetric]
+    model: str
+    step: int | None = None
+    lm_eval: str
+    device: str
+    seconds: float
+
+    @property
+    def key(self) -> str:
+        """Return what tells this from the run's other tasks: the name, with the number of examples shown, if any."""
+        return f"{self.task}@{self.shots}" if self.shots else self.task
+
+
+class Downstream(Record):
+    """downstream.json: the tasks that a run's model was evaluated on after its end, the latest of each."""
+
+    tasks: list[DownstreamTask]
+
+    def write(self, path: Path) -> None:
+        """Write the record to a file, atomically and shortly: an item has no line of its own, and 1.0 is 1."""
+        content = self.model_dump(exclude_unset=True)
+        for metric in (metric for task in content["tasks"] for metric in task["metrics"]):
+            for values in ("items", "weights"):
+                numbers = metric.get(values, [])
+                metric[values] = [int(number) if number.is_integer() else number for number in numbers]
+        write_json(path, {"format": self.format, **content}, indent=None, separators=(",", ":"))
 
 
 class RunProgress(RecordPart):
