@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,21 +18,60 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: RunArgument,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A run's folder; with --tasks also one of a model: exported, saved after oelm.apply, or any other.",
+            autocompletion=completion.runs,
+        ),
+    ],
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
     last: Annotated[bool, typer.Option("--last", help="Use the last checkpoint, not the best model.")] = False,
+    tasks: Annotated[
+        str | None, typer.Option(help="Evaluate on tasks instead: names of lm-eval's, or folders of YAML, with commas.")
+    ] = None,
+    shots: Annotated[int | None, typer.Option(min=0, help="With --tasks: examples shown first. Default: 0.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="With --tasks: only the first items of each.")] = None,
 ) -> None:
-    """Evaluate a run's model again, on all of its validation data and any other labelled split; prints JSON."""
+    """Evaluate a run's model again, on all of its validation data and any other labelled split; prints JSON.
+
+    With --tasks: on tasks of lm-eval (pip install 'oelm[eval]'). What a run scores is added to its records.
+    """
     with errors():
         from ..lab.status import refuse_folder_of_runs
         from ..runs.environment import config_of
 
         refuse_folder_of_runs(run)
+        if tasks is not None:
+            options = {"shots": shots or 0, "limit": limit, "batch_size": batch_size, "last": last}
+            _evaluate_on_tasks(run, tasks, options)
+            return
+        if shots is not None or limit is not None:
+            raise ConfigError("--shots and --limit are for tasks: name some with --tasks")
         config_of(run)  # another folder is refused before the libraries are loaded, which takes seconds
         from ..evaluation.use import evaluate_run
 
         quiet_libraries()
         echo(json.dumps(evaluate_run(run, batch_size, last), indent=2))
+
+
+def _evaluate_on_tasks(source: Path, tasks: str, options: dict[str, Any]) -> None:
+    from ..base.files import require_reachable
+
+    require_reachable(source)
+    from ..evaluation.downstream import evaluate_downstream
+
+    quiet_libraries()
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    with progress_bar() as show:
+        scores = evaluate_downstream(source, names, **options, show=show)
+    for score in scores:
+        if score.cut:
+            texts = "1 text" if score.cut == 1 else f"{score.cut} texts"
+            echo(f"warning: {score.task}: {texts} lost their start: the model reads too few tokens", err=True)
+    # The values of single items stay in the run's record.
+    content = [score.model_dump(exclude={"metrics": {"__all__": {"items", "weights"}}}) for score in scores]
+    echo(json.dumps({"source": str(source), "tasks": content}, indent=2))
 
 
 def predict(

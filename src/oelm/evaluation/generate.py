@@ -9,13 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.tokenizer import load_model_tokenizer
 from ..errors import ConfigError
-from ..models.load import build_model
-from ..runs.environment import config_of, is_run
 from ..training.parallel import device_for
-from ..training.tasks.language import LanguageModelling
-from .load import load_model_folder, model_folder
+from .load import load_language_model
 
 # New tokens when the caller gives no number.
 _DEFAULT_TOKENS = 100
@@ -58,7 +54,7 @@ class Writer:
     """A language model with its tokenizer, which continues prompts."""
 
     def __init__(self, source: Path) -> None:
-        self.model, self.tokenizer = _load(source)
+        self.model, self.tokenizer = load_language_model(source)
         if not self.model.can_generate():
             raise ConfigError(
                 f"{source}: a {type(self.model).__name__} has no `generate`; a class takes it from transformers' "
@@ -108,22 +104,6 @@ def generate_text(source: Path, prompt: str, sampling: Sampling) -> Continuation
     generated, kept = writer.continue_ids(ids, sampling)
     cut = ids.shape[1] - kept
     return Continuation(writer.decode(generated[0]), writer.decode(ids[0, :cut]), cut, writer.positions)
-
-
-def _load(source: Path) -> tuple[Any, Any]:
-    """Return a language model and its tokenizer; raise for a model that does not continue a text."""
-    if is_run(source):
-        config = config_of(source)
-        if config.task.kind != "language":
-            raise ConfigError(f"{source}: trained on {config.task.name}, not to continue a prompt; use `oelm predict`")
-        folder = model_folder(source, last=False)
-        if folder.name == "best":  # it has the tokenizer beside the model: the run may have left its data behind
-            return load_model_folder(folder, config), load_model_tokenizer(folder)
-        return load_model_folder(folder, config), LanguageModelling.open(config).data.load_tokenizer()
-    model = build_model(str(source))
-    if not model.can_generate() or model.config.is_encoder_decoder:
-        raise ConfigError(f"{source}: a {type(model).__name__} does not continue a prompt; name a language model")
-    return model, load_model_tokenizer(source)
 
 
 def _positions(model: Any) -> int | None:

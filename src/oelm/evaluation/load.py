@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import warnings
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..config import RunConfig
-from ..errors import CheckpointError
+from ..data.tokenizer import load_model_tokenizer
+from ..errors import CheckpointError, ConfigError
 from ..method.apply import apply
 from ..method.spec import Method
 from ..models.load import build_model
@@ -18,6 +20,7 @@ from ..runs.schema import Result, read
 from ..training.best import load_best_model, model_step, stale_best_model
 from ..training.checkpoint import list_checkpoints, read_checkpoint
 from ..training.length import resolved_method
+from ..training.tasks.language import LanguageModelling
 from ..training.tasks.open import open_task
 
 # The files that a saved tokenizer may consist of.
@@ -34,6 +37,22 @@ def load_run_with_label(run: Path) -> tuple[PreTrainedModel, str]:
     folder = model_folder(run, last=False)
     label = "the best model" if folder.name == "best" else "the last checkpoint's model"
     return load_model_folder(folder, config_of(run)), f"{label}, of step {model_step(folder):,}"
+
+
+def load_language_model(source: Path, last: bool = False) -> tuple[Any, Any]:
+    """Return the language model of a run or of any folder, and its tokenizer; raise for one that continues no text."""
+    if is_run(source):
+        config = config_of(source)
+        if config.task.kind != "language":
+            raise ConfigError(f"{source}: trained on {config.task.name}, not to continue a prompt; use `oelm predict`")
+        folder = model_folder(source, last)
+        if folder.name == "best":  # it has the tokenizer beside the model: the run may have left its data behind
+            return load_model_folder(folder, config), load_model_tokenizer(folder)
+        return load_model_folder(folder, config), LanguageModelling.open(config).data.load_tokenizer()
+    model = build_model(str(source))
+    if not model.can_generate() or model.config.is_encoder_decoder:
+        raise ConfigError(f"{source}: a {type(model).__name__} does not continue a prompt; name a language model")
+    return model, load_model_tokenizer(source)
 
 
 def find_model(name: str, seed: int = 0) -> tuple[PreTrainedModel, Method | None]:
