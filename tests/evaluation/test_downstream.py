@@ -15,7 +15,8 @@ from oelm.evaluation import downstream
 from oelm.evaluation.downstream import evaluate_downstream, record_score
 from oelm.evaluation.load import load_language_model, load_run
 from oelm.runs.folder import check_records
-from oelm.runs.schema import Downstream, DownstreamMetric, DownstreamTask, read
+from oelm.runs.schema import Downstream, read
+from tests.support.records import task_score
 from tests.support.training import config, run_here
 
 PLACES = ["garden", "kitchen", "forest", "river", "school", "shop"]
@@ -210,20 +211,10 @@ def test_without_lm_eval_the_message_says_what_to_install(run, monkeypatch):
     assert "name some with --tasks" in command("eval", run, "--shots", 5).stderr
 
 
-def score(task="choices", value=0.5, **changes):
-    items = [1.0] * round(10 * value) + [0.0] * round(10 - 10 * value)
-    metric = DownstreamMetric(
-        name="acc", value=value, standard_error=0.1, higher_is_better=True, share=True, items=items
-    )
-    fields = {"version": "1", "shots": 0, "items": 10, "available": 10, "sha256": "ab", "metrics": [metric]}
-    about = {"model": "best", "step": 12, "lm_eval": "0.4.13", "device": "cpu", "seconds": 1.0}
-    return DownstreamTask(task=task, **{**fields, **about, **changes})
-
-
 def test_a_score_takes_the_place_of_an_earlier_one_and_is_sealed(tmp_path):
     run_here(tmp_path)
     run = config(tmp_path).folder
-    for one in (score(value=0.4), score("other"), score(value=0.7), score(shots=3)):
+    for one in (task_score(right=4), task_score("other"), task_score(right=7), task_score(shots=3)):
         record_score(run, one)
         check_records(run)
     tasks = read(run / "downstream.json", Downstream).tasks
@@ -231,13 +222,13 @@ def test_a_score_takes_the_place_of_an_earlier_one_and_is_sealed(tmp_path):
     assert tasks[0].metrics[0].items == [1.0] * 7 + [0.0] * 3
     assert '"items":[1,1,' in (run / "downstream.json").read_text(), "items take little space"
     content = (run / "downstream.json").read_text()
-    (run / "downstream.json").write_text(content.replace("0.7", "0.8"))
+    (run / "downstream.json").write_text(content.replace('"value":0.7', '"value":0.8'))
     with pytest.raises(FileError, match=r"downstream\.json: has changed"):
         check_records(run)
     with pytest.raises(FileError, match=r"downstream\.json: has changed"):
-        record_score(run, score("third"))
+        record_score(run, task_score("third"))
     (run / "downstream.json").write_text(content)
     (run / "timing.json").write_text("{}")
     with pytest.raises(FileError, match=r"timing\.json: has"):
-        record_score(run, score("third"))
+        record_score(run, task_score("third"))
     assert "third" not in (run / "downstream.json").read_text()

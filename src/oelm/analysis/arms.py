@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ..runs.schema import TaskRecord
+from ..runs.schema import DownstreamMetric, TaskRecord
 from .run import Attempt, Run
 
 # The methods that others are compared with: in each setup, the first of these that it has.
@@ -63,6 +63,12 @@ COUNTS = ("frozen", "frozen_share", "trainable")
 # What the text that chose nothing says: arms are compared by it too where their runs have it.
 JUDGED = "test_perplexity"
 PRIMARY = {"language": "perplexity", "classification": "accuracy", "text2text": "exact_match", "generated": "accuracy"}
+
+
+def downstream_measure(name: str, metric: DownstreamMetric) -> Measure:
+    """Return the measure that arms are compared by on a task of lm-eval; a perplexity is compared by its ratio."""
+    ratio = metric.name.endswith("perplexity")
+    return Measure(name, lower_is_better=not metric.higher_is_better, log=ratio, points=metric.share)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from ..runs.schema import (
     Audit,
     BenchRows,
     DecodeBench,
+    Downstream,
+    DownstreamMetric,
+    DownstreamTask,
     Environment,
     MetricLine,
     Parameters,
@@ -117,6 +120,7 @@ class Run(Attempt):
     audit: Audit
     timing: Timing
     result: Result
+    downstream: Downstream | None = None
     samples: Samples | None = None
     also: tuple[str, ...] = ()
 
@@ -141,11 +145,24 @@ class Run(Attempt):
             return "it was too short: every step was warm-up"
         return next((note for note in self.notes if UNCOMPARABLE_TIMES in note), None)
 
+    @cached_property
+    def scores(self) -> dict[str, tuple[DownstreamTask, DownstreamMetric]]:
+        """Return what the run scored on tasks of lm-eval by the name of its figure, such as "hellaswag.acc".
+
+        A score of a model that is neither the last nor the best one of the result is left out: training went on.
+        """
+        steps = {validation.step for validation in (self.result.last, self.result.best) if validation is not None}
+        tasks = [] if self.downstream is None else [task for task in self.downstream.tasks if task.step in steps]
+        return {f"{task.key}.{metric.name}": (task, metric) for task in tasks for metric in task.metrics}
+
     def figure(self, name: str) -> float | None:
         """Return a figure of the result, the parameters or the step times by its name; None where there is none.
 
-        `test_...` is a metric of the test text, of the best model or, where none was saved, of the last.
+        `test_...` is a metric of the test text, of the best model or, where none was saved, of the last. Names with a
+        dot are those of `scores`.
         """
+        if name in self.scores:
+            return finite(self.scores[name][1].value)
         if name == "step_seconds":
             return None if self.timing.step_seconds is None else finite(self.timing.step_seconds.median)
         if name == "steps_per_hour":

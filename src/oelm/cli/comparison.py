@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 
 from ..analysis import AnalysisError, Run
-from ..analysis.arms import MEASURES, Difference
+from ..analysis.arms import MEASURES, Difference, downstream_measure
 from ..analysis.compare import Comparison, compare_runs, of_pairs
 from ..analysis.run import flop_ratio
 from ..analysis.slices import TEXTS, slice_gaps
 from ..report import numbers
+from ..report.downstream import same_questions
 from ..report.slices import slice_name, slice_numbers
 from ..report.words import Words, words
+from ..runs.schema import DownstreamMetric
 from .terminal import pad
 
 # The metrics that are shown by kind of task, if both runs have them.
@@ -57,6 +59,7 @@ def _figures(comparison: Comparison, run: Run, reference: Run, say: Words) -> li
         doubt = " *" if name == "step_seconds" and (run.times_doubt or reference.times_doubt) else ""
         change = numbers.change(of_pairs(comparison, MEASURES[name]), say) if name in MEASURES else ""
         rows.append((say(f"m_{name}"), numbers.figure(name, a), numbers.figure(name, b), change + doubt))
+    rows += _scores(comparison, run, reference, say)
     bound = flop_ratio(run, reference)
     if bound is not None:
         rows.append((say("flop_bound"), "", "", numbers.percent(bound - 1)))
@@ -87,6 +90,29 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         padded = [pad(text, width, right=index > 0) for index, (text, width) in enumerate(cells)]
         lines.append(f"  {'  '.join(padded)}")
     return lines
+
+
+def _scores(comparison: Comparison, run: Run, reference: Run, say: Words) -> list[tuple[str, str, str, str]]:
+    """Return a row for each score on a task that both runs have, with its standard error over the questions.
+
+    Scores on different questions, such as with another --limit, are shown without a change.
+    """
+    rows = []
+    for name in run.scores:
+        if name not in reference.scores:
+            continue
+        (task, metric), (_, other) = run.scores[name], reference.scores[name]
+        change = say("cli_other_questions")
+        if same_questions(comparison, name):
+            change = numbers.change(of_pairs(comparison, downstream_measure(name, metric)), say)
+        rows.append((f"{task.key} {metric.name}", _with_error(metric), _with_error(other), change))
+    return rows
+
+
+def _with_error(metric: DownstreamMetric) -> str:
+    error = metric.standard_error
+    text = numbers.score(metric, metric.value)
+    return text if error is None else f"{text} ± {numbers.score(metric, error)}"
 
 
 def _differences(comparison: Comparison, run: Run, reference: Run, say: Words) -> list[str]:

@@ -11,9 +11,10 @@ from typing import Any
 from ..base.files import new_folder, write_text
 from ..errors import FileError, LabError
 from ..runs.environment import CHANGED
-from ..runs.folder import SAMPLES, check_records, line_to_json, read_metrics, seal_records
+from ..runs.folder import DOWNSTREAM, SAMPLES, check_records, line_to_json, read_metrics, seal_records
 from ..runs.schema import (
     Audit,
+    Downstream,
     Environment,
     MetricLine,
     Record,
@@ -35,6 +36,7 @@ _COPIED: dict[str, type[Record]] = {
     "audit.json": Audit,
     "timing.json": Timing,
     "result.json": Result,
+    DOWNSTREAM: Downstream,
     SAMPLES: Samples,
 }
 _CHECKED: dict[str, type[Record]] = {**_COPIED, "status.json": Status}
@@ -114,8 +116,14 @@ def _outcome(run: RunState, target: Path) -> str:
     if same_run and not old_result.is_file():  # the archive has a failure of this run
         return "archived" if new_result.is_file() else "there"
     if same_run and new_result.is_file() and new_result.read_bytes() == old_result.read_bytes():
-        return "there"
+        return "archived" if _has_new_scores(run.path, target) else "there"
     raise LabError(f"{target}: holds the record of another run than {run.path}; nothing was copied. Give another --out")
+
+
+def _has_new_scores(run: Path, target: Path) -> bool:
+    """Return True when a run has scores on tasks that its archived record has not, or not these."""
+    new, old = run / DOWNSTREAM, target / DOWNSTREAM
+    return new.is_file() and not (old.is_file() and old.read_bytes() == new.read_bytes())
 
 
 def _copy(run: RunState, target: Path, points: int) -> None:

@@ -17,6 +17,7 @@ from . import numbers
 from .chart_choice import setup_figures
 from .charts import Styles
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
+from .downstream import downstream_blocks
 from .overview import overview
 from .sampled import sampled_texts
 from .sections import (
@@ -79,6 +80,7 @@ def _setup(analysis: Analysis, setup: Setup, number: int, styles: Styles, say: W
         blocks.append(Heading(say("equal_rates"), 3, f"equal-{number}"))
         blocks.append(comparison_table(analysis, equal, f"{number}-equal-rates", say, tested=False))
     blocks += _other_splits(analysis, setup, number, say)
+    blocks += downstream_blocks(analysis, setup, number, say)
     blocks += sampled_texts(analysis, setup, number, say)
     if missing:
         text = say("headed", head=say("missing"), text=say("and_then").join(say.all(*missing)))

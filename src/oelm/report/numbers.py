@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..analysis.compare import MARGINS, Comparison
 from ..analysis.hypotheses import Hypothesis, Verdict
 from ..analysis.stats import Estimate, too_noisy
+from ..runs.schema import DownstreamMetric
 from .words import Words
 
 MINUS = "−"
@@ -46,6 +47,11 @@ def figure(name: str, value: float | None) -> str:
     if abs(value) >= _LONG:
         return f"{value:.3g}"
     return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def score(metric: DownstreamMetric, value: float | None) -> str:
+    """Return a score on a task of lm-eval: a share in percent, else the number; a dash for None."""
+    return figure("accuracy" if metric.share else metric.name, value)
 
 
 def bounds(name: str, estimate: Estimate | None, say: Words) -> str:

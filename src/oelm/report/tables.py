@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import __version__
-from ..analysis import Analysis
+from ..analysis import Analysis, Run
 from ..analysis.compare import Comparison
 from ..analysis.slices import TEXTS, slice_gaps
 from ..analysis.stats import Estimate
@@ -54,7 +54,10 @@ def results_json(analysis: Analysis) -> str:
     content = {
         "format": FORMAT,
         "oelm": __version__,
-        "runs": [{**_row(analysis, run), "flops_per_token": run.result.flops_per_token} for run in analysis.runs],
+        "runs": [
+            {**_row(analysis, run), "flops_per_token": run.result.flops_per_token, **_scores(run)}
+            for run in analysis.runs
+        ],
         "running": [str(run.path) for run in analysis.running],
         "left_out": [
             {"path": str(item.path), "kind": item.kind, "reason": item.reason, "method": item.method, "seed": item.seed}
@@ -119,6 +122,13 @@ def _row(analysis: Analysis, run: Any) -> dict[str, Any]:
         "path": str(run.path),
     }
     return about | {name: value for name in _FIGURES if (value := run.figure(name)) is not None}
+
+
+def _scores(run: Run) -> dict[str, Any]:
+    """Return a run's scores on tasks of lm-eval, if it has any, without those of single questions."""
+    tasks = {task.key: task for task, _ in run.scores.values()}
+    single = {"metrics": {"__all__": {"items", "weights"}}}
+    return {"downstream": [task.model_dump(exclude=single) for task in tasks.values()]} if tasks else {}
 
 
 def _comparison(analysis: Analysis, comparison: Comparison) -> dict[str, Any]:
