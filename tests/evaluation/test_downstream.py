@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 
 import pytest
 import torch
@@ -201,6 +203,59 @@ def test_unknown_names_and_data_that_cannot_be_had_are_one_line(run, tasks, monk
     assert "task arc_easy: its data cannot be had" in result.stderr
     with pytest.raises(ConfigError, match="choices is named twice"):
         evaluate_downstream(run, [str(tasks), str(tasks / "choices.yaml")])
+
+
+@pytest.fixture
+def arc(tmp_path, monkeypatch):
+    """Leave some rows in the cache of `datasets` as those of ARC-Easy, which a task of lm-eval's own takes."""
+    datasets = pytest.importorskip("datasets")
+    choices = {"text": ["big", "small"], "label": ["A", "B"]}
+    rows = [{"id": str(n), "question": f"Is {n}?", "choices": choices, "answerKey": "AB"[n % 2]} for n in range(6)]
+    file, cache = tmp_path / "rows.jsonl", tmp_path / "cache"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    datasets.load_dataset("json", data_files={"train": str(file), "test": str(file)}, cache_dir=str(cache))
+    (written,) = cache.glob("json/*/*/*/dataset_info.json")
+    folder = cache / "allenai___ai2_arc" / "ARC-Easy" / "0.0.0" / ("a" * 40)
+    shutil.copytree(written.parent, folder)
+    for path in folder.glob("json-*.arrow"):
+        path.rename(folder / path.name.replace("json-", "ai2_arc-"))
+    info = json.loads(written.read_text()) | {"dataset_name": "ai2_arc", "config_name": "ARC-Easy"}
+    for split in info["splits"].values():
+        split["dataset_name"] = "ai2_arc"
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("arc")
+def test_a_task_of_lm_evals_own_by_name_without_a_network(run, monkeypatch):
+    harness = pytest.importorskip("oelm.evaluation.harness", exc_type=ImportError)
+    monkeypatch.setattr(harness, "hub_answers", lambda endpoint: False)
+    (score,) = evaluate_downstream(run, ["arc_easy"], shots=1)
+    assert (score.task, score.shots, score.items, score.available) == ("arc_easy", 1, 6, 6)
+    assert [metric.name for metric in score.metrics] == ["acc", "acc_norm"]
+
+
+@pytest.mark.full
+def test_data_that_changed_are_read_again(run, tasks):
+    pytest.importorskip("lm_eval")
+    file = tasks / "choices.jsonl"
+    before = file.stat()
+    (first,) = evaluate_downstream(run, [str(tasks / "choices.yaml")])
+    file.write_text(file.read_text().replace("garden", "meadow"))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    (second,) = evaluate_downstream(run, [str(tasks / "choices.yaml")])
+    assert first.sha256 != second.sha256
+
+
+@pytest.mark.gpu
+def test_scores_on_a_gpu_are_those_on_a_cpu(run, tasks, monkeypatch):
+    pytest.importorskip("lm_eval")
+    (on_gpu,) = evaluate_downstream(run, [str(tasks / "texts.yaml")])
+    monkeypatch.setattr(downstream, "device_for", lambda name: torch.device("cpu"))
+    (on_cpu,) = evaluate_downstream(run, [str(tasks / "texts.yaml")])
+    assert (on_gpu.device, on_cpu.device) == ("cuda", "cpu")
+    assert on_gpu.metrics[0].items == pytest.approx(on_cpu.metrics[0].items, rel=1e-3)
 
 
 def test_without_lm_eval_the_message_says_what_to_install(run, monkeypatch):

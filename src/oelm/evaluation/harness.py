@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
@@ -67,12 +68,19 @@ def load_named(names: Sequence[str]) -> list[Any]:
 
 
 def load_local(tasks: Sequence[TaskFields]) -> list[Any]:
-    """Return the tasks that `task_files.read_tasks` read."""
-    with _restrained():
+    """Return the tasks that `task_files.read_tasks` read, with the data that their files hold now.
+
+    `datasets` would keep its copy of a file for as long as the file's time stays the same. What it has opened can be
+    removed: the system keeps it until it is closed.
+    """
+    with _restrained(), TemporaryDirectory() as copies:
         manager = TaskManager(include_defaults=False)
+        loaded = []
         for fields in tasks:
             _require_known_metrics(fields["task"], fields)
-        return [task for fields in tasks for task in _load(manager, fields, fields["task"])]
+            data = {**fields["dataset_kwargs"], "cache_dir": copies}
+            loaded += _load(manager, {**fields, "dataset_kwargs": data}, fields["task"])
+        return loaded
 
 
 def _load(manager: Any, spec: str | TaskFields, name: str) -> list[Any]:
