@@ -98,7 +98,13 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., Any], list[str]]]] = {
                 "oelm finetune folder --data reviews/ task.text=review task.label=stars",
             ],
         ),
-        "eval": (use.evaluate, ["oelm eval runs/sst2/oelm-freeze/seed-0"]),
+        "eval": (
+            use.evaluate,
+            [
+                "oelm eval runs/sst2/oelm-freeze/seed-0",
+                "oelm eval runs/stories/oelm-freeze/seed-0 --tasks arc_easy,my-tasks",
+            ],
+        ),
         "predict": (
             use.predict,
             [

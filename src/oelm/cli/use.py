@@ -35,7 +35,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run's model again, on all of its validation data and any other labelled split; prints JSON.
 
-    With --tasks: on tasks of lm-eval (pip install 'oelm[eval]'). What a run scores is added to its records.
+    With --tasks: on tasks of lm-eval, which the extra `eval` installs. What a run scores is added to its records.
     """
     with errors():
         from ..lab.status import refuse_folder_of_runs
