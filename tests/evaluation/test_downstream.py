@@ -16,6 +16,7 @@ from oelm.errors import CheckpointError, ConfigError, DataError, FileError
 from oelm.evaluation import downstream
 from oelm.evaluation.downstream import evaluate_downstream, record_score
 from oelm.evaluation.load import load_language_model, load_run
+from oelm.evaluation.task_files import read_tasks
 from oelm.runs.folder import check_records
 from oelm.runs.schema import Downstream, read
 from tests.support.records import task_score
@@ -203,6 +204,29 @@ def test_unknown_names_and_data_that_cannot_be_had_are_one_line(run, tasks, monk
     assert "task arc_easy: its data cannot be had" in result.stderr
     with pytest.raises(ConfigError, match="choices is named twice"):
         evaluate_downstream(run, [str(tasks), str(tasks / "choices.yaml")])
+
+
+@pytest.mark.full
+def test_a_groups_score_is_that_of_all_its_questions(tasks):
+    group_api = pytest.importorskip("lm_eval.api.group")
+    from oelm.evaluation.harness import group_scores, load_local
+
+    metric = group_api.AggMetricConfig(metric="acc")
+    group = group_api.Group("both", aggregate_metric_list=[metric], metadata={"version": 2})
+    none = group_api.Group("none")
+    for task in load_local(read_tasks(tasks)):
+        group.add(task)
+        none.add(task)
+    scores = [task_score("choices", right=9), task_score("texts", right=4), task_score("another")]
+    (total,) = group_scores([group, none], scores)
+    assert (total.task, total.version, total.items, total.step) == ("both", "2", 20, 400)
+    (share,) = total.metrics
+    assert share.value == pytest.approx(13 / 20)
+    # Of two tasks of equal size: half the root of the sum of squares.
+    errors = [score.metrics[0].standard_error for score in scores[:2]]
+    assert share.standard_error == pytest.approx(math.hypot(*errors) / 2)
+    assert share.items == []
+    assert total.sha256 not in {score.sha256 for score in scores}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from ..analysis.compare import Comparison, compare_runs, of_pairs
 from ..analysis.run import flop_ratio
 from ..analysis.slices import TEXTS, slice_gaps
 from ..report import numbers
-from ..report.downstream import same_questions
+from ..report.downstream import paired_error, same_questions
 from ..report.slices import slice_name, slice_numbers
 from ..report.words import Words, words
 from ..runs.schema import DownstreamMetric
@@ -95,7 +95,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _scores(comparison: Comparison, run: Run, reference: Run, say: Words) -> list[tuple[str, str, str, str]]:
     """Return a row for each score on a task that both runs have, with its standard error over the questions.
 
-    Scores on different questions, such as with another --limit, are shown without a change.
+    That of a change of shares is over pairs of answers to the same question. Scores on different questions, such as
+    with another --limit, are shown without a change.
     """
     rows = []
     for name in run.scores:
@@ -105,6 +106,8 @@ def _scores(comparison: Comparison, run: Run, reference: Run, say: Words) -> lis
         change = say("cli_other_questions")
         if same_questions(comparison, name):
             change = numbers.change(of_pairs(comparison, downstream_measure(name, metric)), say)
+            error = paired_error(metric, other)
+            change += "" if error is None else f" ± {100 * error:.2f}"
         rows.append((f"{task.key} {metric.name}", _with_error(metric), _with_error(other), change))
     return rows
 

@@ -42,9 +42,10 @@ def evaluate_downstream(
         raise ConfigError(f"{source}: is in use by {process}; evaluate it when it has ended")
     paths = [Path(name) for name in names if is_local(name)]
     local = [fields for path in paths for fields in read_tasks(path)]
-    from .harness import Setting, evaluate_task, load_local, load_named
+    from .harness import Setting, evaluate_task, group_scores, load_local, load_named
 
-    tasks = load_local(local) + load_named([name for name in names if not is_local(name)])
+    named = load_named([name for name in names if not is_local(name)])
+    tasks = load_local(local) + named.tasks
     _require_distinct([str(task.config.task) for task in tasks])
     place = model_folder(source, last) if of_run else None
     model, tokenizer = load_language_model(source, last)
@@ -55,11 +56,13 @@ def evaluate_downstream(
     scores = []
     for task in tasks:
         score = evaluate_task(task, model, tokenizer, Setting(shots, limit, batch_size), show)
-        score = score.model_copy(update=about)
-        if of_run:
-            record_score(source, score)
-        scores.append(score)
-    return scores
+        scores.append(score.model_copy(update=about))
+        if of_run:  # at once: what comes later may take hours
+            record_score(source, scores[-1])
+    totals = group_scores(named.groups, scores)
+    for total in totals if of_run else ():
+        record_score(source, total)
+    return scores + totals
 
 
 def record_score(run: Path, score: DownstreamTask) -> None:

@@ -40,6 +40,8 @@ from .task_files import TaskFields
 
 # A function of (description, done, total), for a progress bar.
 Show = Callable[[str, int, int], None]
+# What a group's score is the sum of.
+_SUMMED = ("items", "available", "cut", "seconds")
 # The seeds of lm-eval's own command, so that both choose the same examples to show.
 _SEED, _FEWSHOT_SEED = 0, 1234
 
@@ -53,10 +55,18 @@ class Setting:
     batch_size: int = 16
 
 
-def load_named(names: Sequence[str]) -> list[Any]:
+@dataclass(frozen=True)
+class LoadedTasks:
+    """Tasks, and the groups whose members they are."""
+
+    tasks: list[Any]
+    groups: list[Any]
+
+
+def load_named(names: Sequence[str]) -> LoadedTasks:
     """Return lm-eval's tasks of these names; a group or tag stands for its tasks. Raise for unknown names at once."""
     if not names:  # lm-eval reads thousands of files to know its own
-        return []
+        return LoadedTasks([], [])
     with _restrained():
         manager = TaskManager()
         for name in names:
@@ -64,7 +74,9 @@ def load_named(names: Sequence[str]) -> list[Any]:
                 hint = nearest(name, manager.all_tasks, 3)
                 raise ConfigError(f"--tasks {name}: no task of lm-eval {lm_eval.__version__}, and no folder.{hint}")
             _require_own_metrics(name, manager.task_index, set())
-        return [task for name in names for task in _load(manager, name, name)]
+        loaded = [_load(manager, name, name) for name in names]
+        tasks = [task for one in loaded for task in one.tasks]
+        return LoadedTasks(tasks, [group for one in loaded for group in one.groups])
 
 
 def load_local(tasks: Sequence[TaskFields]) -> list[Any]:
@@ -79,13 +91,14 @@ def load_local(tasks: Sequence[TaskFields]) -> list[Any]:
         for fields in tasks:
             _require_known_metrics(fields["task"], fields)
             data = {**fields["dataset_kwargs"], "cache_dir": copies}
-            loaded += _load(manager, {**fields, "dataset_kwargs": data}, fields["task"])
+            loaded += _load(manager, {**fields, "dataset_kwargs": data}, fields["task"]).tasks
         return loaded
 
 
-def _load(manager: Any, spec: str | TaskFields, name: str) -> list[Any]:
+def _load(manager: Any, spec: str | TaskFields, name: str) -> LoadedTasks:
     try:
-        return list(manager.load([spec])["tasks"].values())
+        loaded = manager.load([spec])
+        return LoadedTasks(list(loaded["tasks"].values()), list(loaded["groups"].values()))
     except (ConnectionError, FileNotFoundError) as error:
         raise _absent_data(name, error) from None
     # lm-eval checks few of a task's fields before it uses them.
@@ -160,6 +173,42 @@ def evaluate_task(task: Any, model: Any, tokenizer: Any, setting: Setting, show:
         device=model.device.type,
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+def group_scores(groups: Sequence[Any], scores: Sequence[DownstreamTask]) -> list[DownstreamTask]:
+    """Return what lm-eval makes of the scores of each group's tasks, for groups that have such a total."""
+    results = {score.task: _as_results(score) for score in scores}
+    totals = []
+    for group in groups:
+        names = {task.task_name for task in group.get_all_tasks()}
+        members = [score for score in scores if score.task in names]
+        total: Any = group.aggregate(results)
+        metrics = [_total(metric, total) for metric in members[0].metrics if _key(metric) in total]
+        if metrics:
+            digest = sha256("".join(score.sha256 for score in members).encode()).hexdigest()
+            sums = {name: sum(getattr(score, name) for score in members) for name in _SUMMED}
+            about = {"task": group.name, "version": str(group.version), "sha256": digest, "metrics": metrics}
+            totals.append(members[0].model_copy(update={**sums, **about}))
+    return totals
+
+
+def _as_results(score: DownstreamTask) -> dict[str, Any]:
+    """Return a score in the form in which lm-eval's groups read it."""
+    values = {_key(metric): metric.value for metric in score.metrics}
+    errors = {_key(metric, "_stderr"): metric.standard_error for metric in score.metrics}
+    return {**values, **errors, "sample_len": score.items}
+
+
+def _key(metric: DownstreamMetric, suffix: str = "") -> str:
+    name, _, answers = metric.name.partition(",")
+    return f"{name}{suffix},{answers or 'none'}"
+
+
+def _total(metric: DownstreamMetric, total: dict[str, Any]) -> DownstreamMetric:
+    error = total.get(_key(metric, "_stderr"))
+    known = float(error) if isinstance(error, float | np.number) else None
+    total_value = {"value": float(total[_key(metric)]), "standard_error": known}
+    return metric.model_copy(update={**total_value, "items": [], "weights": []})
 
 
 class _Model(HFLM):  # type: ignore[misc]

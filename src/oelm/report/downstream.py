@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import fmean
+import math
+from statistics import fmean, stdev
 
 from ..analysis import Analysis, Run
 from ..analysis.analyse import cell_to_show
@@ -83,3 +84,15 @@ def same_questions(comparison: Comparison, name: str) -> bool:
     """Return True when every pair of a comparison has a score of this name, on the same questions."""
     runs = [run for pair in comparison.pairs for run in pair]
     return all(name in run.scores for run in runs) and len({run.scores[name][0].sha256 for run in runs}) == 1
+
+
+def paired_error(metric: DownstreamMetric, other: DownstreamMetric) -> float | None:
+    """Return the standard error, over the questions, of the difference of two shares of right answers.
+
+    It is smaller than those of the shares, since most questions are as hard for one model as for the other. None for
+    other metrics, and for fewer than two questions.
+    """
+    if not (metric.share and other.share) or len(metric.items) != len(other.items) or len(metric.items) < 2:
+        return None
+    differences = [one - two for one, two in zip(metric.items, other.items, strict=True)]
+    return stdev(differences) / math.sqrt(len(differences))
