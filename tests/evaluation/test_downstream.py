@@ -202,6 +202,9 @@ def test_unknown_names_and_data_that_cannot_be_had_are_one_line(run, tasks, monk
     result = command("eval", run, "--tasks", "arc_easy")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "task arc_easy: its data cannot be had" in result.stderr
+    for name, metric in (("humaneval", "code_eval"), ("polemo2_in", "f1")):
+        with pytest.raises(ConfigError, match=f"task {name}: its metric '{metric}' is code that lm-eval would fetch"):
+            evaluate_downstream(run, [name])
     with pytest.raises(ConfigError, match="choices is named twice"):
         evaluate_downstream(run, [str(tasks), str(tasks / "choices.yaml")])
 

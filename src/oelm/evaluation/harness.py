@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
+import evaluate as metrics_of_the_hub
 import lm_eval
 import lm_eval.api.metrics
 import lm_eval.api.task
@@ -101,6 +103,8 @@ def _load(manager: Any, spec: str | TaskFields, name: str) -> LoadedTasks:
         return LoadedTasks(list(loaded["tasks"].values()), list(loaded["groups"].values()))
     except (ConnectionError, FileNotFoundError) as error:
         raise _absent_data(name, error) from None
+    except ConfigError as error:
+        raise ConfigError(f"task {name}: {error}") from None
     # lm-eval checks few of a task's fields before it uses them.
     except Exception as error:
         if isinstance(error, OSError) or "offline" in str(error).lower() or "hub" in str(error).lower():
@@ -121,19 +125,26 @@ def _require_own_metrics(name: str, index: Any, seen: set[str]) -> None:
     if entry is None or name in seen:
         return
     seen.add(name)
-    _require_known_metrics(name, entry.cfg or {})
+    _require_known_metrics(name, entry.cfg or {}, entry.yaml_path and Path(entry.yaml_path).resolve().parent)
     members = (entry.cfg or {}).get("task")
     inner = [member for member in members if isinstance(member, str)] if isinstance(members, list) else []
     for member in (*inner, *entry.tags):
         _require_own_metrics(member, index, seen)
 
 
-def _require_known_metrics(name: str, fields: Any) -> None:
+def _require_known_metrics(name: str, fields: Any, folder: Path | None = None) -> None:
+    """Raise where a task has a metric that lm-eval does not have itself, nor a function in the `folder` of its own."""
     metrics = fields.get("metric_list") or []
     for entry in metrics if isinstance(metrics, list) else []:
         metric = entry.get("metric") if isinstance(entry, dict) else None
-        if isinstance(metric, str) and (metric not in metric_registry or entry.get("hf_evaluate")):
-            raise ConfigError(f"task {name}: its metric {metric!r} is code that lm-eval would fetch; oelm runs none")
+        if not isinstance(metric, str) or (folder is not None and metric.startswith(f"{folder}/")):
+            continue
+        if metric not in metric_registry or entry.get("hf_evaluate"):
+            raise _fetched(f"task {name}: its metric {metric!r}")
+
+
+def _fetched(what: str) -> ConfigError:
+    return ConfigError(f"{what} is code that lm-eval would fetch; oelm runs none")
 
 
 def evaluate_task(task: Any, model: Any, tokenizer: Any, setting: Setting, show: Show) -> DownstreamTask:
@@ -313,10 +324,16 @@ def _restrained() -> Iterator[None]:
         datasets.disable_progress_bars()
         stack.enter_context(_replaced(lm_eval.api.task, "tqdm", lambda items, **options: items))
         stack.enter_context(_replaced(lm_eval.utils, "env", _sandbox()))
+        stack.enter_context(_replaced(metrics_of_the_hub, "load", _refuse_metric))
         if not constants.is_offline_mode() and not hub_answers(constants.ENDPOINT):
             stack.enter_context(_replaced(constants, "HF_HUB_OFFLINE", True))
             stack.enter_context(_replaced(datasets.config, "HF_HUB_OFFLINE", True))
         yield
+
+
+def _refuse_metric(path: str, *args: Any, **options: Any) -> Any:
+    """Raise for a metric that a task of lm-eval's own loads: it would be fetched from the Hub, and run."""
+    raise _fetched(f"its metric {path!r}")
 
 
 def _sandbox() -> SandboxedEnvironment:
