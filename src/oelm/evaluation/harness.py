@@ -126,15 +126,17 @@ def _require_own_metrics(name: str, index: Any, seen: set[str]) -> None:
         return
     seen.add(name)
     _require_known_metrics(name, entry.cfg or {}, entry.yaml_path and Path(entry.yaml_path).resolve().parent)
-    members = (entry.cfg or {}).get("task")
-    inner = [member for member in members if isinstance(member, str)] if isinstance(members, list) else []
-    for member in (*inner, *entry.tags):
-        _require_own_metrics(member, index, seen)
+    members = entry.tags if entry.cfg is None else entry.cfg.get("task")  # of a tag, or of a group
+    for member in members if isinstance(members, set | list) else ():
+        _require_own_metrics(str(member.get("task") if isinstance(member, dict) else member), index, seen)
 
 
 def _require_known_metrics(name: str, fields: Any, folder: Path | None = None) -> None:
-    """Raise where a task has a metric that lm-eval does not have itself, nor a function in the `folder` of its own."""
-    metrics = fields.get("metric_list") or []
+    """Raise where a task has a metric that lm-eval does not have itself, nor a function in the `folder` of its own.
+
+    Where `process_results`, a function too, computes the metrics, the list only names them.
+    """
+    metrics = [] if fields.get("process_results") else fields.get("metric_list")
     for entry in metrics if isinstance(metrics, list) else []:
         metric = entry.get("metric") if isinstance(entry, dict) else None
         if not isinstance(metric, str) or (folder is not None and metric.startswith(f"{folder}/")):
