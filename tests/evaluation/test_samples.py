@@ -9,6 +9,7 @@ from oelm.errors import ConfigError
 from oelm.evaluation.generate import Sampling, Writer
 from oelm.evaluation.samples import Judge, read_prompts, sample_texts
 from oelm.evaluation.text_quality import distinct, repetition, self_bleu, split_words
+from oelm.runs.folder import check_records
 from oelm.runs.schema import Samples, read
 from oelm.training.engine import train
 from tests.support.lab import lab, refusal
@@ -64,6 +65,7 @@ def test_a_judge_gives_the_perplexity_of_its_own_loss(run):
 def test_a_run_keeps_its_samples_and_their_scores(run):
     output = lab("generate", run, "--score", "--samples", 2, "--tokens", 12, "--judge", run).stdout
     kept = read(run / "samples.json", Samples)
+    check_records(run)
     assert len(kept.prompts) == 8
     assert all(len(prompt.texts) == 2 for prompt in kept.prompts)
     assert kept.judge == str(run)

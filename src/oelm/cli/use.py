@@ -176,15 +176,13 @@ def _score_texts(
     source: Path, prompts: Path | None, samples: int, sampling: Sampling, judge: Path | None, as_json: bool
 ) -> None:
     """Write samples, keep them in the run's folder, and print their scores."""
-    from ..evaluation.samples import read_prompts, sample_texts
+    from ..evaluation.samples import keep_samples, read_prompts, sample_texts
     from ..runs.environment import is_run
-    from ..runs.folder import SAMPLES
 
     chosen = None if prompts is None else read_prompts(prompts)
     with progress_bar() as show:
         written = sample_texts(source, chosen, samples, sampling, judge, show)
-    if is_run(source):
-        written.write(source / SAMPLES)
+    kept = keep_samples(source, written) if is_run(source) else None
     if as_json:
         echo(json.dumps(written.model_dump(), indent=2, ensure_ascii=False))
         return
@@ -198,5 +196,5 @@ def _score_texts(
     for name, number in more:
         echo(f"{name:<42} {'-' if number is None else f'{number:.1f}':>8}")
     texts = count_of(sum(len(prompt.texts) for prompt in written.prompts), "text")
-    kept = f", kept in {source / SAMPLES}" if is_run(source) else ""
-    echo(f"{texts} of {count_of(len(written.prompts), 'prompt')}, {count_of(scores.words, 'word')}{kept}")
+    where = "" if kept is None else f", kept in {kept}"
+    echo(f"{texts} of {count_of(len(written.prompts), 'prompt')}, {count_of(scores.words, 'word')}{where}")

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ..errors import ConfigError
 from ..runs.environment import config_of, is_run
+from ..runs.folder import SAMPLES, changing_record
 from ..runs.schema import SampledPrompt, Samples, TextScores
 from ..training.best import model_step
 from ..training.tasks.language import open_dataset
@@ -85,6 +86,13 @@ def sample_texts(
         scores=scores,
         prompts=by_prompt,
     )
+
+
+def keep_samples(run: Path, written: Samples) -> Path:
+    """Write texts into the folder of their run, in place of earlier ones, and return the file."""
+    with changing_record(run, SAMPLES) as path:
+        written.write(path)
+    return path
 
 
 def read_prompts(path: Path) -> list[str]:

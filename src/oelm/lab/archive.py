@@ -116,14 +116,14 @@ def _outcome(run: RunState, target: Path) -> str:
     if same_run and not old_result.is_file():  # the archive has a failure of this run
         return "archived" if new_result.is_file() else "there"
     if same_run and new_result.is_file() and new_result.read_bytes() == old_result.read_bytes():
-        return "archived" if _has_new_scores(run.path, target) else "there"
+        return "archived" if _has_additions(run.path, target) else "there"
     raise LabError(f"{target}: holds the record of another run than {run.path}; nothing was copied. Give another --out")
 
 
-def _has_new_scores(run: Path, target: Path) -> bool:
-    """Return True when a run has scores on tasks that its archived record has not, or not these."""
-    new, old = run / DOWNSTREAM, target / DOWNSTREAM
-    return new.is_file() and not (old.is_file() and old.read_bytes() == new.read_bytes())
+def _has_additions(run: Path, target: Path) -> bool:
+    """Return True when a run has scores on tasks, or written texts, that its archived record has not, or not these."""
+    files = [(run / name, target / name) for name in (DOWNSTREAM, SAMPLES)]
+    return any(new.is_file() and not (old.is_file() and old.read_bytes() == new.read_bytes()) for new, old in files)
 
 
 def _copy(run: RunState, target: Path, points: int) -> None:

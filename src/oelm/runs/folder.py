@@ -47,10 +47,9 @@ STOP = "stop"
 # another process takes the folder, whose id may be the same.
 ASKED = "stopping"
 # The records that a finished run's manifest has a hash of. Its config has an id, which is one.
-SAMPLES = "samples.json"  # texts that a run's model wrote, whenever somebody asked for them
 SEALED = ("environment.json", "audit.json", "metrics.jsonl", "timing.json", "result.json")
-# Records that may be added after the end; the manifest has their hashes too.
-DOWNSTREAM = "downstream.json"
+# Records that may be added after the end, scores on tasks and written texts; the manifest has their hashes too.
+DOWNSTREAM, SAMPLES = "downstream.json", "samples.json"
 # Seconds to wait for another process that adds a record to the same run.
 _PATIENCE = 30.0
 # Files that a run may have written before its first step, beside its config and its log.
@@ -215,7 +214,7 @@ def seal_records(folder: Path) -> None:
 
 def _write_manifest(folder: Path, unnamed: Mapping[str, Path]) -> None:
     """Write the manifest of a finished run's records; `unnamed` are those that have not got their names yet."""
-    files = {name: unnamed.get(name, folder / name) for name in (*SEALED, DOWNSTREAM)}
+    files = {name: unnamed.get(name, folder / name) for name in (*SEALED, DOWNSTREAM, SAMPLES)}
     write_manifest(folder, {name: FileMark.of(file) for name, file in files.items() if file.is_file()})
 
 
