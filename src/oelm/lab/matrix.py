@@ -117,6 +117,7 @@ class Matrix:
         self._stop_file_seen = self._runs_asked_to_stop = False
         self._durations: list[float] = []
         self._last_refusal = ""
+        self._lost: set[str] = set()  # GPUs that have disappeared, as they were reported
 
     def run(self, watch: Callable[[Matrix], object] = lambda matrix: None) -> dict[str, int]:
         """Work until every run has ended, or until asked to stop; return how many runs ended in each state.
@@ -217,7 +218,7 @@ class Matrix:
             self._lock_and_start(entry)
         except GpuGoneError as error:  # the run waits for another one
             self._release(entry)
-            self._emit("lost", str(error))
+            self._report_lost(str(error))
         except LaterError as error:
             self._release(entry)
             if str(error) != self._last_refusal:  # a launcher may say the same every half minute, for hours
@@ -351,7 +352,7 @@ class Matrix:
         folder = entry.run.folder
         gone = self._launcher.lost(gpus) if gpus else []
         if gone:
-            self._emit("lost", "; ".join(gone))
+            self._report_lost("; ".join(gone))
             if not self._leaving:  # it counts as no attempt of the run, which goes on elsewhere
                 entry.attempts, entry.state = entry.attempts - 1, "waiting"
                 return
@@ -398,6 +399,12 @@ class Matrix:
             entry.state = "left"
         if waiting:
             self._emit("leaving", reason, count=len(waiting))
+
+    def _report_lost(self, gpus: str) -> None:
+        """Report GPUs that have disappeared once: the run on them may end before or after another is to start there."""
+        if gpus not in self._lost:
+            self._lost.add(gpus)
+            self._emit("lost", gpus)
 
     def _emit(self, kind: str, message: str, entry: MatrixEntry | None = None, count: int = 1) -> None:
         self._notify(MatrixEvent(kind, message, self.counts(), entry, count))

@@ -132,7 +132,7 @@ def test_the_first_step_of_each_width_is_no_step_of_the_statistics(tmp_path, mon
 @pytest.mark.full
 @pytest.mark.parametrize("form", ["class", "text"])
 def test_code_is_compiled_once_for_each_width_without_a_break(form, tmp_path, monkeypatch):
-    graphs = []
+    graphs, limit = [], torch._dynamo.config.recompile_limit
 
     def count(graph, inputs):
         graphs.append(tuple(graph.graph.nodes))
@@ -151,4 +151,4 @@ def test_code_is_compiled_once_for_each_width_without_a_break(form, tmp_path, mo
     validation = shapes_of(task.validation(first, 50, 50) for first in (0, 50))
     assert len(shapes) > 1
     assert len(graphs) == len(shapes) + len(validation)
-    assert torch._dynamo.config.recompile_limit == 8, "the run's limit is its own"
+    assert torch._dynamo.config.recompile_limit == limit, "the run's limit is its own"
