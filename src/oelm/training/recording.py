@@ -60,11 +60,20 @@ class Recordings:
         inputs = [{name: rows.to(device) for name, rows in batch.items()} for batch in batches]
         self._optimizer.zero_grad(set_to_none=True)  # the recording's gradients are in memory of its own
         graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[device.index]
+        random_state = generator.clone_state()
         self._allow_recording(True)
         try:
-            # Other threads, such as a tracker's, may use the device meanwhile.
-            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            # The outer context goes back to this stream even where a recording fails. Other threads, such as a
+            # tracker's, may use the device meanwhile.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream(device)),
+                torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"),
+            ):
                 outcome = self._work(inputs)
+        except RuntimeError:
+            generator.graphsafe_set_state(random_state)  # this one still waits for the recording to end
+            raise
         finally:
             self._allow_recording(False)
         return Recording(graph, inputs, outcome)

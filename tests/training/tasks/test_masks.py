@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers import masking_utils
 
 from oelm.config import RunConfig
-from oelm.models.masks import one_text_per_row
+from oelm.models.masks import one_text_per_row, unread_masks
 from oelm.models.small import small_model
 from oelm.training.tasks.open import open_task
 from tests.support import finetuning
@@ -65,3 +65,16 @@ def test_a_decoder_needs_no_mask_while_a_step_is_recorded(model, monkeypatch, ma
     masks.clear()
     decoder(ids, use_cache=False)
     assert all(mask is not None for mask in masks), "transformers is as it was, and would have made one"
+
+
+def test_a_context_of_masks_within_another_one_gives_back_what_it_found(masks):
+    registry, decoder = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS, small_model("gpt2").eval()
+    ids = torch.arange(12).reshape(2, 6)
+    with one_text_per_row():
+        with unread_masks():
+            decoder(ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        assert all(mask is not None for mask in masks)
+        masks.clear()
+        decoder(ids, use_cache=False)
+        assert masks == [None] * decoder.config.num_hidden_layers
+    assert registry["sdpa"] is masking_utils.sdpa_mask
