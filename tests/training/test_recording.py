@@ -130,7 +130,7 @@ def test_a_step_that_cannot_be_recorded_is_launched_and_noted(tmp_path, monkeypa
         assert batch["inputs"].sum().item() >= 0  # the host waits for the device, which cannot be recorded
         return forward(self, **batch)
 
-    plain = config(tmp_path / "plain", **GPU)
+    plain = config(tmp_path / "plain", train={**GPU["train"], "graphs": False, "compile": False})
     train(plain, quiet=True)
     monkeypatch.setattr(SummedLoss, "forward", waiting)
     fallen_back = config(tmp_path / "recorded", train={**GPU["train"], "graphs": True, "compile": False})
