@@ -1,9 +1,10 @@
 #!/bin/sh
 # Measure what docs/performance.md shows, on one GPU with nothing else running on it:
 #
-#     results/speed.sh [FOLDER [PART...]]      by default results/speed-h200 and the parts peers, grow and forms
+#     results/speed.sh [FOLDER [PART...]]      by default results/speed-h200 and all parts but decode
 #
 # peers   beside transformers' Trainer and, where NANOGPT names a clone of it, nanoGPT
+# kernels where the time of a step goes, by the profiler
 # grow    what a step takes as batch, length, width and layers grow
 # forms   a training step with each form of attention: recorded, but not compiled, so that no time goes into compiling
 # decode  a generated token with each form of attention, compiled: by far the longest part
@@ -47,6 +48,16 @@ peers() {
     model.fields.intermediate_size=3072 model.fields.max_position_embeddings=512 train.compile=true $graphs
 }
 
+kernels() {
+  for setting in 64-50257 64-8192 16-8192; do
+    batch=${setting%-*} vocabulary=${setting#*-}
+    # shellcheck disable=SC2046,SC2086
+    measure "profile-gpt-${batch}x512-$vocabulary" baseline oelm-freeze identity-key --model gpt:medium-512 \
+      --batch-size "$batch" --sequence-length 512 --vocab-size "$vocabulary" --rounds 10 --steps 20 --profile \
+      $(nanogpt) train.compile=true $graphs
+  done
+}
+
 # grown NAME LENGTH WIDTH LAYERS ARM...: steps of gpt:medium-512 with these sizes instead of its own.
 grown() {
   name=$1 length=$2 width=$3 layers=$4
@@ -86,12 +97,12 @@ decode() {
   done
 }
 
-[ $# -gt 0 ] || set -- peers grow forms
+[ $# -gt 0 ] || set -- peers kernels grow forms
 for part; do
   case $part in
-    peers | grow | forms | decode) "$part" ;;
+    peers | kernels | grow | forms | decode) "$part" ;;
     *)
-      echo "unknown part $part: peers, grow, forms and decode are" >&2
+      echo "unknown part $part: peers, kernels, grow, forms and decode are" >&2
       exit 2
       ;;
   esac

@@ -19,7 +19,7 @@ from oelm.runs.schema import BenchOrigin, DecodeBench, StepBench, Versions
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = Versions(oelm="0", python="3", torch="2", transformers="5", tokenizers="0", numpy="2")
-PARTS = ("peers", "grow", "forms", "decode")
+PARTS = ("peers", "kernels", "grow", "forms", "decode")
 
 
 def origin(command: str) -> BenchOrigin:
@@ -83,7 +83,7 @@ def test_the_page_is_up_to_date():
 
 def test_absent_records_are_named_and_written_about(tmp_path):
     path = write_performance([tmp_path / "nowhere"], tmp_path / "page.md")
-    assert path.read_text().count("There is no record of this yet") == 4
+    assert path.read_text().count("There is no record of this yet") == 5
     grow = "oelm bench baseline --model gpt:tiny model.fields.hidden_size=64 model.fields.num_hidden_layers=2"
     write(tmp_path / "grow-batch.json", step(grow, "baseline", 1.0, 8, 16), step(grow, "baseline@4", 1.0, 4, 16))
     text = page(tmp_path)
@@ -135,8 +135,24 @@ def test_peers_and_forms_have_their_ratios_and_a_tokens_cost(tmp_path):
     assert "| `multi-head` | 2.00 | 0.250 |" in text
     assert "| `latent` | 1,024 | 50.00 (0.50) | – |" in text
     assert "| `multi-head` | 1,024 | 100.00 (1.00) | – |" in text
-    assert f"- `{command}`" in text
+    assert f"- `{command.replace('../clone', 'CLONE')}`" in text
     assert "commit 012345678" in text
+
+
+def test_the_time_of_a_step_is_split_over_kinds_of_kernels(tmp_path):
+    kernels = [
+        {"name": name, "kind": kind, "ms": ms, "launches": 1}
+        for name, kind, ms in (("a", "matrix products", 4.0), ("b", "matrix products", 2.5), ("c", "attention", 1.25))
+    ]
+    write(
+        tmp_path / "profile-a.json",
+        step("oelm bench", "baseline", 8.0, 8, 16, kernels=kernels),
+        step("oelm bench", "other", 6.0, 8, 16, kernels=kernels[:2], ratio_per_example=0.75),
+    )
+    text = page(tmp_path)
+    assert "| arm | step | attention | matrix products | left | ratio |" in text
+    assert "| `baseline` | 8.00 | 1.25 | 6.50 | 0.25 | 1.000 |" in text
+    assert "| `other` | 6.00 | 0.00 | 6.50 | -0.50 | 0.750 |" in text
 
 
 def test_of_records_of_one_name_that_in_the_first_folder_counts(tmp_path):
@@ -183,8 +199,8 @@ def test_the_scripts_commands_are_planned_as_they_stand(tmp_path, monkeypatch):
 
     assert speed(*PARTS).returncode == 0
     commands = (tmp_path / "commands").read_text().splitlines()
-    assert len(commands) == len(list((tmp_path / "records").glob("*.json"))) == 16
-    assert speed(*PARTS).stdout.count("is there") == 16, "records are kept"
+    assert len(commands) == len(list((tmp_path / "records").glob("*.json"))) == 19
+    assert speed(*PARTS).stdout.count("is there") == 19, "records are kept"
     assert (speed("all").returncode, "unknown part all" in speed("all").stderr) == (2, True)
 
     arms: list[str] = []
@@ -193,4 +209,4 @@ def test_the_scripts_commands_are_planned_as_they_stand(tmp_path, monkeypatch):
     for command in commands:
         result = CliRunner().invoke(app, command.split())
         assert (result.exit_code, result.stdout.strip()) == (0, "[]"), f"{command}\n{result.output}"
-    assert len(arms) > 60
+    assert len(arms) > 70

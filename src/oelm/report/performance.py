@@ -7,6 +7,7 @@ page says so.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +25,8 @@ from .markdown import to_markdown
 from .sections import relative
 
 # Which records a section is made of, by the names of their files.
-_PEERS, _GROWTH, _STEPS, _DECODING = ("speed-*",), ("grow-*",), ("forms-step*", "step-*"), ("forms-decode*", "decode-*")
+_PEERS, _KERNELS, _GROWTH = ("speed-*",), ("profile-*",), ("grow-*",)
+_STEPS, _DECODING = ("forms-step*", "step-*"), ("forms-decode*", "decode-*")
 _NONE = "–"
 
 
@@ -70,6 +72,7 @@ def performance_document(folders: Sequence[str | PathLike[str]], out: Path) -> D
             "that the saved arithmetic alone would give."
         ),
         *_section("peers", "Beside other tools", records, _PEERS, _peers),
+        *_section("kernels", "Where the time of a step goes", records, _KERNELS, _kernels),
         *_section("growth", "How a step's time grows", records, _GROWTH, _growth),
         *_section("steps", "Forms of attention: a training step", records, _STEPS, _form_steps),
         *_section("decoding", "Forms of attention: generation", records, _DECODING, _form_tokens),
@@ -103,7 +106,8 @@ class _Records:
         commit = "an unknown commit" if made.git_commit is None else f"commit {made.git_commit[:9]}"
         clock = "" if made.clock_mhz is None else f", at {made.clock_mhz:,} MHz"
         where = f"{relative(bench.path, self._out)}: {made.device}{clock}, torch {made.versions.torch}, {commit}"
-        return [Paragraph(where, tone="muted"), Bullets([Cell(made.command, code=True)])]
+        command = re.sub(r"--peer nanogpt=\S+", "--peer nanogpt=CLONE", made.command)
+        return [Paragraph(where, tone="muted"), Bullets([Cell(command, code=True)])]
 
 
 def _read(path: Path) -> Bench:
@@ -157,6 +161,30 @@ def _step_table(bench: Bench, rate: str) -> Table:
             f"{row.trainable / 1e6:.1f}",
         )
     return table
+
+
+def _kernels(benches: list[Bench], records: _Records) -> list[Block]:
+    """Return a table for each record: the arms' milliseconds in every kind of kernel, and what is left of a step."""
+    blocks: list[Block] = [
+        Paragraph(
+            "In milliseconds of one step, by torch's profiler; the records hold the kernels one by one. A profiled "
+            "kernel may take longer than one that is timed. What is left of a step is the time in which no kernel ran: "
+            "the device waited for its host, or for the kernel before."
+        )
+    ]
+    for bench in benches:
+        kinds = sorted({kernel.kind for row in bench.steps for kernel in row.kernels})
+        columns = ["arm", "step", *kinds, "left", "ratio"]
+        table = Table(bench.path.stem, columns, numeric=tuple(range(1, len(columns))))
+        for row in bench.steps:
+            times = [sum(kernel.ms for kernel in row.kernels if kernel.kind == kind) for kind in kinds]
+            ratio = _with_interval(row.ratio_per_example, row.ratio_per_example_95)
+            left = row.step_ms - sum(times)
+            table.add(
+                Cell(row.arm, code=True), f"{row.step_ms:.2f}", *(f"{ms:.2f}" for ms in times), f"{left:.2f}", ratio
+            )
+        blocks += [Heading(_setting(bench), 3, bench.path.stem), table, *records.origin(bench)]
+    return blocks
 
 
 def _growth(benches: list[Bench], records: _Records) -> list[Block]:
