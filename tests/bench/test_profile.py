@@ -53,7 +53,7 @@ def test_every_launch_is_counted_and_no_time_is_lost(monkeypatch):
     assert sum(map(int, counted)) <= len(kernels), "one entry for each kind of the others"
 
 
-@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("decode", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_profiled_benchmark_says_where_the_time_goes(decode, monkeypatch):
     """As a table, and in the record, which names the command and the code that made it."""
     arguments = ["bench", "multi-head", "identity-channel", "--model", "gpt:modern-tiny", "--profile", "--rounds", "1"]

@@ -381,6 +381,7 @@ def test_output_to_a_full_disk_is_refused_in_one_line(command):
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@pytest.mark.full
 def test_progress_to_a_full_disk_does_not_end_a_run(tmp_path):
     settings = ["train.max_steps=2", "log.every=1", "model.fields.hidden_size=16", "model.fields.num_hidden_layers=1"]
     quick = ["eval.sequences=2", "model.fields.num_attention_heads=2", f"output={tmp_path}"]

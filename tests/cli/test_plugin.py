@@ -119,6 +119,7 @@ def olmo_experiment(folder):
     return file
 
 
+@pytest.mark.full
 def test_a_family_of_ones_own_reaches_the_runs_of_a_matrix_and_what_uses_them(file, fresh, tmp_path, monkeypatch):
     """The matrix starts `oelm train` in a process of its own; the run's record says what code it was made with."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in this process, or the run could not be resumed here

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from huggingface_hub import ModelCard
 
 import oelm
@@ -91,6 +92,7 @@ oelm.export(loaded, "unnamed", push_to_hub=True, token="hf_local")
 """
 
 
+@pytest.mark.full
 def test_an_exported_folder_is_pushed_with_its_card_and_loaded_again(tmp_path):
     """By the upload of the folder, by transformers, and by export itself."""
     folder = oelm.export(model_with_method("bert"), tmp_path / "plain", training=TRAINING)

@@ -77,7 +77,10 @@ def largest_error(columns: int, classes: int) -> float:
     return max(error.abs().max().item() for error in errors if error.numel())
 
 
-@pytest.mark.parametrize(("columns", "classes"), [(64, 50), (128, 128), (20_032, 20_001)])
+@pytest.mark.parametrize(
+    ("columns", "classes"),
+    [(64, 50), *(pytest.param(*shape, marks=pytest.mark.full) for shape in ((128, 128), (20_032, 20_001)))],
+)
 def test_the_kernel_gives_the_loss_and_its_gradient(columns, classes):
     assert error_in_the_interpreter(__name__, f"largest_error({columns}, {classes})") < 2e-6
 

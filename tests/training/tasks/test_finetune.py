@@ -505,6 +505,7 @@ def fails_at(step, function):
     return failing
 
 
+@pytest.mark.full
 def test_a_run_without_a_best_model_can_be_evaluated_queried_and_exported(tmp_path):
     changes = {**own_files(tmp_path), "checkpoint": {"best": False}}
     result = run_here(tmp_path, **changes)

@@ -95,6 +95,7 @@ def test_text_to_text_has_few_pairs_of_widths(tmp_path):
     assert len(task.target_widths) <= text2text._MOST_TARGET_WIDTHS
 
 
+@pytest.mark.full
 def test_a_run_with_few_widths_resumes_exactly(tmp_path, monkeypatch, uncompiled):
     changes = {"model": {"fields": {}}, "checkpoint": {"every": 6}, "train": {"max_steps": 14}}
     whole, stopped = run(tmp_path / "whole", True, **changes), run(tmp_path / "stopped", True, **changes)
