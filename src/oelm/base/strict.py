@@ -133,8 +133,12 @@ def _members(annotation: Any) -> set[Any]:
 def _fields_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
     """Return the field names of the model nested at `path`."""
     for part in path:
+        if isinstance(part, int):  # a place in a list
+            continue
         field = model.model_fields.get(str(part))
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+        members = set() if field is None else _members(field.annotation)
+        nested = [inner for inner in members if isinstance(inner, type) and issubclass(inner, BaseModel)]
+        if len(nested) != 1:
             break
-        model = field.annotation
+        model = nested[0]
     return list(model.model_fields)
