@@ -235,11 +235,22 @@ class CheckpointConfig(Strict, refusal=ConfigError):
     resume: Literal["auto", "inexact", "never"] = "auto"
 
 
+class PlanMark(Strict, refusal=ConfigError):
+    """The plan that a run was started for: the name of its file, and the hash of its confirmation part."""
+
+    name: str
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class LogConfig(Strict, refusal=ConfigError):
-    """How often a line of metrics is written, where else it goes, and a note to keep with the result."""
+    """How often a line of metrics is written, where else it goes, and a note to keep with the result.
+
+    `plan` is set by `oelm matrix PLAN`, and kept in environment.json.
+    """
 
     every: Positive = 10
     note: str | None = None
+    plan: PlanMark | None = None
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
 
 

@@ -21,6 +21,7 @@ from .schema import (
     DataRecord,
     Environment,
     Gpu,
+    PlanRecord,
     PluginRecord,
     RecordedConfig,
     Versions,
@@ -32,8 +33,11 @@ from .schema import (
 CHANGED = "-dirty"
 
 
-def environment(data: DataRecord, device: str, world_size: int) -> Environment:
-    """Return the versions, hardware, code and data of this process: all that results depend on beside the config."""
+def environment(data: DataRecord, device: str, world_size: int, plan: PlanRecord | None = None) -> Environment:
+    """Return the versions, hardware, code and data of this process: all that results depend on beside the config.
+
+    `plan` is the plan that the run was started for.
+    """
     import torch
 
     gpu = None
@@ -51,7 +55,20 @@ def environment(data: DataRecord, device: str, world_size: int) -> Environment:
         world_size=world_size,
         data=data,
         plugin=None if plugin is None else PluginRecord(name=plugin.path.name, sha256=plugin.sha256),
+        plan=plan,
     )
+
+
+def plan_of(config: RunConfig, resumed: bool) -> PlanRecord | None:
+    """Return the plan that a run was started for. A resumed run keeps that of its start, which it may have had without.
+
+    So a run that was begun before a plan does not become a run of that plan.
+    """
+    if resumed:
+        recorded = read_optional(config.folder / "environment.json", Environment)
+        return None if recorded is None else recorded.plan
+    mark = config.log.plan
+    return None if mark is None else PlanRecord(name=mark.name, sha256=mark.sha256)
 
 
 def require_plugin(run: Path) -> None:

@@ -141,8 +141,15 @@ class PluginRecord(RecordPart):
     sha256: str
 
 
+class PlanRecord(RecordPart):
+    """The plan that a run was started for: its file's name and the hash of its confirmation part."""
+
+    name: str
+    sha256: str
+
+
 class Environment(Record):
-    """environment.json: what a result depends on beside its config."""
+    """environment.json: what a result depends on beside its config, and the plan that the run was started for."""
 
     versions: Versions
     git_commit: str | None = None
@@ -153,6 +160,7 @@ class Environment(Record):
     world_size: int
     data: DataRecord
     plugin: PluginRecord | None = None
+    plan: PlanRecord | None = None
 
     @property
     def hardware(self) -> str:

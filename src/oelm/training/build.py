@@ -20,7 +20,7 @@ from ..method.freeze_report import FreezeReport
 from ..method.sites import find_sites
 from ..models.flops import find_reach, train_flops_per_token
 from ..models.hf_config import is_fresh
-from ..runs.environment import environment, require_plugin
+from ..runs.environment import environment, plan_of, require_plugin
 from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder
 from ..runs.schema import Audit, DataRecord
 from .checkpoint import TrainState, checkpoint_bytes, remove_old_checkpoints, seeded_tensors
@@ -180,7 +180,8 @@ def _write_first_records(run: ActiveRun, audited: Audit, metrics: FileMark | Non
     if problem:
         state.notes.append(f"step {state.step}: {problem}")
     data = DataRecord.model_validate(task.describe())
-    environment(data, run.world.device.type, run.world.size).write(folder / "environment.json")
+    plan = plan_of(run.config, resumed=state.step > 0)
+    environment(data, run.world.device.type, run.world.size, plan).write(folder / "environment.json")
     audited.write(folder / "audit.json")
     folder.status("running", step=state.step, max_steps=run.length.steps)
     for note in task.warnings() + run.length.warnings() + state.notes:
