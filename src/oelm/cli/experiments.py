@@ -109,7 +109,7 @@ def matrix(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Experiments, YAML files of your own, and key=value overrides.",
+            help="Experiments, YAML files of your own, and key=value overrides; or the plan of a study.",
             autocompletion=completion.experiments_and_settings,
         ),
     ],
@@ -140,12 +140,16 @@ def matrix(
 ) -> None:
     """Run a matrix: experiments x methods x learning rates x seeds. Skips finished runs, resumes interrupted ones.
 
+    The YAML file of a plan runs what its confirmation part says, and each run records the plan (docs/lab.md).
+
     Exits with 1 if a run failed or diverged, and with 75 if some were stopped: the same command resumes those.
     """
     with errors():
         from ..errors import LabError
+        from ..lab.confirm import named_plan
         from ..lab.launch.host import Host
         from ..lab.plan import Request
+        from .plan import study_runs
 
         if as_json and not detach:
             raise LabError("--json prints what --detach started: give both, or neither")
@@ -159,7 +163,12 @@ def matrix(
         overrides = tuple(word for word in names if "=" in word and word not in files)
         seed_list = None if seeds is None else tuple(range(seeds))
         request = Request(scale, seed_list, axes, overrides, data, str(out))
-        planned = _plan([word for word in names if word not in overrides], request, dry_run)
+        experiment_names = [word for word in names if word not in overrides]
+        plan_file = named_plan(experiment_names)
+        if plan_file is not None:
+            planned = study_runs(plan_file, request, dry_run)
+        else:
+            planned = _plan(experiment_names, request, dry_run)
         if detach:
             _detach(planned, given_words(context, without=("detach", "as_json", *HOST_PARAMETERS)), as_json)
             return
@@ -173,7 +182,7 @@ def matrix(
             from ..lab.launch.local import local_launcher
 
             run_launcher = local_launcher(gpus, jobs, gpus_per_run)
-        code = _run_matrix(planned, run_launcher, retries, yes)
+        code = _run_matrix(planned, run_launcher, retries, yes, plan_file)
     raise typer.Exit(code)
 
 
@@ -197,16 +206,11 @@ def _plan(names: list[str], request: Request, dry_run: bool) -> list[PlannedRun]
     from ..errors import LabError
     from ..lab.experiment import find_experiment
     from ..lab.plan import plan_runs
-    from ..lab.preflight import require_available
+    from .plan import checked
 
     if not names:
         raise LabError("name at least one experiment: `oelm experiments` lists them")
-    planned = plan_runs([find_experiment(name) for name in names], request)
-    if dry_run:
-        _print_dry_runs(planned)
-        raise typer.Exit()
-    require_available(planned)
-    return planned
+    return checked(plan_runs([find_experiment(name) for name in names], request), dry_run)
 
 
 def _axes(options: list[str], lr_grid: str | None) -> dict[str, tuple[Any, ...]]:
@@ -274,9 +278,11 @@ def _matrix_on_host(context: typer.Context, names: list[str], host: Host) -> int
     return _conclude([out / name for name in started["runs"]], counts)
 
 
-def _run_matrix(planned: list[PlannedRun], launcher: Launcher, retries: int, yes: bool) -> int:
+def _run_matrix(
+    planned: list[PlannedRun], launcher: Launcher, retries: int, yes: bool, plan: Path | None = None
+) -> int:
     """Run a matrix after showing its size, and show how its methods compare; return the exit code."""
-    return _conclude([run.folder for run in planned], run_planned(planned, launcher, retries, yes))
+    return _conclude([run.folder for run in planned], run_planned(planned, launcher, retries, yes), plan)
 
 
 def run_planned(planned: list[PlannedRun], launcher: Launcher, retries: int, yes: bool) -> dict[str, int]:
@@ -293,10 +299,10 @@ def run_planned(planned: list[PlannedRun], launcher: Launcher, retries: int, yes
         return Matrix(planned, launcher, retries, view.print_event).run(view.show)
 
 
-def _conclude(folders: list[Path], counts: Mapping[str, int]) -> int:
+def _conclude(folders: list[Path], counts: Mapping[str, int], plan: Path | None = None) -> int:
     """Print how the runs of a matrix ended; return the exit code."""
     echo(", ".join(f"{count} {state}" for state, count in counts.items()))
-    _print_outcome(folders, counts)
+    _print_outcome(folders, counts, plan)
     return exit_code(counts)
 
 
@@ -309,7 +315,7 @@ def exit_code(counts: Mapping[str, int]) -> int:
     return 0 if set(counts) <= {"finished"} else EXIT_REQUEUE
 
 
-def _print_outcome(folders: list[Path], counts: Mapping[str, int]) -> None:
+def _print_outcome(folders: list[Path], counts: Mapping[str, int], plan: Path | None) -> None:
     """Print how the methods compare in the runs that are done, and the command to type next."""
     from .outcome import analyse_finished, outcome_lines
 
@@ -328,7 +334,8 @@ def _print_outcome(folders: list[Path], counts: Mapping[str, int]) -> None:
     if set(counts) & {"stopped", "left", "elsewhere"}:
         echo(f"to go on from there: {repeat_command()}")
     elif analysis is not None:
-        echo(f"next: oelm report {root} --out report")
+        of_plan = "" if plan is None else f" --plan {shlex.quote(str(plan))}"
+        echo(f"next: oelm report {root}{of_plan} --out report")
 
 
 def _estimate_text(size: DurationEstimate) -> str:
@@ -338,22 +345,6 @@ def _estimate_text(size: DurationEstimate) -> str:
     basis = "from runs that are done" if size.measured >= remaining else "a rough estimate from their FLOPs"
     done = f", {size.done} of them done" if size.done else ""
     return f"{count_of(size.runs)}{done}; about {duration(size.hours * 3600)} ({basis})"
-
-
-def _print_dry_runs(planned: list[PlannedRun]) -> None:
-    from ..lab.dry_run import dry_run
-
-    for run in planned:
-        counts = dry_run(run)
-        stand_in = f" (counted on a default {counts.stand_in})" if counts.stand_in else ""
-        adapters = f", {counts.adapters} adapters" if counts.adapters else ""
-        changes = f"; changes at steps {', '.join(map(str, counts.changes_at))}" if counts.changes_at else ""
-        text = (
-            f"{run.name}: {counts.parameters:,} parameters{stand_in}, {counts.trainable:,} of them trained, "
-            f"{counts.matrices} matrices set or frozen{adapters}{changes}"
-        )
-        echo("\n  ".join(folded(text, 2)))
-    echo(f"{count_of(len(planned))}, all valid; their data was not read")
 
 
 def _experiment_lines(experiments: Sequence[Experiment]) -> list[str]:

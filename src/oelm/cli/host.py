@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from ..base.plugin import loaded_plugin
 from ..errors import LabError, OelmError
+from ..lab.confirm import experiment_files, holds_plan
 from ..lab.launch.host import Host, UnreachableError
 from ..lab.status import RunState, read_state
 from ..lab.sync import sync
@@ -48,9 +49,13 @@ def host_runs(host: Host, out: Path) -> list[RunState]:
 
 
 def send_files(host: Host, names: Sequence[str], out: Path) -> dict[str, str]:
-    """Copy those of the names that are files of experiments here to the host; return the path of each there."""
+    """Copy those of the names that are files of experiments here to the host; return the path of each there.
+
+    The files that a plan names are copied into its folder there.
+    """
     files = [name for name in names if name.endswith((".yaml", ".yml", ".json")) and Path(name).is_file()]
-    return {name: host.send(Path(name), str(out / _FILES)) for name in files}
+    beside = {name: experiment_files(Path(name)) for name in files if holds_plan(Path(name))}
+    return {name: host.send(Path(name), str(out / _FILES), beside.get(name, ())) for name in files}
 
 
 def with_plugin(host: Host, words: Sequence[str], out: Path) -> list[str]:

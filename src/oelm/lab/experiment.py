@@ -13,6 +13,7 @@ from ..base.strict import Strict, explain, merge
 from ..config import RunConfig, read_mapping
 from ..errors import LabError, nearest
 from ..runs import published
+from ..runs.confirmation import is_plan
 
 Scale = Literal["full", "smoke"]
 # Fields that an experiment does not inherit from the one that it extends.
@@ -116,6 +117,8 @@ def find_experiment(name: str) -> Experiment:
 def load_experiment(path: Path) -> Experiment:
     """Load a user's experiment. It may extend a shipped one; without an id it is named after its file."""
     content = read_mapping(path)
+    if is_plan(content):
+        raise LabError(f"{path}: the plan of a study, not an experiment; it is run by `oelm matrix {path}`")
     _refuse_run_config(content, path)
     content.setdefault("id", path.stem)
     name = str(content["id"])

@@ -14,10 +14,12 @@ import pytest
 
 from oelm.cli import host as host_commands
 from oelm.errors import LabError
+from oelm.lab.confirm import load_study
 from oelm.lab.launch.detached import find_log, is_written
 from oelm.lab.launch.host import Host, UnreachableError
 from oelm.lab.status import list_runs, read_state
 from tests.support.lab import experiment_file, lab, longer_config, refusal, wait_for
+from tests.support.plans import hypothesis, write_plan
 from tests.support.sshd import NAME, Server, server
 
 
@@ -91,6 +93,15 @@ def test_a_file_is_sent_once_for_each_content(sshd: Server, tmp_path):
         assert (sshd.home / places[-1]).read_text() == content
     assert places[0] == places[2] != places[1]
     assert sorted(path.name for path in sshd.home.rglob("*") if path.is_file()) == [file.name] * 2
+
+
+def test_the_files_that_a_plan_names_are_sent_into_its_folder(sshd: Server, tmp_path):
+    path = write_plan(tmp_path, [hypothesis("identity", "identity-key")])
+    sent = host_commands.send_files(Host(NAME), [str(path), "GPT-02"], Path("my runs"))
+    there = sshd.home / sent[str(path)]
+    assert load_study(there).sha256 == load_study(path).sha256
+    (tmp_path / "conf.yaml").write_text((tmp_path / "conf.yaml").read_text() + "notes: [changed]\n")
+    assert host_commands.send_files(Host(NAME), [str(path)], Path("my runs")) != {str(path): sent[str(path)]}
 
 
 def test_output_that_ends_early_because_the_connection_does_is_told(sshd: Server):

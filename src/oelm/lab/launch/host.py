@@ -67,11 +67,19 @@ class Host:
             for line in stream:
                 yield line.decode(errors="replace")
 
-    def send(self, file: Path, folder: str) -> str:
-        """Copy a file to the host, below a folder; return its path there, which depends on its content too."""
-        content = file.read_bytes()
-        place = PurePosixPath(folder) / hashlib.sha256(content).hexdigest()[:16]
-        name, temporary = shlex.quote(file.name), shlex.quote(f".{file.name}.tmp")
+    def send(self, file: Path, folder: str, beside: Sequence[Path] = ()) -> str:
+        """Copy a file to the host, below a folder, with the files beside it that it names.
+
+        Return its path there, which depends on the content of all of them.
+        """
+        contents = {path.name: path.read_bytes() for path in (file, *beside)}
+        place = PurePosixPath(folder) / hashlib.sha256(b"".join(contents.values())).hexdigest()[:16]
+        for name, content in contents.items():
+            self._write(place, name, content)
+        return str(place / file.name)
+
+    def _write(self, place: PurePosixPath, file: str, content: bytes) -> None:
+        name, temporary = shlex.quote(file), shlex.quote(f".{file}.tmp")
         script = f"mkdir -p -- {_path(str(place))} && cd -- {_path(str(place))} && cat > {temporary}"
         script = f"{script} && mv -- {temporary} {name}"
         with tempfile.TemporaryFile() as source:
@@ -79,7 +87,6 @@ class Host:
             source.seek(0)
             with self.stream(script, source):
                 pass
-        return str(place / file.name)
 
     @contextmanager
     def stream(
