@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from os import PathLike
 
+from ..runs.confirmation import Study
 from .arms import JUDGED, MEASURES, Arm, Group, Measure, Setup, group_runs
 from .compare import Compare, Comparison, best_rate, correct, equal_rates, headline, nearest_reference, of_pairs
+from .confirm import Confirmed, confirm
 from .hypotheses import Verdict, judge, load_hypotheses
 from .load import load_runs
+from .planned import planned_runs
 from .replication import Replication, replicate
 from .run import Attempt, Bench, LeftOut, Run
 from .stats import Estimate, estimate
@@ -22,7 +25,7 @@ class Analysis:
 
     `comparisons` are corrected together; `equal` are those at each common learning rate. `judged` are the pairs of
     `comparisons` by the test text, corrected in the same way, and `times` these pairs by their step times. `first` is
-    the number of the first run, for a document that holds several analyses.
+    the number of the first run, for a document that holds several analyses. `confirmed` are the hypotheses of a plan.
     """
 
     runs: tuple[Run, ...]
@@ -38,6 +41,7 @@ class Analysis:
     verdicts: tuple[Verdict, ...]
     replications: tuple[Replication, ...]
     first: int = 1
+    confirmed: Confirmed | None = None
 
     def handle(self, run: Run) -> str:
         """Return a run's short name in this report: R1, R2, ... in the order of the folders."""
@@ -52,8 +56,17 @@ class Analysis:
         return tuple(comparison for comparison in self.comparisons if comparison.setup is setup)
 
 
-def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str] | None = None) -> Analysis:
-    """Analyse the runs in these folders. Raise AnalysisError where there is nothing to report on."""
+def analyse(
+    paths: Sequence[str | PathLike[str]],
+    hypotheses: str | PathLike[str] | None = None,
+    study: Study | None = None,
+    any_version: bool = False,
+) -> Analysis:
+    """Analyse the runs in these folders. Raise AnalysisError where there is nothing to report on.
+
+    The hypotheses of a plan's `study` are judged on the runs that carry its mark; with `any_version` on all runs that
+    it names.
+    """
     claims = load_hypotheses(hypotheses)
     compare: Compare = cache(headline)  # hypotheses and replications ask for the same comparisons again
     loaded = load_runs(paths)
@@ -85,6 +98,7 @@ def analyse(paths: Sequence[str | PathLike[str]], hypotheses: str | PathLike[str
         times=tuple(comparison for comparison in times if comparison.ratio is not None),
         verdicts=judge(claims, groups, compare),
         replications=replicate(groups, compare),
+        confirmed=None if study is None else confirm(planned_runs(study, loaded, paths, any_version)),
     )
 
 

@@ -44,13 +44,17 @@ _R = TypeVar("_R", bound=Record)
 
 @dataclass(frozen=True)
 class Loaded:
-    """Everything below the given paths: runs that count, runs in progress, and runs left out, with the reasons."""
+    """Everything below the given paths: runs that count, runs in progress, and runs left out, with the reasons.
+
+    `repeats` are the runs that are left out as duplicates of others.
+    """
 
     runs: tuple[Run, ...]
     running: tuple[Attempt, ...]
     left_out: tuple[LeftOut, ...]
     benches: tuple[Bench, ...]
     problems: tuple[str, ...]
+    repeats: tuple[Run, ...] = ()
 
 
 def load_runs(paths: Sequence[str | PathLike[str]]) -> Loaded:
@@ -80,13 +84,16 @@ def load_runs(paths: Sequence[str | PathLike[str]]) -> Loaded:
         )
     # A successful repeat replaces a run that failed, so failed runs are left out before duplicates.
     counted, failed = _useful(sorted(runs, key=lambda run: str(run.path)))
-    counted, duplicates = _without_duplicates(counted)
+    useful = counted
+    counted, duplicates = _without_duplicates(useful)
+    counted_paths = {run.path for run in counted}
     return Loaded(
         tuple(counted),
         tuple(outcome for outcome in all_outcomes if isinstance(outcome, Attempt) and not isinstance(outcome, Run)),
         tuple(sorted([*left_out, *duplicates, *failed], key=lambda item: str(item.path))),
         tuple(outcome for outcome in all_outcomes if isinstance(outcome, Bench)),
         tuple(problems),
+        tuple(run for run in useful if run.path not in counted_paths),
     )
 
 

@@ -98,7 +98,7 @@ class Attempt:
         """Return the settings that all arms of one setup share, by dotted name, with the hashes of the data."""
         varying = ("method", "optimizer.learning_rate")
         settings = {
-            name: value for name, value in flat(_comparable(self.config)).items() if not name.startswith(varying)
+            name: value for name, value in flat(comparable(self.config)).items() if not name.startswith(varying)
         }
         if self.environment is None:
             return settings
@@ -241,7 +241,7 @@ def _flat_presets() -> dict[str, dict[str, Any]]:
     return {name: flat(preset.model_dump(mode="json")) for name, preset in PRESETS.items()}
 
 
-def _comparable(config: RunConfig) -> dict[str, Any]:
+def comparable(config: RunConfig) -> dict[str, Any]:
     """Return a config without what cannot change a number: names, logging, where the run is saved."""
     sections = {key: value for key, value in config.to_dict().items() if key not in ("experiment", "seed")}
     sections = {key: value for key, value in sections.items() if key not in WITHOUT_EFFECT}

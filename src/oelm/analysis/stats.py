@@ -1,4 +1,4 @@
-"""Statistics of paired differences: t intervals, bootstraps, equivalence (TOST), a slope, and Holm's correction.
+"""Statistics of differences: t intervals, Welch's, bootstraps, equivalence (TOST), a slope, and Holm's correction.
 
 All functions take plain numbers. A ratio is analysed as a difference of logarithms.
 """
@@ -74,6 +74,35 @@ def estimate(values: _Numbers, confidence: float = CONFIDENCE, scale: float | No
     p = _two_sided(mean, error, n - 1)
     interval = Estimate(mean=mean, n=n, low=mean - half, high=mean + half, p=p, spread=spread)
     return replace(interval, boot_low=boot_low, boot_high=boot_high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welch:
+    """The difference of two means as Welch's test takes it: its standard error and degrees of freedom."""
+
+    mean: float
+    error: float
+    degrees: float
+
+    @classmethod
+    def of(cls, one: _Numbers, other: _Numbers) -> Welch | None:
+        """Return the difference of the means of two samples; None where one has no spread."""
+        samples = [_finite(one), _finite(other)]
+        if min(map(len, samples)) < 2 or not all(_spread(sample) for sample in samples):
+            return None
+        squares = [_spread(sample) ** 2 / len(sample) for sample in samples]
+        scatter = sum(square**2 / (len(sample) - 1) for square, sample in zip(squares, samples, strict=True))
+        mean = float(samples[0].mean() - samples[1].mean())
+        return cls(mean=mean, error=math.sqrt(sum(squares)), degrees=sum(squares) ** 2 / scatter)
+
+    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """Return the two-sided interval of the difference."""
+        half = t_quantile(1 - (1 - confidence) / 2, self.degrees) * self.error
+        return self.mean - half, self.mean + half
+
+    def below(self, bound: float) -> float:
+        """Return the one-sided p of "the difference is below `bound`"."""
+        return t_cdf((self.mean - bound) / self.error, self.degrees)
 
 
 def too_noisy(change: Estimate | None) -> bool:
@@ -176,12 +205,12 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def t_cdf(value: float, degrees: int) -> float:
+def t_cdf(value: float, degrees: float) -> float:
     """Return the probability that Student's t with these degrees of freedom is below a value."""
     return float(special.stdtr(degrees, value))
 
 
-def t_quantile(share: float, degrees: int) -> float:
+def t_quantile(share: float, degrees: float) -> float:
     """Return the value that Student's t with these degrees of freedom is below with probability `share`."""
     return float(special.stdtrit(degrees, share))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .run import Run
-from .stats import cluster_bootstrap
+from .stats import CONFIDENCE, cluster_bootstrap
 
 # With fewer documents, what a few of them are about decides, and resampling them shows too little of that.
 _FEWEST = 10
@@ -19,15 +19,23 @@ def over_texts(pairs: Sequence[tuple[Run, Run]]) -> tuple[float, float] | None:
     Whole documents are drawn, since the tokens of one share its subject and its style. The runs stay the same, so the
     interval says nothing about other seeds. None where a run has no losses by document, or of other documents.
     """
-    recorded = [_by_document(run) for pair in pairs for run in pair]
+    return over_texts_of([run for run, _ in pairs], [reference for _, reference in pairs])
+
+
+def over_texts_of(
+    runs: Sequence[Run], references: Sequence[Run], confidence: float = CONFIDENCE
+) -> tuple[float, float] | None:
+    """Return the same interval for the mean of some runs against that of others, which need not be pairs."""
+    recorded = [_by_document(run) for run in (*runs, *references)]
     known = [losses for losses in recorded if losses is not None]
-    if not known or len(known) < len(recorded):
+    if not runs or not references or len(known) < len(recorded):
         return None
     tokens = known[0][1]
     if len(tokens) < _FEWEST or any(other != tokens for _, other in known):
         return None
     losses = np.array([document_losses for document_losses, _ in known])
-    return cluster_bootstrap((losses[0::2] - losses[1::2]).mean(axis=0), tokens)
+    difference = losses[: len(runs)].mean(axis=0) - losses[len(runs) :].mean(axis=0)
+    return cluster_bootstrap(difference, tokens, confidence)
 
 
 def _by_document(run: Run) -> tuple[list[float], list[int]] | None:

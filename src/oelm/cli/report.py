@@ -25,6 +25,12 @@ def report(
     hypotheses: Annotated[
         Path | None, typer.Option(help="A YAML file with your own hypotheses, in addition to the built-in ones.")
     ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="The plan of a study: its hypotheses come first, all else is descriptive.")
+    ] = None,
+    plan_any: Annotated[
+        bool, typer.Option("--plan-any", help="With --plan: use runs made before it or under another version, too.")
+    ] = False,
     formats: Annotated[str, typer.Option(help="One or more of md,html,pdf.")] = "md,html,pdf",
     watch: Annotated[bool, typer.Option("--watch", help="Rewrite the report while runs are in progress.")] = False,
     every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between checks.")] = 10.0,
@@ -32,6 +38,8 @@ def report(
 ) -> None:
     """Report what runs show: summary, comparisons with intervals, hypotheses, figures; as Markdown, HTML and PDF."""
     with errors():
+        from ..errors import AnalysisError
+        from ..lab.confirm import load_study
         from ..report.words import words
         from ..report.write import Report, write_report
         from ..report.write import watch as follow
@@ -39,7 +47,10 @@ def report(
 
         say = words(lang)
         format_names = [name.strip() for name in formats.split(",") if name.strip()]
+        if plan_any and plan is None:
+            raise AnalysisError("--plan-any says which runs a plan may use: name it with --plan")
         options: dict[str, Any] = {"language": lang, "title": title, "formats": format_names, "hypotheses": hypotheses}
+        options |= {} if plan is None else {"study": load_study(plan), "any_version": plan_any}
 
         def print_refresh(latest: Report | None) -> None:
             if latest is None:

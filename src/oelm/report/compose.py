@@ -19,6 +19,7 @@ from .charts import Styles
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .downstream import downstream_blocks
 from .overview import overview
+from .plan import marked_descriptive, plan_section
 from .sampled import sampled_texts
 from .sections import (
     handles,
@@ -47,6 +48,8 @@ def compose(analysis: Analysis, out: Path, language: str = "en", title: str | No
     blocks += hypotheses_section(analysis, say)
     blocks += published_section(analysis, say)
     blocks += times_section(analysis, out, say)
+    if analysis.confirmed is not None:
+        blocks = [*plan_section(analysis, say), *marked_descriptive(blocks, say)]
     blocks += runs_section(analysis, out, say)
     blocks += reading_section(analysis, say)
     if title is None:

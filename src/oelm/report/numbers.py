@@ -213,12 +213,19 @@ def rule(hypothesis: Hypothesis, say: Words) -> str:
 
 def _bound(hypothesis: Hypothesis, bound: float, say: Words) -> str:
     """Return the number of a rule without trailing zeros: +5 %, 0 %."""
-    in_percent = hypothesis.compare in ("change", "trend")
-    scaled = round(100 * bound, 6) if in_percent else bound
-    text = f"{'+' if scaled > 0 else MINUS if scaled < 0 else ''}{abs(scaled):g}"
-    if in_percent:
-        return f"{text} %"
+    if hypothesis.compare in ("change", "trend"):
+        return short_percent(bound)
+    text = _short(bound)
     return say("points", value=text) if hypothesis.compare == "points" else text
+
+
+def short_percent(value: float) -> str:
+    """Return a share that somebody chose as signed percent, without trailing zeros: +5 %, 0 %."""
+    return f"{_short(round(100 * value, 6))} %"
+
+
+def _short(value: float) -> str:
+    return f"{'+' if value > 0 else MINUS if value < 0 else ''}{abs(value):g}"
 
 
 def rate(value: float) -> str:

@@ -258,16 +258,16 @@ def comparison_notes(comparison: Comparison, say: Words) -> list[str]:
     notes = [note_text(note, say) for note in comparison.notes if note.code != "one_seed"]
     if comparison.confounds:
         fields = ", ".join(
-            f"{_field_text(item.field, say)} ({item.one} / {item.other})" for item in comparison.confounds
+            f"{field_text(item.field, say)} ({item.one} / {item.other})" for item in comparison.confounds
         )
         notes.append(say("note_confounded", fields=fields))
     if comparison.cautions:
-        fields = say("list").join(_field_text(item.field, say) for item in comparison.cautions)
+        fields = say("list").join(field_text(item.field, say) for item in comparison.cautions)
         notes.append(say("note_cautions", fields=fields))
     return notes
 
 
-def _field_text(field: str, say: Words) -> str:
+def field_text(field: str, say: Words) -> str:
     """Return what a run recorded of its environment in words; a field of the config by the name that it has there."""
     key = f"field_{field.removeprefix('environment.')}"
     return say(key) if key in say.texts else field

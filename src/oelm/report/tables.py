@@ -15,6 +15,7 @@ from ..analysis.stats import Estimate
 from ..base.files import to_json
 from ..base.text import spreadsheet_safe
 from .document import Cell, Table, spans
+from .plan import plan_data
 
 FORMAT = 1
 _FIGURES = (
@@ -67,6 +68,7 @@ def results_json(analysis: Analysis) -> str:
             _comparison(analysis, comparison) | slices_data(comparison) for comparison in analysis.comparisons
         ],
         "on_test_text": [_comparison(analysis, comparison) for comparison in analysis.judged],
+        **({} if analysis.confirmed is None else {"plan": plan_data(analysis.confirmed)}),
         "equal_rates": [_comparison(analysis, comparison) for comparison in analysis.equal],
         "step_times": [_comparison(analysis, comparison) for comparison in analysis.times],
         "hypotheses": [

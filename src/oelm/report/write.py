@@ -19,6 +19,7 @@ from ..analysis import Analysis, AnalysisError, analyse
 from ..analysis.run import Attempt
 from ..base.files import remove_leftovers, write_bytes, write_json
 from ..errors import NoRunsError, nearest
+from ..runs.confirmation import Study
 from ..runs.folder import is_alive
 from . import drawing, pdf
 from .compose import compose
@@ -52,18 +53,21 @@ def write_report(
     title: str | None = None,
     formats: Sequence[str] = FORMATS,
     hypotheses: str | PathLike[str] | None = None,
+    study: Study | None = None,
+    any_version: bool = False,
     refresh: int | None = None,
 ) -> Report:
     """Write the report of the runs in `paths` into the folder `out`: text, page, PDF, figures, tables, data.
 
-    `formats` are some of md, html and pdf; results.csv, results.json and the tables are always written. The page
-    reloads itself after `refresh` seconds.
+    `formats` are some of md, html and pdf; results.csv, results.json and the tables are always written. With a plan's
+    `study` the report begins with its hypotheses, judged on the runs of that plan, or with `any_version` on all that it
+    names. The page reloads itself after `refresh` seconds.
     """
     say = words(language)
     for name in formats:
         if name not in FORMATS:
             raise AnalysisError(f"format {name!r}.{nearest(name, FORMATS)} Formats: {', '.join(FORMATS)}")
-    analysis = analyse(paths, hypotheses)
+    analysis = analyse(paths, hypotheses, study, any_version)
     folder = _make_folder(Path(out))
     document = compose(analysis, folder, language, title)
     problems = list(analysis.problems)
