@@ -1,6 +1,8 @@
 """Plans of studies: what they may say, the runs that a matrix makes of them, and what these record."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -174,32 +176,45 @@ def test_a_run_that_was_begun_without_the_plan_does_not_become_one_of_it(tmp_pat
     assert made_otherwise(study, planned) == planned[:1]
 
 
+def documented() -> tuple[list[str], list[list[str]]]:
+    """Return the files and the commands of the example in docs/lab.md."""
+    guide = (ROOT / "docs" / "lab.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(yaml)?\n(.*?)```", guide.split("## Planning a study")[1].split("\n## ")[0], re.DOTALL)
+    commands = "\n".join(text for language, text in blocks if not language).splitlines()
+    return [text for language, text in blocks if language], [shlex.split(line, comments=True) for line in commands]
+
+
 @pytest.mark.full
-def test_a_study_from_its_plan_to_its_report(tmp_path, tokens):
-    """Run a plan, remove a run and report, run it again, and report: the commands of docs/lab.md on a small scale."""
-    path, runs = small_plan(tmp_path, tokens), tmp_path / "runs"
-    out = ("--out", tmp_path / "report", "--formats", "md,html")
-    matrix = ("matrix", path, "--out", runs, "--gpus", "", "--jobs", 1, "--yes")
-    first = lab(*matrix)
-    assert (first.exit_code, "4 finished" in first.stdout) == (0, True), first.output
-    assert f"next: oelm report {runs} --plan {path} --out report" in first.stdout
-    shutil.rmtree(runs / "conf/identity-key/seed-1")
-    report = lab("report", runs, "--plan", path, *out)
-    assert "identity: not run yet" in report.stdout
-    assert f"oelm matrix {path} --out {runs}" in report.stdout.replace("\n", " ").replace("  ", " ")
-    assert lab(*matrix).exit_code == 0
-    assert lab("report", runs, "--plan", path, *out).exit_code == 0
-    plan = json.loads((tmp_path / "report/results.json").read_text())["plan"]
-    assert (len(plan["finished"]), plan["missing"], plan["apart"]) == (4, [], [])
-    assert plan["hypotheses"][0]["verdict"] in ("holds", "not-shown", "does-not-hold")
-    assert plan["hypotheses"][0]["over_texts"] is not None
-    page = (tmp_path / "report/report.html").read_text()
+@pytest.mark.timeout(1200)
+def test_the_example_of_the_guide_goes_from_its_plan_to_its_report(tmp_path, monkeypatch):
+    """Then without one of its runs, and then under another version of the plan."""
+    monkeypatch.chdir(tmp_path)
+    texts = list(stories(0, 120))
+    for name, part in (("train", texts[:80]), ("val", texts[80:100]), ("test", texts[100:])):
+        Path(f"{name}.txt").write_text("".join(f"{text}\n<|endoftext|>\n" for text in part), encoding="utf-8")
+    files, commands = documented()
+    for file in files:
+        Path(re.match(r"# (\S+\.yaml)", file)[1]).write_text(file, encoding="utf-8")
+    for command in commands:
+        result = lab(*command[1:])
+        assert result.exit_code == 0, (command, result.output)
+        if command[:2] == ["oelm", "matrix"] and "--dry-run" not in command:
+            assert "8 finished" in result.stdout
+            assert "next: oelm report runs/study --plan plan.yaml --out report" in result.stdout
+    plan = json.loads(Path("report/results.json").read_text())["plan"]
+    assert (len(plan["finished"]), plan["missing"], plan["apart"]) == (8, [], [])
+    assert all(claim["verdict"] in ("holds", "not-shown", "does-not-hold") for claim in plan["hypotheses"])
+    assert all(claim["over_texts"] is not None for claim in plan["hypotheses"])
+    page = Path("report/report.html").read_text()
     assert page.index("The planned hypotheses") < page.index("Summary (descriptive)")
-    # Another version of the plan finds the runs, and does not count them.
-    changed(path, alpha=0.01)
-    assert "4 runs" in lab("matrix", path, "--out", runs, "--dry-run").stderr
-    assert lab("report", runs, "--plan", path, *out).exit_code == 0
-    plan = json.loads((tmp_path / "report/results.json").read_text())["plan"]
-    assert {run["why"] for run in plan["apart"]} == {"version"}
-    assert plan["hypotheses"][0]["verdict"] == "not-run"
-    assert Path(plan["apart"][0]["path"]).is_dir()
+    shutil.rmtree("runs/study/tiny-keys/identity-key/seed-1")
+    report = ("report", "runs/study", "--plan", "plan.yaml", "--out", "report", "--formats", "md")
+    output = lab(*report).stdout
+    assert "identity-key: not run yet" in output
+    assert "oelm matrix plan.yaml --out runs/study" in " ".join(output.split())
+    changed(Path("plan.yaml"), alpha=0.01)
+    assert "7 runs in runs/study" in lab("matrix", "plan.yaml", "--out", "runs/study", "--dry-run").stderr
+    lab(*report)
+    plan = json.loads(Path("report/results.json").read_text())["plan"]
+    assert ({run["why"] for run in plan["apart"]}, len(plan["apart"])) == ({"version"}, 7)
+    assert {claim["verdict"] for claim in plan["hypotheses"]} == {"not-run"}
