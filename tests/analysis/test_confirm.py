@@ -13,7 +13,7 @@ from oelm.report.plan import plan_section
 from oelm.report.tables import results_json
 from oelm.report.words import words
 from tests.support.plans import DOCUMENTS, fail, hypothesis, planned_run, recorded_logs, study_of
-from tests.support.records import change, write
+from tests.support.records import change, write, write_status
 
 NOISE = np.random.default_rng(3).normal(0, 0.002, (5, 6))
 # The mean cost of each method in the logarithm of the perplexity.
@@ -122,6 +122,31 @@ def test_there_is_no_verdict_before_all_planned_runs_have_ended(tmp_path):
         if claim["id"] != "frozen":
             assert results[claim["id"]]["p_holm"] == pytest.approx(corrected, rel=1e-9)
     assert whole["command"] is None
+
+
+def test_a_run_that_has_not_ended_is_missing(tmp_path):
+    """One was interrupted, one is damaged, one was never begun."""
+    study = study_of(tmp_path, FAMILY)
+    written(tmp_path / "runs", study)
+    folders = [tmp_path / f"runs/conf/identity-key/seed-{seed}" for seed in range(3)]
+    (folders[0] / "result.json").unlink()
+    write_status(folders[0], "stopped", step=100)
+    (folders[1] / "audit.json").write_text("{")
+    folders[2].rename(tmp_path / "away")
+    plan, results = found(tmp_path / "runs", study)
+    assert plan["missing"] == [f"conf/identity-key/seed-{seed}" for seed in range(3)]
+    assert (results["identity"]["verdict"], results["identity"]["counts"][0]["judged"]) == ("not-run", 3)
+    text = section(tmp_path / "runs", study)
+    assert "3 runs missing (0 of them in progress)" in text
+    assert f"`{plan['command']}`" in text
+
+
+def test_the_data_of_the_runs_is_in_the_command_that_runs_what_is_missing(tmp_path):
+    study = study_of(tmp_path, FAMILY)
+    written(tmp_path / "runs", study, seeds=range(5), data={"path": "my texts"})
+    plan, _ = found(tmp_path / "runs", study)
+    assert plan["command"] == f"oelm matrix {study.path} --out {tmp_path / 'runs'} --data 'my texts'"
+    assert len(plan["missing"]) == 5
 
 
 @pytest.mark.parametrize(("lost", "verdicts"), [("identity-key", "not-shown"), ("baseline", "holds")])

@@ -8,13 +8,25 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from oelm.analysis.stats import above, below, bootstrap, estimate, holm, slope, slope_above, slope_below, tost
+from oelm.analysis.stats import Welch, above, below, bootstrap, estimate, holm, slope, slope_above, slope_below, tost
 from oelm.errors import AnalysisError
 
 # Student's own data (1908): hours of sleep gained by ten people with one drug and with another.
 FIRST = np.array([0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0])
 SECOND = np.array([1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4])
 GAIN = SECOND - FIRST
+
+
+def test_welchs_test_is_that_of_the_textbook_example():
+    """R's help page of t.test has the p of no difference: 0.07939, with 17.776 degrees of freedom."""
+    welch = Welch.of(FIRST, SECOND)
+    assert (welch.degrees, 2 * welch.below(0)) == pytest.approx((17.776, 0.07939), rel=1e-3)
+    assert welch.interval() == pytest.approx((-3.3654832, 0.2054832))
+    for bound in (-2.0, 0.5):
+        expected = scipy_stats.ttest_ind(FIRST - bound, SECOND, equal_var=False, alternative="less").pvalue
+        assert welch.below(bound) == pytest.approx(expected)
+    assert Welch.of(FIRST, [1.0, 1.0, 1.0]) is None
+    assert Welch.of(FIRST, [1.0]) is None
 
 
 def test_the_paired_interval_is_that_of_the_textbook_example():

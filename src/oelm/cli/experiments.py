@@ -259,6 +259,7 @@ def _detach(planned: list[PlannedRun], words: list[str], as_json: bool) -> None:
 
 def _matrix_on_host(context: typer.Context, names: list[str], host: Host) -> int:
     """Run a matrix on another machine, where it goes on whatever happens here; return the exit code."""
+    from ..lab.confirm import holds_plan
     from . import host as there
 
     out, as_json = Path(context.params["out"]), context.params["as_json"]
@@ -275,7 +276,8 @@ def _matrix_on_host(context: typer.Context, names: list[str], host: Host) -> int
         echo(json.dumps(started, indent=2) if as_json else seen)
         return 0
     counts = there.follow_matrix(host, out, started)
-    return _conclude([out / name for name in started["runs"]], counts)
+    plan = next((Path(name) for name in names if holds_plan(Path(name))), None)
+    return _conclude([out / name for name in started["runs"]], counts, plan)
 
 
 def _run_matrix(

@@ -14,7 +14,7 @@ from ..analysis.compare import Comparison
 from ..base.text import WIDTH, plain_table, plain_text
 from ..report import numbers
 from ..report.overview import findings, table_notes
-from ..report.plan import plan_lines
+from ..report.plan import missing_lines, plan_lines
 from ..report.sentences import opening, setup_label, short_conclusion, verdict_lines
 from ..report.words import Words, words
 from .terminal import count_of, fold, folded
@@ -43,6 +43,7 @@ def summary_lines(analysis: Analysis, language: str = "en") -> list[str]:
     lines = []
     if analysis.confirmed is not None:
         lines += [line for text in plan_lines(analysis.confirmed, say) for line in folded(text)]
+        lines += missing_lines(analysis.confirmed, say)  # a command stays in one line, to be copied
         lines += ["", say("heading_of", head=say("descriptive"))]
     lines += [line for text in findings(analysis, say) for line in folded(text)]
     lines += [*folded(say.in_a_row(opening(analysis, say))), "", *_tables(analysis, say)]

@@ -32,6 +32,8 @@ def plan_section(analysis: Analysis, say: Words) -> list[Block]:
         for text in hypothesis_notes(tested, say)
     ]
     blocks += [Bullets(items)] if items else []
+    if confirmed.planned.missing:
+        blocks += [Paragraph(_missing(confirmed.planned, say)), Bullets([Cell(confirmed.planned.command, code=True)])]
     blocks += [Paragraph(text) for text in _runs_texts(confirmed.planned, say)]
     others = count_text("run", confirmed.planned.others, say)
     return [*blocks, Paragraph(say("plan_descriptive", runs=others))]
@@ -48,13 +50,18 @@ def marked_descriptive(blocks: list[Block], say: Words) -> list[Block]:
 
 
 def plan_lines(confirmed: Confirmed, say: Words) -> list[str]:
-    """Return a line for each hypothesis, for a terminal, and what is said of the runs."""
+    """Return a line for each hypothesis, for a terminal, and what is said of the runs that have ended."""
     lines = []
     for tested in confirmed.tested:
         found = say("in_brackets", text=_change(tested), more=_interval(tested, say)) if tested.change else "–"
         shown = {"verdict": say(tested.verdict), "claim": tested.hypothesis.claim, "found": found}
         lines.append(say("plan_line", id=tested.hypothesis.id, counts=_counts(tested, say), **shown))
     return [*lines, *_runs_texts(confirmed.planned, say)]
+
+
+def missing_lines(confirmed: Confirmed, say: Words) -> list[str]:
+    """Return how many planned runs are missing and the command that runs them, for a terminal; nothing without any."""
+    return [_missing(confirmed.planned, say), confirmed.planned.command] if confirmed.planned.missing else []
 
 
 def hypothesis_notes(tested: Tested, say: Words) -> list[str]:
@@ -141,12 +148,13 @@ def _counts(tested: Tested, say: Words) -> str:
     return say(key, counts=" / ".join(shares))
 
 
+def _missing(planned: PlannedRuns, say: Words) -> str:
+    return say("plan_missing", runs=count_text("run", len(planned.missing), say), running=len(planned.running))
+
+
 def _runs_texts(planned: PlannedRuns, say: Words) -> list[str]:
-    """Return sentences about the planned runs that are missing or lost, and about those that are not of this plan."""
+    """Return sentences about the planned runs that were lost, and about those that are not of this plan."""
     texts = []
-    if planned.missing:
-        missing = count_text("run", len(planned.missing), say)
-        texts.append(say("plan_missing", runs=missing, running=len(planned.running), command=planned.command))
     if planned.lost:
         named = [say("in_brackets", text=name, more=say(f"kind_{kind}")) for name, kind in planned.lost.items()]
         texts.append(say("plan_lost", runs=count_text("run", len(named), say), named=say("list").join(named)))
