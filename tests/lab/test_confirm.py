@@ -17,7 +17,7 @@ from oelm.runs.confirmation import StudyPlan, load_confirmation
 from oelm.training.engine import train
 from tests.support.lab import ROOT, lab, refusal
 from tests.support.plans import hypothesis, write_plan
-from tests.support.training import tiny
+from tests.support.training import tiny, token_folder
 
 FAMILY = [hypothesis("identity", "identity-key"), hypothesis("frozen", "oelm-freeze", test="welch")]
 
@@ -158,6 +158,15 @@ def tokens(tmp_path_factory):
     files = {name: folder / f"{name}.txt" for name in ("val", "test")}
     prepare(folder / "train.txt", folder / "out", train_bpe=300, workers=1, synthetic=True, **files)
     return folder / "out"
+
+
+def test_data_without_the_text_that_judges_is_refused(tmp_path, tokens):
+    study = load_study(small_plan(tmp_path, token_folder()))
+    with pytest.raises(LabError, match=r"judges is test, but .* has no test text"):
+        plan_study(study, Request())
+    assert len(plan_study(study, Request(data=str(tokens)))) == 4
+    with pytest.raises(LabError, match="builtin:stories has no test text"):
+        plan_study(study, Request(data="builtin:stories"))
 
 
 def test_a_run_that_was_begun_without_the_plan_does_not_become_one_of_it(tmp_path, tokens):

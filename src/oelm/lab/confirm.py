@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..base.yaml_text import parse_yaml
 from ..config import WITHOUT_EFFECT, parse_override
+from ..data.corpus.header import HEADER, read_header
 from ..errors import FileError, LabError, nearest
 from ..runs.confirmation import (
     TOKENS_TOLERANCE,
@@ -62,7 +63,11 @@ def plan_study(study: Study, request: Request) -> list[PlannedRun]:
         runs = _runs(study.path, study.confirmation.runs, request)
     except LabError as error:
         raise LabError(f"{study.path}: {error}") from None
-    return runs if request.scale == "smoke" else [_marked(run, study) for run in runs]
+    if request.scale == "smoke":
+        return runs
+    if study.confirmation.judges == "test":
+        _require_test_text(study, runs)
+    return [_marked(run, study) for run in runs]
 
 
 def experiment_files(path: Path) -> list[Path]:
@@ -168,6 +173,18 @@ def _check_tokens(study: Study, runs: Sequence[PlannedRun]) -> None:
         known = run.config.train.max_steps is not None  # how many tokens some epochs are is known with the data alone
         if known and arm_name(run.config) in judged and abs(own - tokens) > TOKENS_TOLERANCE * tokens:
             raise LabError(f"tokens is {tokens:,.0f}, but {run.name} is trained on {own:,.0f}")
+
+
+def _require_test_text(study: Study, runs: Sequence[PlannedRun]) -> None:
+    """Raise where the data of the runs is here, or built in, and has no test text to judge them on."""
+    for path in dict.fromkeys(run.config.data.path for run in runs if run.config.task.kind == "language"):
+        if path is None or not (path.startswith("builtin:") or (Path(path) / HEADER).is_file()):
+            continue
+        if path.startswith("builtin:") or "test" not in read_header(Path(path)).splits:
+            raise LabError(
+                f"{study.path}: judges is test, but {path} has no test text; prepare the data again, with "
+                "`oelm data prepare SOURCE --test FILE`"
+            )
 
 
 def _refuse_changes(study: Study, request: Request) -> None:
