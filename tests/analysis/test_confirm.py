@@ -259,4 +259,5 @@ def test_a_report_begins_with_the_plan_and_marks_the_rest_as_descriptive(tmp_pat
     assert headings[0].anchor == "plan"
     assert described == ["summary", "results-1", "results-2", "hypotheses", "step-time"]
     assert document.tables[0].name == "plan"
+    assert len(document.tables[0].rows[0][-1].runs) == 12
     assert analysis.confirmed.planned.others == 1

@@ -23,7 +23,7 @@ class Tested:
 
     change      the relative change of the perplexity, with its interval over seeds; `over_texts` is that over texts
     p           the one-sided p of "the change is below the margin"; `adjusted` is that after Holm's correction
-    counts      pairs, or seeds of each arm, against those planned
+    counts      pairs, or seeds of each arm, against those planned; `runs` are these runs
     """
 
     hypothesis: PlannedHypothesis
@@ -36,6 +36,7 @@ class Tested:
     p: float | None = None
     adjusted: float | None = None
     notes: tuple[Note, ...] = ()
+    runs: tuple[Run, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,8 @@ def _test(hypothesis: PlannedHypothesis, planned: PlannedRuns) -> Tested:
     arm, against = _sides(hypothesis, planned)
     sample, counts = _sample(hypothesis, arm, against, confirmation.measure)
     notes = [*_notes(arm, against, confirmation), *_differences(sample)]
-    tested = Tested(hypothesis=hypothesis, arm=arm, against=against, counts=counts)
+    runs = (*sample.runs, *sample.references)
+    tested = Tested(hypothesis=hypothesis, arm=arm, against=against, counts=counts, runs=runs)
     one, other = (_logs(runs, confirmation.measure) for runs in (sample.runs, sample.references))
     if one and other:
         test = _paired if hypothesis.test == "paired" else _welch

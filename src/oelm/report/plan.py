@@ -11,6 +11,7 @@ from ..analysis.confirm import DOES_NOT_HOLD, HOLDS, Confirmed, Tested
 from ..analysis.planned import BEFORE, SETTINGS, VERSION, PlannedRuns
 from . import numbers
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
+from .sections import handles
 from .sentences import count_text, field_text, note_text
 from .words import Words
 
@@ -25,7 +26,7 @@ def plan_section(analysis: Analysis, say: Words) -> list[Block]:
     if confirmed is None:
         return []
     blocks: list[Block] = [Heading(say("plan"), 2, "plan"), Paragraph(_about(confirmed, say), tone="muted")]
-    blocks.append(_table(confirmed, say))
+    blocks.append(_table(confirmed, analysis, say))
     items = [
         Cell(say("headed", head=tested.hypothesis.id, text=text))
         for tested in confirmed.tested
@@ -102,14 +103,18 @@ def _about(confirmed: Confirmed, say: Words) -> str:
     return say.in_a_row([told, counts, *same])
 
 
-def _table(confirmed: Confirmed, say: Words) -> Table:
+def _table(confirmed: Confirmed, analysis: Analysis, say: Words) -> Table:
     confirmation = confirmed.planned.study.confirmation
     level = f"{100 * (1 - confirmation.alpha):g}"
     side = f"{confirmation.alpha / 2:g}"
     columns = ["id", *say.all("col_verdict", "col_claim", "col_method", "col_against", "col_margin", "col_change")]
-    columns += [say("col_level", level=level), *say.all("col_texts", "col_p_margin", "col_p", "col_planned")]
+    columns += [
+        say("col_level", level=level),
+        *say.all("col_texts", "col_p_margin", "col_p", "col_planned", "col_runs"),
+    ]
     caption = say("plan_reading", level=level, side=side, family=len(confirmed.tested))
     table = Table("plan", columns, numeric=(5, 6, 7, 8, 9, 10, 11), caption=caption)
+    numbered = set(analysis.runs)  # a run that equals one counted before it has no number of its own
     for tested in confirmed.tested:
         hypothesis, texts = tested.hypothesis, tested.over_texts
         table.add(
@@ -125,6 +130,7 @@ def _table(confirmed: Confirmed, say: Words) -> Table:
             numbers.p_value(tested.p),
             numbers.p_value(tested.adjusted),
             _counts(tested, say),
+            Cell("", handles(analysis, tuple(run for run in tested.runs if run in numbered))),
         )
     return table
 

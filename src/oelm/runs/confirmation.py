@@ -117,7 +117,7 @@ class Confirmation(Strict, refusal=LabError):
 class StudyPlan(Strict, refusal=LabError):
     """A plan's file. What is said of the exploration has any form."""
 
-    exploration: dict[str, Any] = {}
+    exploration: Any = None
     confirmation: Confirmation | None = None
 
 
