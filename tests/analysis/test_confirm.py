@@ -258,6 +258,6 @@ def test_a_report_begins_with_the_plan_and_marks_the_rest_as_descriptive(tmp_pat
     described = [heading.anchor for heading in headings if mark in heading.text]
     assert headings[0].anchor == "plan"
     assert described == ["summary", "results-1", "results-2", "hypotheses", "step-time"]
-    assert document.tables[0].name == "plan"
-    assert len(document.tables[0].rows[0][-1].runs) == 12
+    assert [table.name for table in document.tables[:2]] == ["plan", "plan-tests"]
+    assert len(document.tables[1].rows[0][-1].runs) == 12
     assert analysis.confirmed.planned.others == 1

@@ -26,7 +26,7 @@ def plan_section(analysis: Analysis, say: Words) -> list[Block]:
     if confirmed is None:
         return []
     blocks: list[Block] = [Heading(say("plan"), 2, "plan"), Paragraph(_about(confirmed, say), tone="muted")]
-    blocks.append(_table(confirmed, analysis, say))
+    blocks += [_verdicts(confirmed, say), _tests(confirmed, analysis, say)]
     items = [
         Cell(say("headed", head=tested.hypothesis.id, text=text))
         for tested in confirmed.tested
@@ -103,30 +103,37 @@ def _about(confirmed: Confirmed, say: Words) -> str:
     return say.in_a_row([told, counts, *same])
 
 
-def _table(confirmed: Confirmed, analysis: Analysis, say: Words) -> Table:
-    confirmation = confirmed.planned.study.confirmation
-    level = f"{100 * (1 - confirmation.alpha):g}"
-    side = f"{confirmation.alpha / 2:g}"
-    columns = ["id", *say.all("col_verdict", "col_claim", "col_method", "col_against", "col_margin", "col_change")]
-    columns += [
-        say("col_level", level=level),
-        *say.all("col_texts", "col_p_margin", "col_p", "col_planned", "col_runs"),
-    ]
-    caption = say("plan_reading", level=level, side=side, family=len(confirmed.tested))
-    table = Table("plan", columns, numeric=(5, 6, 7, 8, 9, 10, 11), caption=caption)
-    numbered = set(analysis.runs)  # a run that equals one counted before it has no number of its own
+def _verdicts(confirmed: Confirmed, say: Words) -> Table:
+    """Return what was claimed, what was found, and the verdicts."""
+    level = f"{100 * (1 - confirmed.planned.study.confirmation.alpha):g}"
+    columns = ["id", *say.all("col_claim", "col_verdict", "col_margin", "col_change"), say("col_level", level=level)]
+    table = Table("plan", [*columns, say("col_texts")], numeric=(3, 4, 5, 6))
     for tested in confirmed.tested:
         hypothesis, texts = tested.hypothesis, tested.over_texts
         table.add(
             hypothesis.id,
-            Cell(say(tested.verdict), tone=_TONES.get(tested.verdict, "open")),
             hypothesis.claim,
-            Cell(hypothesis.arm, code=True),
-            Cell(hypothesis.against, code=True),
+            Cell(say(tested.verdict), tone=_TONES.get(tested.verdict, "open")),
             numbers.short_percent(hypothesis.margin),
             _change(tested),
             _interval(tested, say),
             f"{numbers.percent(texts[0], 2)} – {numbers.percent(texts[1], 2)}" if texts else "–",
+        )
+    return table
+
+
+def _tests(confirmed: Confirmed, analysis: Analysis, say: Words) -> Table:
+    """Return the tests that the verdicts come from, and the runs."""
+    alpha = confirmed.planned.study.confirmation.alpha
+    values = {"level": f"{100 * (1 - alpha):g}", "side": f"{alpha / 2:g}", "family": len(confirmed.tested)}
+    columns = ["id", *say.all("col_method", "col_against", "col_p_margin", "col_p", "col_planned", "col_runs")]
+    table = Table("plan-tests", columns, numeric=(3, 4, 5), caption=say("plan_reading", **values))
+    numbered = set(analysis.runs)  # a run that equals one counted before it has no number of its own
+    for tested in confirmed.tested:
+        table.add(
+            tested.hypothesis.id,
+            Cell(tested.hypothesis.arm, code=True),
+            Cell(tested.hypothesis.against, code=True),
             numbers.p_value(tested.p),
             numbers.p_value(tested.adjusted),
             _counts(tested, say),
