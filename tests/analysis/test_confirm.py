@@ -177,6 +177,8 @@ def test_runs_of_no_plan_or_of_another_version_are_counted_apart(tmp_path, sha25
     plan, results = found(tmp_path / "runs", study)
     assert {(run["run"].split("/")[1], run["why"]) for run in plan["apart"]} == {("identity-key", why)}
     assert len(plan["apart"]) == 6
+    # In the folder of these runs the command would find them done.
+    assert plan["command"] == f"oelm matrix {study.path} --out {tmp_path / 'runs'}-{study.sha256[:8]}"
     assert (results["identity"]["verdict"], results["identity"]["change"]) == ("not-run", None)
     assert "run before the plan or under another version" in section(tmp_path / "runs", study)
     plan, results = found(tmp_path / "runs", study, any_version=True)

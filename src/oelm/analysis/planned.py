@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -110,7 +110,7 @@ def planned_runs(
         apart=tuple(ApartRun(item.name, item.attempt.path, item.why) for item in candidates if item.why is not None),
         others=sum(not _name(run, study) for run in (*loaded.runs, *loaded.repeats)),
         any_version=any_version,
-        command=_command(study, list(finished.values()), paths),
+        command=_command(study, list(finished.values()), paths, {item.attempt.path for item in candidates if item.why}),
     )
 
 
@@ -146,10 +146,15 @@ def _settings(config: RunConfig, planned: RunConfig) -> dict[str, object]:
     return settings
 
 
-def _command(study: Study, runs: Sequence[Run], paths: Sequence[str | PathLike[str]]) -> str:
-    """Return the command that runs what is missing, into the folder of these runs and with their data."""
+def _command(study: Study, runs: Sequence[Run], paths: Sequence[str | PathLike[str]], apart: Container[Path]) -> str:
+    """Return the command that runs what is missing, into the folder of these runs and with their data.
+
+    Where runs that are apart have planned folders there, it names another one: a matrix would skip them.
+    """
     roots = Counter(str(run.path.parents[2]) for run in runs) or Counter([str(paths[0])])
     out = roots.most_common(1)[0][0]
+    if any(Path(out, name) in apart for name in study.configs):
+        out = f"{out}-{study.sha256[:8]}"
     paths_of_data = [(run.config.data.path, study.configs[run_name(run.config)].data.path) for run in runs]
     data = {path for path, planned in paths_of_data if path != planned}
     words = ["oelm", "matrix", str(study.path), *([] if out == _OUT else ["--out", out])]
