@@ -48,6 +48,7 @@ MEASURES = {
         Measure("macro_f1", False, log=False, points=True),
         Measure("matthews", False, log=False),
         Measure("exact_match", False, log=False, points=True),
+        Measure("token_accuracy", False, log=False, points=True),
         Measure("step_seconds", True),
         Measure("steps_per_hour", False),
         Measure("seconds", True),

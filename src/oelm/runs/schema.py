@@ -259,6 +259,7 @@ class TaskMetrics(RecordPart):
     accuracy: float | None = None
     macro_f1: float | None = None
     matthews: float | None = None
+    token_accuracy: float | None = None
     exact_match: float | None = None
     chrf: float | None = None
     bleu: float | None = None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 import oelm
 from oelm.errors import DataError
@@ -35,7 +38,7 @@ def test_answers_are_learned_and_scored(family, attention, tmp_path):
     losses = [line.loss for line in read_metrics(run.folder) if line.kind == "train"]
     assert losses[-1] < losses[0]
     assert result["task"]["kind"] == "text2text"
-    assert {"loss", "exact_match", "chrf", "bleu", "written"} <= set(result["last"])
+    assert {"loss", "token_accuracy", "exact_match", "chrf", "bleu", "written"} <= set(result["last"])
     assert result["last"]["written"] == 20
     kinds = {row["kind"] for row in read(run.folder / "audit.json")["rows"] if row["frozen"] and row["role"] == "q"}
     assert kinds == ({"encoder", "decoder", "cross"} if attention == "all" else set(attention))
@@ -47,6 +50,39 @@ def test_the_loss_is_over_the_answers_tokens(tmp_path):
     batch = task.batch(0, 16)
     assert task.target_count(0, 16) == int((batch["labels"] != -100).sum())
     assert task.token_count(0, 16) == task.target_count(0, 16) + int(batch["attention_mask"].sum())
+
+
+def test_token_accuracy_counts_the_answers_tokens_that_are_most_likely(tmp_path):
+    task = open_task(oelm.RunConfig.load(text_run(tmp_path)))
+    batch = task.validation(0, 3, fill_to=4)
+    labels = batch["labels"]
+    counted = int((labels != -100).sum())
+
+    class AllRightButTheFirst(torch.nn.Module):
+        def prepare_decoder_input_ids_from_labels(self, labels):
+            return labels.clamp(min=0)
+
+        def forward(self, decoder_input_ids, **_):
+            logits = torch.nn.functional.one_hot(decoder_input_ids, 200).float()
+            logits[:, 0] = 0.0
+            logits[:, 0, 199] = 1.0
+            return SimpleNamespace(logits=logits)
+
+    sums = task.loss(AllRightButTheFirst()).eval()(**batch)
+    assert task.metrics(sums.tolist())["token_accuracy"] == pytest.approx((counted - 3) / counted)
+
+
+@pytest.mark.full
+def test_translations_are_learned_with_frozen_cross_attention(tmp_path):
+    """In so few steps that is the beginning: what words there are, and which of them come first and last."""
+    method = {"preset": "oelm-freeze", "attention": ["cross"]}
+    changes = {"train": {"max_steps": 100, "batch_size": 32}, "optimizer": {"learning_rate": 3e-3}}
+    base = text_run(tmp_path, method=method, eval={"every": 100, "sequences": 64}, **changes)
+    run = oelm.RunConfig.load(base | {"task": {"name": "builtin:translation", "form": "text"}})
+    result = train(run, quiet=True)
+    assert result["token_accuracy"] == result["last"]["token_accuracy"] > 0.25
+    answer = predict_one(run.folder, "a cat helped three dogs")["answer"]
+    assert set(answer.split()) <= set(open_task(run).model_tokenizer.tokenizer.get_vocab())
 
 
 @pytest.mark.full
