@@ -39,8 +39,14 @@ def test_a_model_is_asked_to_repeat_random_tokens(tmp_path):
     outcome = probe(str(tmp_path / "model"))
     assert outcome.exit_code == 0, outcome.output
     assert "loss in its repetition" in outcome.stdout
+    assert "best head" in outcome.stdout
+    table, _, notes = outcome.stdout.partition("Without")
+    assert all(len(line) <= 80 for line in table.splitlines())
+    assert "layer.head" in notes
     rows = json.loads(probe(str(tmp_path / "model"), "--json").stdout)
     assert [row["length"] for row in rows][:2] == [8, 16]
+    matching = rows[0]["prefix_matching"]
+    assert matching["best"] == matching["heads"][matching["layer"]][matching["head"]]
 
 
 @pytest.mark.parametrize(

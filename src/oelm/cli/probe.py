@@ -48,7 +48,7 @@ def probe(
 ) -> None:
     """Measure what attention can do, one ability at a time.
 
-    Of a trained language model: how well it repeats random tokens that it has seen once.
+    Of a trained language model: how well it repeats random tokens that it has seen once, and which heads find them.
 
     With --train: small models learn generated tasks, a few minutes each on a CPU; tables show the right answers.
 
@@ -156,10 +156,19 @@ def _repetition_table(rows: Sequence[Repetition]) -> str:
     from ..base.text import plain_table, plain_text
 
     table = plain_table()
-    for name in ("block", "loss in it", "loss in its repetition", "right there"):
+    for name in ("block", "loss", "loss in its repetition", "right there", "best head", "mean head"):
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(str(row.length), f"{row.first_loss:.3f}", f"{row.second_loss:.3f}", f"{row.accuracy:.1%}")
+        matching = row.prefix_matching
+        best = f"{matching.best:.1%} ({matching.layer}.{matching.head})" if matching else "–"
+        mean = f"{matching.mean:.1%}" if matching else "–"
+        losses = f"{row.first_loss:.3f}", f"{row.second_loss:.3f}"
+        table.add_row(str(row.length), *losses, f"{row.accuracy:.1%}", best, mean)
     title = "blocks of random tokens, repeated at once"
-    note = "Without a look at the first copy, the second one is as hard to predict as the first."
-    return "\n".join([plain_text(table, title), *folded(note)])
+    notes = ["Without a look at the first copy, the second one is as hard to predict as the first."]
+    notes += [
+        "Heads (layer.head, from 0): the attention from a repeated token to the one after its earlier copy."
+        if rows[0].prefix_matching
+        else f"Heads: not measured, since {rows[0].not_measured}."
+    ]
+    return "\n".join([plain_text(table, title), *(line for note in notes for line in folded(note))])
