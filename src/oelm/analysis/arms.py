@@ -47,6 +47,7 @@ MEASURES = {
         Measure("best_accuracy", False, log=False, points=True),
         Measure("macro_f1", False, log=False, points=True),
         Measure("matthews", False, log=False),
+        Measure("recall", False, log=False, points=True),
         Measure("exact_match", False, log=False, points=True),
         Measure("token_accuracy", False, log=False, points=True),
         Measure("step_seconds", True),

@@ -369,6 +369,17 @@ class SampledPrompt(RecordPart):
     texts: list[str]
 
 
+class StoryRecall(Record):
+    """recall.json: the share of the words of the built-in stories that follow from an earlier sentence, and how many
+    there are, of which one of a run's models finds the right one most likely.
+    """
+
+    recall: float
+    words: int
+    model: str
+    step: int
+
+
 class Samples(Record):
     """Texts that a run's model wrote, how they were sampled, and their scores. `judge` names the other model."""
 
