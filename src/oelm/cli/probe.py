@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from ..evaluation.induction import Repetition
     from ..lab.plan import PlannedRun
 
-_DEFAULT_ARMS = ("multi-head", "oelm-freeze", "frozen-offset", "frozen-channel", "identity-channel", "latent-frozen")
+_DEFAULT_ARMS = (
+    "multi-head",
+    "oelm-freeze",
+    "frozen-offset",
+    "frozen-channel",
+    "identity-channel",
+    "latent-frozen",
+    "linear",
+)
 
 
 def probe(
