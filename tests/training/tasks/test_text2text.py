@@ -6,11 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 import oelm
 from oelm.errors import DataError
 from oelm.evaluation.load import load_run
 from oelm.evaluation.use import evaluate_run, predict_one
+from oelm.models.small import small_model
 from oelm.runs.folder import read_metrics
 from oelm.training.engine import train
 from oelm.training.tasks.open import open_task
@@ -163,6 +166,35 @@ def model_and_tokenizer(folder, name, **fields):
     model = small_model(name, vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=tokenizer.sep_token_id, **fields)
     tokenizer.save_pretrained(folder)
     return model
+
+
+@pytest.mark.full
+def test_a_model_of_ones_own_is_fine_tuned_on_translations_with_its_own_tokenizer(tmp_path):
+    """As `translate-t5-small` does with the Hub's; this tokenizer knows none of the words whole."""
+    model = small_model("t5", vocab_size=400, pad_token_id=0, eos_token_id=1)
+    model.save_pretrained(tmp_path / "t5")
+    letters = {letter: index + 2 for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz▁")}
+    backend = Tokenizer(models.BPE({"<pad>": 0, "</s>": 1, **letters}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>").save_pretrained(
+        tmp_path / "t5"
+    )
+    method = {"preset": "freeze-pretrained", "attention": ["cross"]}
+    base = text_run(tmp_path, method=method, train={"max_steps": 2}, eval={"every": 2, "sequences": 8})
+    base |= {"task": {"name": "builtin:translation", "form": "text"}, "model": {"name": str(tmp_path / "t5")}}
+    base["data"] = {"sequence_length": 160, "fraction": 0.02}
+    base["eval"]["generations"] = 2
+    run = oelm.RunConfig.load(base)
+    task = open_task(run)
+    assert (task.train.targets.truncated, task.held_out.sources.truncated) == (0, 0)
+    assert task.score_answers(["pusi"])["exact_match"] == 0.0
+    train(run, quiet=True)
+    trained = load_run(run.folder)
+    oelm.verify(trained)
+    for name, weight in model.named_parameters():
+        if name.endswith(".q.weight"):
+            assert torch.equal(trained.get_parameter(name), weight) == ("EncDecAttention" in name), name
 
 
 def test_generation_settings_of_a_pretrained_model_are_dropped(tmp_path):
