@@ -57,6 +57,7 @@ def test_cache_bytes_of_every_form(model):
         "orthogonal-key": width,
         **dict.fromkeys(("offset", "convolution", "frozen-offset", "frozen-convolution"), 2 * width),
         "frozen-channel": 2 * width + channel * width // d_head,  # each head's key has a copy of the channel's
+        "linear": (3 if "modern" in model else 2) * width,
         "multi-head-fp8": 2 * width / 4,
     }
     assert {row["arm"]: row["cache_bytes_per_token"] / 4 for row in rows} == {

@@ -4,31 +4,41 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from oelm.errors import ModelError
-from oelm.evaluation.induction import measure_repetition
+from oelm.evaluation.induction import after_earlier_copy, measure_repetition
 from oelm.models.small import small_model
 
 VOCABULARY = 1000
 
 
-class Copier:
-    """Predicts the token that came after the last occurrence of the present one, if there was one."""
+class Copier(nn.Module):
+    """Predicts the token that came after the last occurrence of the present one, if there was one.
+
+    Of two layers of three heads, one attends to that token.
+    """
 
     device = torch.device("cpu")
     config = SimpleNamespace(max_position_embeddings=70)
+    gives_weights = True
 
     def get_input_embeddings(self):
         return SimpleNamespace(weight=torch.zeros(VOCABULARY, 4))
 
-    def __call__(self, input_ids, use_cache):
-        logits = torch.zeros(*input_ids.shape, VOCABULARY)
+    def forward(self, input_ids, use_cache, output_attentions=False):
+        count, length = input_ids.shape
+        logits = torch.zeros(count, length, VOCABULARY)
+        weights = torch.ones(2, count, 3, length, length).tril()
+        weights /= weights.sum(-1, keepdim=True)
         for row, ids in enumerate(input_ids.tolist()):
             for place in range(len(ids)):
                 earlier = [before for before in range(place) if ids[before] == ids[place]]
                 if earlier:
                     logits[row, place, ids[earlier[-1] + 1]] = 10.0
-        return SimpleNamespace(logits=logits)
+                    weights[1, row, 2, place] = 0
+                    weights[1, row, 2, place, earlier[-1] + 1] = 1
+        return SimpleNamespace(logits=logits, attentions=tuple(weights) if self.gives_weights else None)
 
 
 def test_a_model_that_copies_is_right_in_the_repetition_alone():
@@ -37,6 +47,55 @@ def test_a_model_that_copies_is_right_in_the_repetition_alone():
     shortest = rows[0]
     assert shortest.accuracy > 0.95
     assert shortest.second_loss < 0.5 * shortest.first_loss
+
+
+def test_the_head_that_finds_the_earlier_copy_is_named():
+    for row in measure_repetition(Copier(), blocks=40):
+        matching = row.prefix_matching
+        assert (matching.layer, matching.head) == (1, 2)
+        assert matching.best == matching.heads[1][2] > 0.9, "a token that a block has twice may have another successor"
+        evenly = sum(1 / (place + 1) for place in range(row.length, 2 * row.length)) / row.length
+        assert matching.heads[0] == pytest.approx([evenly] * 3)
+        assert matching.mean == pytest.approx((matching.best + 5 * evenly) / 6)
+        assert row.not_measured is None
+
+
+def test_long_rows_in_parts_give_the_same_as_at_once(monkeypatch):
+    model = small_model("oelm-gpt", 0).eval()
+    at_once = measure_repetition(model, blocks=6)
+    monkeypatch.setattr("oelm.evaluation.induction._MOST_WEIGHTS", 4 * 32**2)
+    in_parts = measure_repetition(model, blocks=6)
+    assert in_parts[2].prefix_matching.heads[1] == pytest.approx(at_once[2].prefix_matching.heads[1], rel=1e-4)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", ["gpt2", "oelm-gpt-modern", "oelm-gpt-latent", "falcon-7b", "llama", "gpt_neo"])
+def test_the_heads_of_real_models_are_measured_and_the_model_stays_as_it_was(name):
+    model = small_model(name, 0).eval()
+    before = model.config._attn_implementation
+    ids = torch.arange(8).repeat(1, 2)
+    logits = model(input_ids=ids).logits
+    matching = measure_repetition(model, blocks=4)[0].prefix_matching
+    assert len(matching.heads) == 3
+    assert all(len(heads) == 4 for heads in matching.heads)
+    assert all(0 < score < 1 for heads in matching.heads for score in heads)
+    assert model.config._attn_implementation == before
+    assert torch.equal(model(input_ids=ids).logits, logits)
+
+
+def test_the_score_is_the_weight_on_the_token_after_the_earlier_copy():
+    weights = torch.zeros(1, 2, 6, 6)
+    weights[0, 0, [3, 4, 5], [1, 2, 3]] = 1.0
+    weights[0, 1, [3, 4, 5], [0, 1, 2]] = 1.0
+    assert after_earlier_copy(weights).tolist() == [1.0, 0.0]
+
+
+def test_a_model_without_weights_says_so():
+    model = Copier()
+    model.gives_weights = False
+    row = measure_repetition(model, blocks=4)[0]
+    assert row.prefix_matching is None
+    assert row.not_measured == "Copier returns no attention weights"
 
 
 def test_a_model_with_random_weights_is_no_better_in_the_repetition():

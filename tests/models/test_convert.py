@@ -278,6 +278,8 @@ REFUSED = [
     ({**LATENT, "positions": "learned"}, ["DeepSeek-V3 cannot hold positions 'learned' (it has 'none')"]),
     ({**LATENT, "qk_norm": "query"}, ["DeepSeek-V3 cannot hold qk_norm 'query' (it has 'none')"]),
     ({**LATENT, "biases": True}, ["DeepSeek-V3 cannot hold biases True (it has False)"]),
+    ({"scores": "linear"}, ["GPT-2 cannot hold scores 'linear' (it has 'softmax')"]),
+    ({**MODERN, "scores": "linear"}, ["Llama cannot hold scores 'linear' (it has 'softmax')"]),
     ({"latent": 24}, ["GPT-2 cannot hold latent 24 (it has 0)"]),
     ({"channel": 8}, ["GPT-2 cannot hold channel 8 (it has 0)"]),
 ]

@@ -129,6 +129,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "thin latent": {**LATENT, "key_dim": 6},
     "channel": {"positions": "none", "channel": 8},
     "key offset": {"key_offset": 0.5},
+    "linear": {"scores": "linear"},
+    "linear, rotary": {"scores": "linear", "positions": "rotary"},
     "orthogonal key": {"orthogonal_key": True},
 }
 

@@ -147,6 +147,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**LATENT, "orthogonal_key": True}, "latent with orthogonal_key True"),
     ({**LATENT, "key_offset": 0.5}, "latent with key_offset 0.5"),
     ({**LATENT, "convolution": 4}, "latent with convolution 4"),
+    # linear attention
+    ({"scores": "cosine"}, "scores 'cosine': use 'softmax' or 'linear'"),
+    ({**LATENT, "scores": "linear"}, "scores 'linear' with latent 24: .* use 0"),
+    ({"channel": 8, "positions": "none", "scores": "linear"}, "scores 'linear' with channel 8: .* use 0"),
+    ({"cache": "states", "scores": "linear"}, "scores 'linear' with cache 'states': .* use 'auto'"),
     # a cache of one tensor
     ({"cache": "keys", "num_key_value_heads": 2}, "cache 'keys' needs K = V"),
     ({"cache": "keys", "key_dim": 6}, "cache 'keys' needs K = V"),

@@ -15,7 +15,7 @@ from .texts import over_texts
 
 # How far apart two arms may be and still be called alike: a share of the measure, or percentage points.
 MARGINS = dict.fromkeys(("perplexity", "best_perplexity", "test_perplexity"), 0.05)
-MARGINS |= dict.fromkeys(("accuracy", "best_accuracy", "exact_match"), 1.0)
+MARGINS |= dict.fromkeys(("accuracy", "best_accuracy", "exact_match", "token_accuracy"), 1.0)
 
 # The name of the confound of arms that lost seeds. It is not a field of the config, as the other names are.
 FAILED = "seeds that failed"

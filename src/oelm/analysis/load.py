@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..base.files import read_json
 from ..errors import AnalysisError, FileError, FormatError, NoRunsError
-from ..runs.folder import DOWNSTREAM, SAMPLES, check_records, is_alive, read_metrics
+from ..runs.folder import DOWNSTREAM, RECALL, SAMPLES, check_records, is_alive, read_metrics
 from ..runs.schema import (
     Audit,
     Downstream,
@@ -23,6 +23,7 @@ from ..runs.schema import (
     Result,
     Samples,
     Status,
+    StoryRecall,
     Timing,
     parse_bench,
     read,
@@ -194,9 +195,15 @@ def _finished(attempt: Attempt, result: Result) -> Run:
         raise AnalysisError(f"{path / 'environment.json'}: missing; the folder has a run's other records")
     audit, timing = _required(path / "audit.json", Audit), _required(path / "timing.json", Timing)
     records: dict[str, Any] = {field.name: getattr(attempt, field.name) for field in fields(attempt)}
-    downstream = read_optional(path / DOWNSTREAM, Downstream)
-    samples = read_optional(path / SAMPLES, Samples)
-    return Run(**records, audit=audit, timing=timing, result=result, downstream=downstream, samples=samples)
+    return Run(
+        **records,
+        audit=audit,
+        timing=timing,
+        result=result,
+        downstream=read_optional(path / DOWNSTREAM, Downstream),
+        samples=read_optional(path / SAMPLES, Samples),
+        recall=read_optional(path / RECALL, StoryRecall),
+    )
 
 
 def _required(path: Path, record: type[_R]) -> _R:

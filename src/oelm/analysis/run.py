@@ -26,6 +26,7 @@ from ..runs.schema import (
     Samples,
     Status,
     StepBench,
+    StoryRecall,
     TaskRecord,
     Timing,
 )
@@ -122,6 +123,7 @@ class Run(Attempt):
     result: Result
     downstream: Downstream | None = None
     samples: Samples | None = None
+    recall: StoryRecall | None = None
     also: tuple[str, ...] = ()
 
     @property
@@ -151,9 +153,13 @@ class Run(Attempt):
 
         A score of a model that is neither the last nor the best one of the result is left out: training went on.
         """
-        steps = {validation.step for validation in (self.result.last, self.result.best) if validation is not None}
-        tasks = [] if self.downstream is None else [task for task in self.downstream.tasks if task.step in steps]
+        tasks = [] if self.downstream is None else [task for task in self.downstream.tasks if task.step in self._steps]
         return {f"{task.key}.{metric.name}": (task, metric) for task in tasks for metric in task.metrics}
+
+    @property
+    def _steps(self) -> set[int]:
+        """Return the steps of the result's last and best model: what was measured on others is left out."""
+        return {validation.step for validation in (self.result.last, self.result.best) if validation is not None}
 
     def figure(self, name: str) -> float | None:
         """Return a figure of the result, the parameters or the step times by its name; None where there is none.
@@ -165,6 +171,8 @@ class Run(Attempt):
             return finite(self.scores[name][1].value)
         if name == "step_seconds":
             return None if self.timing.step_seconds is None else finite(self.timing.step_seconds.median)
+        if name == "recall":
+            return finite(self.recall.recall) if self.recall is not None and self.recall.step in self._steps else None
         if name == "steps_per_hour":
             seconds = self.figure("step_seconds")
             return 3600 / seconds if seconds else None

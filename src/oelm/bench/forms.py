@@ -69,6 +69,10 @@ def _convolution(shape: GptShape) -> dict[str, Any]:
     return {"convolution": 4}
 
 
+def _linear(shape: GptShape) -> dict[str, Any]:
+    return {"scores": "linear"}
+
+
 def _latent(divisor: int) -> Callable[[GptShape], dict[str, Any]]:
     return lambda shape: {"latent": shape.width // divisor, **_with_channel(shape)}
 
@@ -96,6 +100,7 @@ FORMS: Mapping[str, Form] = {
     ),
     "offset": Form("half of each head's key is the token's before it", _offset),
     "convolution": Form("a convolution of width 4 on queries and keys", _convolution),
+    "linear": Form("elu + 1, no softmax: what it learns is linear attention's, not its speed", _linear),
     "frozen-offset": Form("Q and K frozen, with a key offset", _offset, "oelm-freeze"),
     "frozen-convolution": Form("Q and K frozen, with a convolution", _convolution, "oelm-freeze"),
     "frozen-channel": Form("Q and K frozen, with a trained rotary channel", _with_channel, "oelm-freeze"),

@@ -22,7 +22,7 @@ from .terminal import pad
 _METRICS = {
     "language": ("perplexity", "best_perplexity", "test_perplexity", "val_loss", "bits_per_byte"),
     "classification": ("accuracy", "best_accuracy", "macro_f1", "matthews", "val_loss"),
-    "text2text": ("exact_match", "val_loss"),
+    "text2text": ("exact_match", "token_accuracy", "val_loss"),
     "generated": ("accuracy", "best_accuracy", "val_loss"),
 }
 # Shown for every kind of task, if both runs have them.

@@ -58,10 +58,10 @@ def tasks(incomplete: str) -> _Offers:
 
 
 def abilities(incomplete: str) -> _Offers:
-    """Offer the generated tasks of `oelm probe`."""
-    from ..data.synthetic.sequences import ABILITIES
+    """Offer the tasks of `oelm probe`."""
+    from ..lab.probes import TASKS
 
-    return _beginning(incomplete, ((name, ability.about) for name, ability in ABILITIES.items()))
+    return _beginning(incomplete, TASKS.items())
 
 
 def languages(incomplete: str) -> _Offers:

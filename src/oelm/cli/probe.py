@@ -16,10 +16,19 @@ from .options import RUNS, JsonOption, OutOption, YesOption
 from .terminal import echo, errors, folded, quiet_libraries
 
 if TYPE_CHECKING:
+    from ..analysis.run import Run
     from ..evaluation.induction import Repetition
     from ..lab.plan import PlannedRun
 
-_DEFAULT_ARMS = ("multi-head", "oelm-freeze", "frozen-offset", "frozen-channel", "identity-channel", "latent-frozen")
+_DEFAULT_ARMS = (
+    "multi-head",
+    "oelm-freeze",
+    "frozen-offset",
+    "frozen-channel",
+    "identity-channel",
+    "latent-frozen",
+    "linear",
+)
 
 
 def probe(
@@ -35,7 +44,8 @@ def probe(
     task: Annotated[
         list[str] | None,
         typer.Option(
-            help="With --train: a task, such as recall; for several, repeat it. Default: all.",
+            help="With --train: a task, such as recall; for several, repeat it. Default: all generated ones; "
+            "stories-recall, which takes a GPU, by name.",
             autocompletion=completion.abilities,
         ),
     ] = None,
@@ -48,7 +58,7 @@ def probe(
 ) -> None:
     """Measure what attention can do, one ability at a time.
 
-    Of a trained language model: how well it repeats random tokens that it has seen once.
+    Of a trained language model: how well it repeats random tokens that it has seen once, and which heads find them.
 
     With --train: small models learn generated tasks, a few minutes each on a CPU; tables show the right answers.
 
@@ -87,6 +97,7 @@ def _train_probes(
     as_json: bool,
     yes: bool,
 ) -> int:
+    from ..bench.arms import arm_fields
     from ..data.synthetic.sequences import ABILITIES
     from ..lab.launch.forked import ForkedLauncher
     from ..lab.launch.local import local_launcher
@@ -97,8 +108,9 @@ def _train_probes(
 
     tasks = list(chosen or ABILITIES)
     overrides = tuple(name for name in names if "=" in name)
-    arms = _arms([name for name in names if "=" not in name] or _DEFAULT_ARMS, overrides)
-    planned = plan_probes(arms, tasks, Request("full", tuple(range(seeds)), overrides=overrides, output=str(out)))
+    arms = list(dict.fromkeys([name for name in names if "=" not in name] or _DEFAULT_ARMS))
+    request = Request("full", tuple(range(seeds)), overrides=overrides, output=str(out))
+    planned = plan_probes(arms, arm_fields, tasks, request)
     runs = [run for by_task in planned.values() for own in by_task.values() for run in own]
     runs.sort(key=lambda run: run.order)
     local = local_launcher(gpus, jobs, 1)
@@ -106,36 +118,42 @@ def _train_probes(
     # On the CPU a run's imports would take longer than some of these runs.
     launcher = local if on_gpus else ForkedLauncher(jobs or cores(), train_and_exit)
     counts = run_planned(runs, launcher, 1, yes)
-    rows = {arm: {task: _accuracy(own) for task, own in by_task.items()} for arm, by_task in planned.items()}
+    rows = {arm: {task: _right_answers(task, own) for task, own in by_task.items()} for arm, by_task in planned.items()}
     echo(json.dumps(rows, indent=2) if as_json else _accuracy_table(rows, tasks))
     return exit_code(counts)
 
 
-def _arms(names: Sequence[str], overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the fields of a run that each named preset or form sets."""
-    from ..bench.arms import arm_fields
-    from ..lab.probes import probe_model
-
-    common = probe_model(overrides)
-    return {name: arm_fields(name, common) for name in dict.fromkeys(names)}
-
-
-def _accuracy(runs: Sequence[PlannedRun]) -> dict[str, Any]:
+def _right_answers(task: str, runs: Sequence[PlannedRun]) -> dict[str, Any]:
     """Return the mean share of right answers over the seeds that are done, and its interval."""
     from ..analysis.analyse import mean_of
-    from ..analysis.load import load_run
+    from ..lab.probes import STORIES
 
-    done = [load_run(run.folder) for run in runs if (run.folder / "result.json").is_file()]
-    mean = mean_of(done, "accuracy") if done else None
+    name = "recall" if task == STORIES else "accuracy"
+    done = [_read(run, name) for run in runs if (run.folder / "result.json").is_file()]
+    mean = mean_of(done, name) if done else None
     if mean is None:
         return {"seeds": 0}
-    return {"seeds": len(done), "accuracy": mean.mean, "low": mean.low, "high": mean.high}
+    return {"seeds": len(done), name: mean.mean, "low": mean.low, "high": mean.high}
+
+
+def _read(planned: PlannedRun, figure: str) -> Run:
+    """Return a run that is done with its records, with the stories' recall measured where it was not yet."""
+    from ..analysis.load import load_run
+
+    run = load_run(planned.folder)
+    if figure != "recall" or run.figure(figure) is not None:
+        return run
+    from ..evaluation.recall import record_recall
+
+    quiet_libraries()
+    record_recall(planned.folder)
+    return load_run(planned.folder)
 
 
 def _accuracy_table(rows: Mapping[str, Mapping[str, dict[str, Any]]], tasks: Sequence[str]) -> str:
     """Return a table for each task, with a line for each arm."""
     from ..base.text import plain_table, plain_text
-    from ..data.synthetic.sequences import ABILITIES
+    from ..lab.probes import TASKS
 
     tables = []
     for task in tasks:
@@ -145,10 +163,10 @@ def _accuracy_table(rows: Mapping[str, Mapping[str, dict[str, Any]]], tasks: Seq
             table.add_column(name, justify="right")
         for arm, by_task in rows.items():
             cell = by_task[task]
-            share = f"{cell['accuracy']:.1%}" if cell["seeds"] else "–"
+            share = f"{cell.get('accuracy', cell.get('recall')):.1%}" if cell["seeds"] else "–"
             interval = f"{cell['low']:.1%} – {cell['high']:.1%}" if cell.get("low") is not None else "–"
             table.add_row(arm, share, interval, str(cell["seeds"]))
-        tables.append(plain_text(table, f"{task}: {ABILITIES[task].about}"))
+        tables.append(plain_text(table, f"{task}: {TASKS[task]}"))
     return "\n\n".join(tables)
 
 
@@ -156,10 +174,19 @@ def _repetition_table(rows: Sequence[Repetition]) -> str:
     from ..base.text import plain_table, plain_text
 
     table = plain_table()
-    for name in ("block", "loss in it", "loss in its repetition", "right there"):
+    for name in ("block", "loss", "loss in its repetition", "right there", "best head", "mean head"):
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(str(row.length), f"{row.first_loss:.3f}", f"{row.second_loss:.3f}", f"{row.accuracy:.1%}")
+        matching = row.prefix_matching
+        best = f"{matching.best:.1%} ({matching.layer}.{matching.head})" if matching else "–"
+        mean = f"{matching.mean:.1%}" if matching else "–"
+        losses = f"{row.first_loss:.3f}", f"{row.second_loss:.3f}"
+        table.add_row(str(row.length), *losses, f"{row.accuracy:.1%}", best, mean)
     title = "blocks of random tokens, repeated at once"
-    note = "Without a look at the first copy, the second one is as hard to predict as the first."
-    return "\n".join([plain_text(table, title), *folded(note)])
+    notes = ["Without a look at the first copy, the second one is as hard to predict as the first."]
+    notes += [
+        "Heads (layer.head, from 0): the attention from a repeated token to the one after its earlier copy."
+        if rows[0].prefix_matching
+        else f"Heads: not measured, since {rows[0].not_measured}."
+    ]
+    return "\n".join([plain_text(table, title), *(line for note in notes for line in folded(note))])

@@ -99,7 +99,7 @@ def finetune(
     task: Annotated[
         str,
         typer.Argument(
-            help="sst2, mnli, xnli, imdb, ag_news, folder, builtin:sentiment or builtin:inference.",
+            help="sst2, mnli, xnli, imdb, ag_news, folder, builtin:sentiment, builtin:inference, builtin:translation.",
             autocompletion=completion.tasks,
         ),
     ],

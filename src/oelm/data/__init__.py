@@ -12,6 +12,7 @@ from .labelled.load import builtin_labelled, open_labelled
 from .synthetic.judgements import judgement_tokenizer
 from .synthetic.stories import annotated_stories, stories
 from .synthetic.story_corpus import builtin
+from .synthetic.translation import translation_tokenizer
 from .tokenizer import load_model_tokenizer
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "open_labelled",
     "prepare",
     "stories",
+    "translation_tokenizer",
 ]

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from ..errors import ModelError
 
 # Blocks are repeated at these lengths, as far as the model has positions for two of them.
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
+# Weights of attention that are held at once, for each head: all of a long row's fill much memory.
+_MOST_WEIGHTS = 2**20
+
+
+@dataclass(frozen=True)
+class PrefixMatching:
+    """How much the heads attend from a token of the repetition to the token after its earlier copy.
+
+    heads           the mean weight of each head of each layer; 1 means nothing else is attended to
+    best, mean      the largest of them and their mean
+    layer, head     where the largest one is, counted from 0
+    """
+
+    best: float
+    layer: int
+    head: int
+    mean: float
+    heads: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -21,12 +42,15 @@ class Repetition:
 
     first_loss, second_loss     nats per token in the block and in its repetition
     accuracy                    the share of the repetition's tokens that it finds most likely
+    prefix_matching             what its heads attend to in the repetition; None where `not_measured` says why
     """
 
     length: int
     first_loss: float
     second_loss: float
     accuracy: float
+    prefix_matching: PrefixMatching | None = None
+    not_measured: str | None = None
 
 
 @torch.inference_mode()
@@ -56,9 +80,56 @@ def _repetition(model: Any, blocks: Tensor) -> Repetition:
     hits = logits.argmax(-1) == ids[:, 1:]
     # The repetition's own first token is not known beforehand: nothing says that the block ends there.
     second = slice(length, None)
+    matching = _prefix_matching(model, ids)
     return Repetition(
         length=length,
         first_loss=float(losses[:, : length - 1].mean()),
         second_loss=float(losses[:, second].mean()),
         accuracy=float(hits[:, second].float().mean()),
+        prefix_matching=None if isinstance(matching, str) else matching,
+        not_measured=matching if isinstance(matching, str) else None,
     )
+
+
+def _prefix_matching(model: Any, ids: Tensor) -> PrefixMatching | str:
+    """Return how well the heads find what came after an earlier copy, or why that cannot be measured."""
+    sums: Any = 0
+    for rows in torch.split(ids, max(1, _MOST_WEIGHTS // ids.shape[1] ** 2)):
+        with _step_by_step(model):
+            layers = model(input_ids=rows, use_cache=False, output_attentions=True).attentions
+        if not layers or any(not isinstance(weights, Tensor) for weights in layers):
+            return f"{type(model).__name__} returns no attention weights"
+        if len({weights.shape[1] for weights in layers}) > 1:
+            return f"the layers of {type(model).__name__} have different numbers of heads"
+        sums = sums + len(rows) * torch.stack([after_earlier_copy(weights) for weights in layers])
+    scores = sums / len(ids)
+    layer, head = divmod(int(scores.argmax()), scores.shape[1])
+    heads = tuple(tuple(row) for row in scores.tolist())
+    return PrefixMatching(heads[layer][head], layer, head, float(scores.mean()), heads)
+
+
+def after_earlier_copy(weights: Tensor) -> Tensor:
+    """Return for each head the mean weight from a repeated token to the token after its earlier copy.
+
+    `weights` are (rows, heads, 2 L, 2 L), of rows with a block of L tokens and its repetition.
+    """
+    length = weights.shape[-1] // 2
+    queries = torch.arange(length, 2 * length, device=weights.device)
+    return weights[:, :, queries, queries - length + 1].double().mean((0, 2)).cpu()
+
+
+@contextmanager
+def _step_by_step(model: Any) -> Iterator[None]:
+    """Let a model compute attention step by step for a while: no other function returns the weights.
+
+    The configs are changed directly, since some classes refuse to be set.
+    """
+    configs = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    before = [config._attn_implementation for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = "eager"
+        yield
+    finally:
+        for config, implementation in zip(configs, before, strict=True):
+            config._attn_implementation = implementation

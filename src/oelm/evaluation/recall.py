@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..data.synthetic.story_corpus import recall_examples
+from ..errors import ConfigError
+from ..runs.environment import config_of
+from ..runs.folder import RECALL, changing_record
+from ..runs.schema import StoryRecall
+from ..training.best import model_step
+from ..training.parallel import device_for
+from .load import load_model_folder, model_folder
+
+
+def record_recall(run: Path) -> StoryRecall:
+    """Measure the recall of a run's model, add it to the run's records, and return it."""
+    folder, config = model_folder(run, last=False), config_of(run)
+    model: Any = load_model_folder(folder, config).to(device_for("auto")).eval()
+    measured = story_recall(model, config.data.sequence_length)
+    if not measured:
+        raise ConfigError(
+            f"{run}: data.sequence_length {config.data.sequence_length} is too short for any word of the stories that "
+            "follows from an earlier sentence; train with a larger one"
+        )
+    record = StoryRecall(
+        recall=measured["recall"],
+        words=int(measured["recalled_words"]),
+        model=str(folder.relative_to(run)),
+        step=model_step(folder),
+    )
+    with changing_record(run, RECALL) as path:
+        record.write(path)
+    return record
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ from typing import Any
 from ..base.files import new_folder, write_text
 from ..errors import FileError, LabError
 from ..runs.environment import CHANGED
-from ..runs.folder import DOWNSTREAM, SAMPLES, check_records, line_to_json, read_metrics, seal_records
+from ..runs.folder import ADDED, DOWNSTREAM, RECALL, SAMPLES, check_records, line_to_json, read_metrics, seal_records
 from ..runs.schema import (
     Audit,
     Downstream,
@@ -22,6 +22,7 @@ from ..runs.schema import (
     Result,
     Samples,
     Status,
+    StoryRecall,
     Timing,
     read,
     read_optional,
@@ -38,6 +39,7 @@ _COPIED: dict[str, type[Record]] = {
     "result.json": Result,
     DOWNSTREAM: Downstream,
     SAMPLES: Samples,
+    RECALL: StoryRecall,
 }
 _CHECKED: dict[str, type[Record]] = {**_COPIED, "status.json": Status}
 # Fields of a status that mean nothing on another machine.
@@ -121,8 +123,8 @@ def _outcome(run: RunState, target: Path) -> str:
 
 
 def _has_additions(run: Path, target: Path) -> bool:
-    """Return True when a run has scores on tasks, or written texts, that its archived record has not, or not these."""
-    files = [(run / name, target / name) for name in (DOWNSTREAM, SAMPLES)]
+    """Return True when a run has a record from after its end that its archived record has not, or not this one."""
+    files = [(run / name, target / name) for name in ADDED]
     return any(new.is_file() and not (old.is_file() and old.read_bytes() == new.read_bytes()) for new, old in files)
 
 

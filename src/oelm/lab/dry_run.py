@@ -93,9 +93,8 @@ def _skeleton(run: PlannedRun) -> Any:
     """Return the model of a run, or of the run that it starts from, without its weights."""
     model = (run.starts_from or run).config.model
     fields = json.dumps(model.fields, sort_keys=True)
-    classify = run.config.task.kind == "classification"
     sizes = (_vocabulary(run), run.config.data.sequence_length)
-    return _build(model.name, fields, sizes, classify, run.experiment.stand_in)
+    return _build(model.name, fields, sizes, run.config.task.kind, run.experiment.stand_in)
 
 
 def _vocabulary(run: PlannedRun) -> int:
@@ -112,10 +111,15 @@ def _vocabulary(run: PlannedRun) -> int:
 
 
 @cache
-def _build(name: str, fields: str, sizes: tuple[int, int], classify: bool, stand_in: str | None) -> Any:
+def _build(name: str, fields: str, sizes: tuple[int, int], kind: str, stand_in: str | None) -> Any:
     """Build a model on the meta device, where it takes no memory and no time; a small random one is built as it is."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSequenceClassification,
+    )
 
     from ..models.gpt_config import gpt_config
     from ..models.small import require_fields, small_config, small_model
@@ -132,5 +136,6 @@ def _build(name: str, fields: str, sizes: tuple[int, int], classify: bool, stand
     else:
         raise LabError(f"model.name {name}: a dry run cannot see a pretrained model; the experiment names no stand_in")
     model_config.num_labels = _LABELS
+    classes = {"classification": AutoModelForSequenceClassification, "text2text": AutoModelForSeq2SeqLM}
     with torch.device("meta"):
-        return (AutoModelForSequenceClassification if classify else AutoModelForCausalLM).from_config(model_config)
+        return classes.get(kind, AutoModelForCausalLM).from_config(model_config)

@@ -76,7 +76,7 @@ def train_flops_per_token(model: Any, length: int, sequences: int, reach: Reach 
         flops += product_with_start_flops(weight.shape[0], weight.requires_grad, sequences * length)
     for site in sites:
         causal = site.kind == "decoder"
-        widths = site.heads * (site.d_head + site.channel), _value_width(model, site)
+        widths = site.heads * _key_width(model, site), _value_width(model, site)
         flops += passes * attention_flops(widths, length, causal, _reached_roles(model, site, reach))
     return flops
 
@@ -175,6 +175,12 @@ def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
     own = list(module.parameters(recurse=False))
     kept = parametrize.is_parametrized(module, "weight")
     return [*own, module.get_parameter("parametrizations.weight.original")] if kept else own
+
+
+def _key_width(model: Any, site: Site) -> int:
+    """Return the width of a head's products; linear attention has two of them where it rotates one."""
+    rotated = getattr(model.config, "scores", "softmax") == "linear" and model.config.positions == "rotary"
+    return (site.d_head + site.channel) * (2 if rotated else 1)
 
 
 def _value_width(model: nn.Module, site: Site) -> int:

@@ -27,6 +27,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "activation": ("gelu", "relu2", "swiglu"),
     "initializer": ("fixed", "fan-in"),
     "qk_norm": ("none", "query", "both"),
+    "scores": ("softmax", "linear"),
     "cache": ("auto", "states", "keys"),
     "biases": (True, False),
     "shared_kv": (True, False),
@@ -57,6 +58,7 @@ class OelmGPTConfig(PreTrainedConfig):  # type: ignore[misc]
     key_offset              the share of each head's key dimensions that is taken from the token before
     offset_across_documents also take them from the token before where positions start again
     convolution             the width of a causal depthwise convolution on queries and keys: 0 for none
+    scores                  softmax; linear: elu + 1 of queries and keys, without a softmax, as a control
     cache                   states: cache the hidden state, from which key and value follow; keys: cache the key alone
                             (K = V or an orthogonal key); auto: whatever the form allows without extra work
     """
@@ -86,6 +88,7 @@ class OelmGPTConfig(PreTrainedConfig):  # type: ignore[misc]
     key_offset: float = 0.0
     offset_across_documents: bool = False
     convolution: int = 0
+    scores: str = "softmax"
     cache: str = "auto"
     dropout: float = 0.0
     layer_norm_eps: float = 1e-5
@@ -160,6 +163,8 @@ def check_attention(config: OelmGPTConfig) -> None:
         )
     _check_lookback(config)
     _check_key_forms(config)
+    if config.scores == "linear":
+        _check_linear(config)
     if config.latent:
         _check_latent(config)
 
@@ -209,6 +214,15 @@ def _check_key_forms(config: OelmGPTConfig) -> None:
             "cache 'states' halves the cache of an ordinary key: grouped, thin, shared and latent keys have less to "
             "store already"
         )
+
+
+def _check_linear(config: OelmGPTConfig) -> None:
+    for name, plain in (("latent", 0), ("channel", 0), ("cache", "auto")):
+        value = getattr(config, name)
+        if value != plain:
+            raise OelmError(
+                f"scores 'linear' with {name} {value!r}: it reads keys and values as they are; use {plain!r}"
+            )
 
 
 def _check_latent(config: OelmGPTConfig) -> None:

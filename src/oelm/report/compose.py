@@ -158,7 +158,7 @@ def arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Tab
     """Return the table of a setup's arms: metrics, trainable parameters and step time at the rate shown for each."""
     measure = setup.measure.name
     best = {"perplexity": "best_perplexity", "accuracy": "best_accuracy"}.get(measure)
-    optional = ("bits_per_byte", "macro_f1", "matthews", "chrf", "bleu")
+    optional = ("bits_per_byte", "macro_f1", "matthews", "token_accuracy", "chrf", "bleu")
     further = [best] if best else []
     further += [name for name in optional if any(run.figure(name) is not None for run in setup.runs)]
     columns = ["col_method", "col_rate", "col_seeds", f"m_{measure}", "col_interval"]

@@ -30,7 +30,7 @@ def figure(name: str, value: float | None) -> str:
     """Return a metric of a run in its usual unit and precision, a dash for None."""
     if value is None:
         return "–"
-    if name in ("accuracy", "best_accuracy", "macro_f1", "exact_match"):
+    if name in ("accuracy", "best_accuracy", "macro_f1", "exact_match", "token_accuracy", "recall"):
         return f"{100 * value:.2f} %"
     if name == "frozen_share":
         return f"{100 * value:.1f} %"

@@ -29,7 +29,8 @@ _FIGURES = (
         "best_accuracy",
         "macro_f1",
     ),
-    *("matthews", "exact_match", "chrf", "bleu", "steps", "tokens", "epochs", "total", "trainable", "frozen"),
+    *("matthews", "exact_match", "token_accuracy", "chrf", "bleu"),
+    *("steps", "tokens", "epochs", "total", "trainable", "frozen"),
     *("frozen_share", "step_seconds", "tokens_per_second", "seconds", "gpu_hours", "peak_memory"),
 )
 

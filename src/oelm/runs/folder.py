@@ -5,7 +5,7 @@ environment.json  versions, hardware, data    metrics.jsonl one line per log, va
 audit.json        what was frozen             timing.json   whole optimiser steps, and what else took time
 manifest.json     hashes of a finished run's records
 result.json       the figures, at the end     train.log     the same lines that the terminal shows
-downstream.json   scores on tasks, measured after the run
+downstream.json   scores on tasks, measured after the run; so are samples.json and recall.json
 
 `schema.py` has the types of these files.
 """
@@ -48,8 +48,10 @@ STOP = "stop"
 ASKED = "stopping"
 # The records that a finished run's manifest has a hash of. Its config has an id, which is one.
 SEALED = ("environment.json", "audit.json", "metrics.jsonl", "timing.json", "result.json")
-# Records that may be added after the end, scores on tasks and written texts; the manifest has their hashes too.
-DOWNSTREAM, SAMPLES = "downstream.json", "samples.json"
+# Records that may be added after the end, scores on tasks, written texts and the stories' recall; the manifest has
+# their hashes too.
+DOWNSTREAM, SAMPLES, RECALL = "downstream.json", "samples.json", "recall.json"
+ADDED = (DOWNSTREAM, SAMPLES, RECALL)
 # Seconds to wait for another process that adds a record to the same run.
 _PATIENCE = 30.0
 # Files that a run may have written before its first step, beside its config and its log.
@@ -214,7 +216,7 @@ def seal_records(folder: Path) -> None:
 
 def _write_manifest(folder: Path, unnamed: Mapping[str, Path]) -> None:
     """Write the manifest of a finished run's records; `unnamed` are those that have not got their names yet."""
-    files = {name: unnamed.get(name, folder / name) for name in (*SEALED, DOWNSTREAM, SAMPLES)}
+    files = {name: unnamed.get(name, folder / name) for name in (*SEALED, *ADDED)}
     write_manifest(folder, {name: FileMark.of(file) for name, file in files.items() if file.is_file()})
 
 

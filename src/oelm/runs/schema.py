@@ -267,6 +267,7 @@ class TaskMetrics(RecordPart):
     accuracy: float | None = None
     macro_f1: float | None = None
     matthews: float | None = None
+    token_accuracy: float | None = None
     exact_match: float | None = None
     chrf: float | None = None
     bleu: float | None = None
@@ -374,6 +375,17 @@ class SampledPrompt(RecordPart):
 
     prompt: str
     texts: list[str]
+
+
+class StoryRecall(Record):
+    """recall.json: the share of the words of the built-in stories that follow from an earlier sentence, and how many
+    there are, of which one of a run's models finds the right one most likely.
+    """
+
+    recall: float
+    words: int
+    model: str
+    step: int
 
 
 class Samples(Record):

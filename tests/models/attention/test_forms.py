@@ -44,6 +44,9 @@ FORMS: dict[str, tuple[dict[str, Any], int]] = {
     "convolution": ({**ROTARY, "convolution": 4}, 2 * WIDTH),
     "convolution, grouped": ({"convolution": 3, "num_key_value_heads": 2}, WIDTH),
     "orthogonal key": ({**ROTARY, "orthogonal_key": True, "cache": "keys"}, WIDTH),
+    "linear": ({"scores": "linear"}, 2 * WIDTH),
+    "linear, rotary": ({**ROTARY, "scores": "linear"}, 3 * WIDTH),
+    "linear, grouped, K = V": ({"scores": "linear", "shared_kv": True, "num_key_value_heads": 2}, WIDTH),
 }
 # Keys that are cached before their rotation turn by their place in the cache, not by their position: after padding
 # those differ, and the float32 angles with them.

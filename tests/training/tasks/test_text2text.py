@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 import oelm
 from oelm.errors import DataError
 from oelm.evaluation.load import load_run
 from oelm.evaluation.use import evaluate_run, predict_one
+from oelm.models.small import small_model
 from oelm.runs.folder import read_metrics
 from oelm.training.engine import train
 from oelm.training.tasks.open import open_task
@@ -35,7 +41,7 @@ def test_answers_are_learned_and_scored(family, attention, tmp_path):
     losses = [line.loss for line in read_metrics(run.folder) if line.kind == "train"]
     assert losses[-1] < losses[0]
     assert result["task"]["kind"] == "text2text"
-    assert {"loss", "exact_match", "chrf", "bleu", "written"} <= set(result["last"])
+    assert {"loss", "token_accuracy", "exact_match", "chrf", "bleu", "written"} <= set(result["last"])
     assert result["last"]["written"] == 20
     kinds = {row["kind"] for row in read(run.folder / "audit.json")["rows"] if row["frozen"] and row["role"] == "q"}
     assert kinds == ({"encoder", "decoder", "cross"} if attention == "all" else set(attention))
@@ -47,6 +53,39 @@ def test_the_loss_is_over_the_answers_tokens(tmp_path):
     batch = task.batch(0, 16)
     assert task.target_count(0, 16) == int((batch["labels"] != -100).sum())
     assert task.token_count(0, 16) == task.target_count(0, 16) + int(batch["attention_mask"].sum())
+
+
+def test_token_accuracy_counts_the_answers_tokens_that_are_most_likely(tmp_path):
+    task = open_task(oelm.RunConfig.load(text_run(tmp_path)))
+    batch = task.validation(0, 3, fill_to=4)
+    labels = batch["labels"]
+    counted = int((labels != -100).sum())
+
+    class AllRightButTheFirst(torch.nn.Module):
+        def prepare_decoder_input_ids_from_labels(self, labels):
+            return labels.clamp(min=0)
+
+        def forward(self, decoder_input_ids, **_):
+            logits = torch.nn.functional.one_hot(decoder_input_ids, 200).float()
+            logits[:, 0] = 0.0
+            logits[:, 0, 199] = 1.0
+            return SimpleNamespace(logits=logits)
+
+    sums = task.loss(AllRightButTheFirst()).eval()(**batch)
+    assert task.metrics(sums.tolist())["token_accuracy"] == pytest.approx((counted - 3) / counted)
+
+
+@pytest.mark.full
+def test_translations_are_learned_with_frozen_cross_attention(tmp_path):
+    """In so few steps that is the beginning: what words there are, and which of them come first and last."""
+    method = {"preset": "oelm-freeze", "attention": ["cross"]}
+    changes = {"train": {"max_steps": 100, "batch_size": 32}, "optimizer": {"learning_rate": 3e-3}}
+    base = text_run(tmp_path, method=method, eval={"every": 100, "sequences": 64}, **changes)
+    run = oelm.RunConfig.load(base | {"task": {"name": "builtin:translation", "form": "text"}})
+    result = train(run, quiet=True)
+    assert result["token_accuracy"] == result["last"]["token_accuracy"] > 0.25
+    answer = predict_one(run.folder, "a cat helped three dogs")["answer"]
+    assert set(answer.split()) <= set(open_task(run).model_tokenizer.tokenizer.get_vocab())
 
 
 @pytest.mark.full
@@ -127,6 +166,35 @@ def model_and_tokenizer(folder, name, **fields):
     model = small_model(name, vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=tokenizer.sep_token_id, **fields)
     tokenizer.save_pretrained(folder)
     return model
+
+
+@pytest.mark.full
+def test_a_model_of_ones_own_is_fine_tuned_on_translations_with_its_own_tokenizer(tmp_path):
+    """As `translate-t5-small` does with the Hub's; this tokenizer knows none of the words whole."""
+    model = small_model("t5", vocab_size=400, pad_token_id=0, eos_token_id=1)
+    model.save_pretrained(tmp_path / "t5")
+    letters = {letter: index + 2 for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz▁")}
+    backend = Tokenizer(models.BPE({"<pad>": 0, "</s>": 1, **letters}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>").save_pretrained(
+        tmp_path / "t5"
+    )
+    method = {"preset": "freeze-pretrained", "attention": ["cross"]}
+    base = text_run(tmp_path, method=method, train={"max_steps": 2}, eval={"every": 2, "sequences": 8})
+    base |= {"task": {"name": "builtin:translation", "form": "text"}, "model": {"name": str(tmp_path / "t5")}}
+    base["data"] = {"sequence_length": 160, "fraction": 0.02}
+    base["eval"]["generations"] = 2
+    run = oelm.RunConfig.load(base)
+    task = open_task(run)
+    assert (task.train.targets.truncated, task.held_out.sources.truncated) == (0, 0)
+    assert task.score_answers(["pusi"])["exact_match"] == 0.0
+    train(run, quiet=True)
+    trained = load_run(run.folder)
+    oelm.verify(trained)
+    for name, weight in model.named_parameters():
+        if name.endswith(".q.weight"):
+            assert torch.equal(trained.get_parameter(name), weight) == ("EncDecAttention" in name), name
 
 
 def test_generation_settings_of_a_pretrained_model_are_dropped(tmp_path):

@@ -11,14 +11,17 @@ import numpy as np
 
 from ...base.strict import Fraction, Strict, ValidationShare
 from ...errors import DataError, nearest
-from ..synthetic.judgements import KINDS, TRAIN_SIZE, VALIDATION_SIZE, Judgement, judgements
+from ..synthetic import judgements as judged
+from ..synthetic import translation as translated
+from ..synthetic.judgements import KINDS, Judgement, judgements
+from ..synthetic.translation import Translation, translations
 from ..tables import Row
 from .columns import ColumnNames, guess_labelled, guess_text_to_text
 from .draft import Draft
 from .examples import Examples, LabelledData
 from .labels import class_names, read_table, to_classes
 from .table_sources import TableSource, find_local, find_on_hub
-from .tasks import BUILTIN, FOLDER, NAMES, OWN, TASKS, NamedTask
+from .tasks import BUILTIN, FOLDER, NAMES, OWN, TASKS, TRANSLATION, NamedTask
 
 
 class LabelledKeywords(TypedDict, total=False):
@@ -97,9 +100,9 @@ def open_labelled(name: str, path: str | Path | None = None, **keywords: Unpack[
 
 
 def builtin_labelled(
-    name: str, *, seed: int = 0, train: int = TRAIN_SIZE, validation: int = VALIDATION_SIZE
+    name: str, *, seed: int = 0, train: int | None = None, validation: int | None = None
 ) -> LabelledData:
-    """Generate the built-in synthetic data `sentiment` or `inference` in any size; no row is in both splits."""
+    """Generate the built-in data `sentiment`, `inference` or `translation` in any size; no row is in both splits."""
     draft = _builtin(f"{BUILTIN}{name}", seed, train, validation)
     draft.check()
     return draft.finish()
@@ -142,20 +145,33 @@ def _unanswered_advice(name: str, task: NamedTask, read_splits: list[str]) -> st
     return f"Add the answers, or move the file away{unaffected}"
 
 
-def _builtin(name: str, seed: int = 0, train: int = TRAIN_SIZE, validation: int = VALIDATION_SIZE) -> Draft:
+def _builtin(name: str, seed: int = 0, train: int | None = None, validation: int | None = None) -> Draft:
+    """Return generated data; the usual sizes are those of its kind."""
+    sizes = translated if name == TRANSLATION else judged
+    train = sizes.TRAIN_SIZE if train is None else train
+    count = train + (sizes.VALIDATION_SIZE if validation is None else validation)
     kind = name.removeprefix(BUILTIN)
-    rows = judgements(kind, seed, train + validation)
-    labels = KINDS[kind].labels
-
-    def examples(part: list[Judgement]) -> Examples:
-        pairs = [row.pair for row in part if row.pair is not None]
-        indices = np.array([labels.index(row.label) for row in part], dtype=np.int64)
-        return Examples([row.text for row in part], pairs or None, indices)
-
-    splits = {"train": examples(rows[:train]), "validation": examples(rows[train:])}
+    labels: tuple[str, ...] = ()
+    if name == TRANSLATION:
+        pairs = translations(seed, count)
+        splits = {"train": _translated(pairs[:train]), "validation": _translated(pairs[train:])}
+    else:
+        rows = judgements(kind, seed, count)
+        labels = KINDS[kind].labels
+        splits = {"train": _judged(rows[:train], labels), "validation": _judged(rows[train:], labels)}
     sources: dict[str, dict[str, Any]] = {split: {"builtin": name, "seed": seed, "synthetic": True} for split in splits}
     about = f"built-in synthetic {kind} data, seed {seed}"
     return Draft(name=name, about=about, labels=labels, splits=splits, sources=sources, synthetic=True)
+
+
+def _judged(rows: list[Judgement], labels: tuple[str, ...]) -> Examples:
+    pairs = [row.pair for row in rows if row.pair is not None]
+    indices = np.array([labels.index(row.label) for row in rows], dtype=np.int64)
+    return Examples([row.text for row in rows], pairs or None, indices)
+
+
+def _translated(rows: list[Translation]) -> Examples:
+    return Examples([row.source for row in rows], None, np.empty(0, dtype=np.int64), [row.target for row in rows])
 
 
 def _check_combination(name: str, path: str | Path | None, options: LabelledOptions) -> None:
@@ -163,6 +179,8 @@ def _check_combination(name: str, path: str | Path | None, options: LabelledOpti
     columns, languages = options.columns, options.languages
     if name.startswith(BUILTIN) and (path is not None or columns or options.revision):
         raise DataError(f"{name}: this data is generated; it takes no path, no columns and no revision")
+    if name == TRANSLATION and options.form != "text":
+        raise DataError(f"{name}: its answers are texts, not classes; set task.form to 'text'")
     if name == FOLDER and path is None:
         raise DataError("task 'folder': needs --data DIR (data.path), a folder with train.* and perhaps validation.*")
     if path is not None and options.revision is not None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from ..synthetic.judgements import KINDS
 
 BUILTIN = "builtin:"
+# Generated data whose answers are texts; those of `KINDS` are classes.
+TRANSLATION = f"{BUILTIN}translation"
 FOLDER = "folder"
 
 
@@ -143,7 +145,7 @@ OWN = NamedTask(
 
 PROMPTS = {name: task.prompt for name, task in TASKS.items()}
 PROMPTS |= {f"{BUILTIN}{name}": kind.prompt for name, kind in KINDS.items()}
-NAMES = (*TASKS, FOLDER, *(f"{BUILTIN}{name}" for name in KINDS))
+NAMES = (*TASKS, FOLDER, *(f"{BUILTIN}{name}" for name in KINDS), TRANSLATION)
 
 
 def to_prompt(task: str, text: str, pair: str | None) -> str:

@@ -14,12 +14,12 @@ from functools import lru_cache
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
-
 from ...errors import DataError
 from .random_choices import RandomChoices
+from .word_level import word_level_backend, word_level_tokenizer
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 TRAIN_SIZE = 2_000
@@ -170,24 +170,8 @@ def judgements(kind: str, seed: int, count: int) -> list[Judgement]:
 
 
 def judgement_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a word-level tokenizer whose vocabulary is every word of the judgements, their prompts and answers.
-
-    It adds special tokens as BERT does, `[CLS] text [SEP] pair [SEP]` with token types. `[CLS]` and `[SEP]` are also
-    the BOS and EOS tokens of text-to-text models.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(
-        tokenizer_object=_backend(),
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-        bos_token="[CLS]",
-        eos_token="[SEP]",
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    )
+    """Return a word-level tokenizer whose vocabulary is every word of the judgements, their prompts and answers."""
+    return word_level_tokenizer(_backend())
 
 
 @lru_cache(maxsize=1)
@@ -196,15 +180,6 @@ def _backend() -> Tokenizer:
     claims = [word for words in DETAILS.values() for word in words] + ["no some has in the ."]
     kinds = [text for kind in KINDS.values() for text in (*kind.labels, kind.prompt)]
     texts = [*GOOD, *BAD, *PARTS, *OTHERS, *DEGREES, *forms, *PEOPLE, *THINGS, *claims, *kinds]
-    words = {word for text in texts for word in re.findall(r"\w+|[^\w\s]", re.sub(r"\{.*?\}", " ", text))}
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    vocabulary = {word: index for index, word in enumerate((*special, *sorted(words)))}
-    backend = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+    return word_level_backend(
+        word for text in texts for word in re.findall(r"\w+|[^\w\s]", re.sub(r"\{.*?\}", " ", text))
     )
-    return backend

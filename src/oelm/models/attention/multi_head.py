@@ -1,4 +1,4 @@
-"""The GPT's attention: multi-head, grouped or thin keys, K = V, keys and values of a latent, a rotary channel.
+"""The GPT's attention: multi-head, grouped or thin keys, K = V, keys and values of a latent, a rotary channel, linear.
 
 Which of these it is follows from the config; a method may replace or freeze its projections afterwards. The cache holds
 keys and values or, where both follow from one tensor, that tensor alone.
@@ -19,6 +19,7 @@ from .channel import RotaryChannel
 from .interface import attend, ends_branch, split_heads, update_cache
 from .keys_alone import attend_to_keys
 from .latent import attend_to_latents
+from .linear import attend_linearly
 from .lookback import look_back, make_lookback
 from .rotary import TokenPlaces, rotate
 
@@ -84,6 +85,9 @@ class OelmGPTAttention(nn.Module):
         key = split_heads(self.k_proj(latent), self.key_dim)
         value = key if self.v_proj is None else split_heads(self.v_proj(latent), self.head_dim)
         query, key = self._look_back_and_normalise(query, key, places, past_key_values)
+        if self.config.scores == "linear":
+            out = attend_linearly(self, query, key, value, mask, places, past_key_values)
+            return self.o_proj(out.flatten(2)), None
         if past_key_values is not None and self.caches_keys():
             own = query, key, value
             out, weights = attend_to_keys(self, own, mask, places, past_key_values, **kwargs)
@@ -105,6 +109,8 @@ class OelmGPTAttention(nn.Module):
         unless something is done to it; an ordinary key only where the config asks for it.
         """
         config = self.config
+        if config.scores == "linear":
+            return False
         if config.latent or config.cache == "states":
             return True
         plain = config.positions != "rotary" and config.qk_norm != "both" and not config.looks_back
@@ -114,7 +120,8 @@ class OelmGPTAttention(nn.Module):
     def caches_keys(self) -> bool:
         """Return True when the values follow from the keys, which are cached alone."""
         config = self.config
-        automatic = config.shared_kv and not (config.channel or config.looks_back)
+        plain = config.scores == "softmax" and not (config.channel or config.looks_back)
+        automatic = config.shared_kv and plain
         return config.cache == "keys" or (config.cache == "auto" and automatic)
 
     def _look_back_and_normalise(

@@ -53,11 +53,12 @@ def _one_of(*values: Any) -> Need:
 
 _ABOVE_ZERO = Need(lambda config, value: value > 0, "a width above 0")
 _AS_VALUES = Need(lambda config, value: value == config.head_dim, "keys as wide as values")
-_HEADS_ALONE = {**_exactly(latent=0, channel=0, key_offset=0, convolution=0), "key_dim": _AS_VALUES}
+_NO_FURTHER_FORM = _exactly(key_offset=0, convolution=0, scores="softmax")
+_HEADS_ALONE = {**_exactly(latent=0, channel=0), **_NO_FURTHER_FORM, "key_dim": _AS_VALUES}
 # GPT-2 and GPT-NeoX have every bias, and hold a GPT without biases by zeros.
 _LAYER_NORM = {**_exactly(norm="layer"), "activation": _one_of("gelu", "relu2"), **_HEADS_ALONE}
 _RMS_NORM = _exactly(norm="rms", activation="swiglu")
-_LATENT = {"latent": _ABOVE_ZERO, "channel": _ABOVE_ZERO, **_exactly(key_offset=0, convolution=0)}
+_LATENT = {"latent": _ABOVE_ZERO, "channel": _ABOVE_ZERO, **_NO_FURTHER_FORM}
 
 # Which class holds which form, by the values of the GPT's fields. A GPT that fits no line is not exported. Every class
 # holds K = V and an orthogonal key, as matrices, and grouped heads, GPT-2 and GPT-NeoX by repeated rows. `dropout` acts

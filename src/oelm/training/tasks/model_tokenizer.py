@@ -15,8 +15,9 @@ from transformers import PreTrainedConfig
 
 from ...config import GPT, RANDOM, ModelConfig, RunConfig
 from ...data.labelled.encoded import Encoded, encode
-from ...data.labelled.tasks import BUILTIN
+from ...data.labelled.tasks import BUILTIN, TRANSLATION
 from ...data.synthetic.judgements import judgement_tokenizer
+from ...data.synthetic.translation import translation_tokenizer
 from ...data.tokenizer import load_model_tokenizer, vocabulary_sha256
 from ...errors import ConfigError
 from ...models.hf_config import build_hf_config, is_fresh, max_text_length
@@ -39,7 +40,7 @@ class ModelTokenizer:
     @classmethod
     def of(cls, config: RunConfig) -> ModelTokenizer:
         """Return the tokenizer of a run and its model's config, checked against each other."""
-        tokenizer = _load_tokenizer(config.model, config.task.name.startswith(BUILTIN))
+        tokenizer = _load_tokenizer(config.model, config.task.name)
         hf_config = build_hf_config(config.model, len(tokenizer), config.data.sequence_length)
         _require_match(hf_config, tokenizer, config.model)
         hf_config.pad_token_id = tokenizer.pad_token_id
@@ -108,13 +109,13 @@ class ModelTokenizer:
         self.tokenizer.save_pretrained(folder)
 
 
-def _load_tokenizer(config: ModelConfig, builtin: bool) -> Any:
+def _load_tokenizer(config: ModelConfig, task: str) -> Any:
     """Load the tokenizer that `model.tokenizer` names, else the model's own, else the one of the built-in task."""
     without_tokenizer = config.name.startswith((GPT, RANDOM))
     if config.tokenizer is not None:
         tokenizer = load_model_tokenizer(config.tokenizer)
-    elif without_tokenizer and builtin:
-        tokenizer = judgement_tokenizer()
+    elif without_tokenizer and task.startswith(BUILTIN):
+        tokenizer = translation_tokenizer() if task == TRANSLATION else judgement_tokenizer()
     elif without_tokenizer:
         raise ConfigError(
             f"model.tokenizer: {config.name} brings no tokenizer; name a folder, such as the tokenizer/ that "

@@ -109,7 +109,7 @@ class TextToText(LabelledTask):
         return inputs | {"labels": np.where(scored, answers["input_ids"], IGNORED)}
 
     def metrics(self, sums: list[float]) -> MetricDict:
-        return {"loss": sums[0] / sums[1]}
+        return {"loss": sums[0] / sums[1], "token_accuracy": sums[2] / sums[1]}
 
     def write_answers(self, model: nn.Module, first: int, count: int) -> list[str]:
         longest = max(int(split.targets.lengths.max()) for split in (self.train, self.held_out))
@@ -124,7 +124,7 @@ class TextToText(LabelledTask):
         return text_metrics(answers, [text.strip() for text in expected]) | {"held_out": self.held_out_count}
 
     def headline(self, metrics: MetricDict) -> str:
-        text = f"loss {metrics['loss']:.4f}"
+        text = f"loss {metrics['loss']:.4f}, token accuracy {metrics['token_accuracy']:.4f}"
         if "exact_match" in metrics:
             text += (
                 f", exact match {metrics['exact_match']:.4f}, chrF {metrics['chrf']:.1f}, BLEU {metrics['bleu']:.1f} "
@@ -137,7 +137,8 @@ class TextToText(LabelledTask):
         return replace(self, split=name, held_out=encoded, validation_order=by_content(self.data.splits[name]))
 
     def result_fields(self, last: MetricDict, best: MetricDict) -> dict[str, Any]:
-        metrics: MetricDict = {name: last[name] for name in ("exact_match", "chrf", "bleu") if name in last}
+        names = ("token_accuracy", "exact_match", "chrf", "bleu")
+        metrics: MetricDict = {name: last[name] for name in names if name in last}
         return {"val_loss": last["loss"], "best_val_loss": best.get("loss"), "best_step": best.get("step"), **metrics}
 
     def warnings(self) -> list[str]:
@@ -151,7 +152,10 @@ class TextToText(LabelledTask):
 
 
 class AnswerLoss(nn.Module):
-    """Cross-entropy summed over the tokens of the answers, in float32."""
+    """Cross-entropy summed over the tokens of the answers, in float32; in evaluation, also how many were right.
+
+    A token is right if it is the most likely one after the right tokens before it.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -164,7 +168,11 @@ class AnswerLoss(nn.Module):
             logits = model(
                 input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_ids, use_cache=False
             ).logits
-        return summed_loss(logits, labels, self.training)
+        sums = summed_loss(logits, labels, self.training)
+        if self.training:
+            return sums
+        right = (logits.argmax(-1) == labels).sum()  # an ignored label is no token
+        return torch.cat([sums, right.double()[None]])
 
 
 def text_metrics(answers: list[str], expected: list[str]) -> MetricDict:
