@@ -60,7 +60,7 @@ class Writer:
                 f"{source}: a {type(self.model).__name__} has no `generate`; a class takes it from transformers' "
                 "GenerationMixin"
             )
-        self.positions = _positions(self.model)
+        self.positions = positions_of(self.model)
         self.model.to(device_for("auto")).eval()
 
     def encode(self, prompt: str) -> Tensor:
@@ -106,7 +106,7 @@ def generate_text(source: Path, prompt: str, sampling: Sampling) -> Continuation
     return Continuation(writer.decode(generated[0]), writer.decode(ids[0, :cut]), cut, writer.positions)
 
 
-def _positions(model: Any) -> int | None:
+def positions_of(model: Any) -> int | None:
     """Return how many tokens a model can read, or None where its positions have no end."""
     if getattr(model.config, "positions", "learned") != "learned":  # the project's GPT: rotary, or none
         return None

@@ -32,9 +32,9 @@ def load_run(run: Path, last: bool = False) -> PreTrainedModel:
     return load_model_folder(model_folder(run, last), config_of(run))
 
 
-def load_run_with_label(run: Path) -> tuple[PreTrainedModel, str]:
+def load_run_with_label(run: Path, last: bool = False) -> tuple[PreTrainedModel, str]:
     """Return the model of `load_run`, and a description of which of the run's models it is."""
-    folder = model_folder(run, last=False)
+    folder = model_folder(run, last)
     label = "the best model" if folder.name == "best" else "the last checkpoint's model"
     return load_model_folder(folder, config_of(run)), f"{label}, of step {model_step(folder):,}"
 

@@ -25,7 +25,7 @@ def unfuse(module: nn.Module, fused: Fused, heads: int, kv_heads: int) -> SplitP
     weight, bias = weight_matrix(module), cast("Tensor | None", module.bias)
     layout = cast(Layout, fused.layout)
     parts: dict[str, nn.Module] = {}
-    for role, index in _rows(weight.shape[0], fused.roles, layout, heads, kv_heads).items():
+    for role, index in role_rows(weight.shape[0], fused.roles, layout, heads, kv_heads).items():
         parts[role] = linear(_take(weight, index), None if bias is None else _take(bias, index), like=module)
     return SplitProjection(parts, layout, kv_heads, Replaced(module))
 
@@ -39,7 +39,7 @@ def fuse(split: SplitProjection, heads: int) -> nn.Module:
     matrices = {role: weight_matrix(part).detach() for role, part in parts.items()}
     total = sum(matrix.shape[0] for matrix in matrices.values())
     first = next(iter(matrices.values()))
-    rows = _rows(total, split.parts, split.layout, heads, split.kv_heads)
+    rows = role_rows(total, split.parts, split.layout, heads, split.kv_heads)
     weight = first.new_empty(total, first.shape[1])
     bias = first.new_zeros(total) if split.replaced.bias else None
     for role, part in parts.items():
@@ -50,7 +50,7 @@ def fuse(split: SplitProjection, heads: int) -> nn.Module:
     return split.replaced.build(weight, bias, like=first)
 
 
-def _rows(total: int, roles: tuple[str, ...], layout: Layout, heads: int, kv_heads: int) -> dict[str, Tensor]:
+def role_rows(total: int, roles: tuple[str, ...], layout: Layout, heads: int, kv_heads: int) -> dict[str, Tensor]:
     """Return which output rows of the fused projection belong to each role."""
     per_group = {"q": heads // kv_heads, "k": 1, "v": 1}
     shares = {role: per_group[role] * kv_heads for role in roles}
