@@ -159,6 +159,14 @@ def test_black_is_the_baselines_and_styles_of_one_colour_differ_in_their_mark():
     assert len({(colour, mark) for colour, _, mark in styles}) == 50
 
 
+def test_chinese_characters_of_a_png_are_drawn_and_not_boxes():
+    if drawing.cjk_font() is None:
+        pytest.skip("no CJK font: fonts-noto-cjk has one")
+    grids = [Grid(rows=["a"], columns=["b"], values=[[0.0]], texts=[[""]], title=title) for title in "头甲"]
+    first, second = (drawing.draw([ChartFigure("grid", "", "", [grid])], png=True)["grid"].png for grid in grids)
+    assert first != second, "all boxes are alike"
+
+
 def test_a_chinese_font_that_was_installed_after_matplotlibs_first_use_is_found(monkeypatch):
     if not any("CJK" in path for path in findSystemFonts()):
         pytest.skip("no CJK font: fonts-noto-cjk has one")

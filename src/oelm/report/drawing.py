@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -47,7 +48,6 @@ _SHORT, _FEW = 20, 3
 # Inches that a field of a grid needs for its text, and that a character of a label beside it takes.
 _FIELD, _LETTER = 0.28, 0.068
 _STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
     "font.size": 9,
     # Text stays text: it can be searched and read aloud, and the page shows it in its own font.
     "svg.fonttype": "none",
@@ -99,18 +99,27 @@ def _new_cjk_font() -> str | None:
 
 def draw(figures: Sequence[ChartFigure], png: bool = False) -> dict[str, Drawing]:
     """Draw the figures, and return the drawings by the figures' names. The same figures give the same bytes."""
-    # Latin letters always come from DejaVu Sans. It is wider than most fonts, so that a label that fits in it also fits
-    # in the font of the reader of an SVG. Labels may be Chinese in a report of any language.
-    style = _STYLE | {"font.sans-serif": [name for name in ("DejaVu Sans", cjk_font()) if name is not None]}
     drawings = {}
+    for figure in figures:
+        with drawing_style(figure.name):
+            drawings[figure.name] = _draw_one(figure, png)
+    return drawings
+
+
+@contextmanager
+def drawing_style(name: str) -> Iterator[None]:
+    """Draw in the block in the style of all figures; `name` is the figure's.
+
+    Latin letters always come from DejaVu Sans. It is wider than most fonts, so that a label that fits in it also fits
+    in the font of the reader of an SVG. Labels may be Chinese in a report of any language.
+    """
+    fonts = [font for font in ("DejaVu Sans", cjk_font()) if font is not None]
     with warnings.catch_warnings():
         # A character that no font has is drawn as a box in the PNG; the SVG holds it as text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        for figure in figures:
-            # The salt makes the ids in the SVG the same each time, and different between the figures of a page.
-            with rc_context(style | {"svg.hashsalt": figure.name}):
-                drawings[figure.name] = _draw_one(figure, png)
-    return drawings
+        # The salt makes the ids in the SVG the same each time, and different between the figures of a page.
+        with rc_context(_STYLE | {"font.family": fonts, "svg.hashsalt": name}):
+            yield
 
 
 def _draw_one(figure: ChartFigure, png: bool) -> Drawing:
@@ -126,8 +135,8 @@ def _draw_one(figure: ChartFigure, png: bool) -> Drawing:
 
 
 def width(figure: ChartFigure) -> float:
-    """Return how wide a figure is drawn, in inches."""
-    wide = _columns(figure) > 1 or any(_is_crowded(chart) for chart in figure.charts)
+    """Return how wide a figure is drawn, in inches; one without charts is a picture of its own, of the whole width."""
+    wide = not figure.charts or _columns(figure) > 1 or any(_is_crowded(chart) for chart in figure.charts)
     return FULL_WIDTH if wide else _HALF_WIDTH
 
 
