@@ -15,7 +15,7 @@ import typer
 
 from .. import __version__
 from ..base.plugin import VARIABLE, load_plugin
-from . import bench, data, experiments, manage, methods, probe, report, train, use
+from . import bench, data, experiments, look, manage, methods, probe, report, train, use
 from .flags import Command, CommandGroup
 from .terminal import echo, errors, unwritable_output
 
@@ -151,6 +151,14 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., Any], list[str]]]] = {
             [
                 "oelm probe runs/mine-gpt-tiny/baseline/seed-0",
                 "oelm probe --train multi-head latent-frozen --task recall",
+            ],
+        ),
+        "look": (
+            look.look,
+            [
+                'oelm look runs/mine-gpt-tiny/baseline/seed-0 --text "Once upon a time"',
+                'oelm look path/to/t5 --text "translate: a house" --target "ein Haus"',
+                "oelm look runs/a/baseline/seed-0 runs/a/oelm-freeze/seed-0 --text-file story.txt --context 64",
             ],
         ),
         "archive": (manage.archive, ["oelm archive runs --out results/mine"]),

@@ -28,12 +28,13 @@ from .head_figures import distance, induction, text_figures, visible_keys
 from .head_forms import FormRank, form_ranks
 from .look_sources import (
     LookedAt,
-    TokensRead,
     Texts,
+    TokensRead,
     checkpoint_models,
     longest_text,
     open_source,
     read_texts,
+    require_checkpoints,
 )
 
 # Random tokens in a block that is repeated, and the number of such blocks that the induction score is a mean over.
@@ -71,6 +72,8 @@ def look_at(
         raise ConfigError(f"look: {len(sources)} folders; give one, or two to compare")
     if drift and len(sources) > 1:
         raise ConfigError("look: --drift follows one run; leave out the second folder")
+    if drift:
+        require_checkpoints(sources[0])
     models, maps, read = [], [], []
     for number, source in enumerate(sources):
         show("models", number, len(sources))

@@ -70,17 +70,23 @@ def open_source(source: Path, last: bool = False) -> LookedAt:
     return LookedAt(str(source), label, _ready(model), tokenizer, own_ids)
 
 
-def checkpoint_models(run: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the step and the model of each of a run's checkpoints, from the first to the last."""
+def require_checkpoints(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints. Raise where there are less than two."""
     if not is_run(run):
         raise ConfigError(f"{run}: --drift compares the checkpoints of a run, and this is no run's folder")
-    config, folders = config_of(run), list_checkpoints(run / "checkpoints")
+    folders = list_checkpoints(run / "checkpoints")
     if len(folders) < 2:
+        count = "one checkpoint" if folders else "no checkpoint"
         raise ConfigError(
-            f"{run}: has {len(folders)} checkpoint{'' if len(folders) == 1 else 's'}, and drift needs two: train with "
-            "a larger checkpoint.keep, or name two folders to compare"
+            f"{run}: has {count}, and --drift needs two: train with a larger checkpoint.keep, or name two folders"
         )
-    for folder in folders:
+    return folders
+
+
+def checkpoint_models(run: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the step and the model of each of a run's checkpoints, from the first to the last."""
+    config = config_of(run)
+    for folder in require_checkpoints(run):
         yield model_step(folder), _ready(load_model_folder(folder, config))
 
 
@@ -112,7 +118,7 @@ def _tokens_of_run(run: Path, last: bool) -> tuple[Any, tuple[int, ...]]:
     """Return a run's tokenizer, or for a generated task None and the tokens of its first validation sequence."""
     config = config_of(run)
     if config.task.kind == "generated":
-        rows = open_task(config).validation(0, 1, 1)["input_ids"]
+        rows = open_task(config).validation(0, 1, 1)["inputs"]
         return None, tuple(rows[0].tolist())
     folder = model_folder(run, last)
     if folder.name == "best":  # it has the tokenizer beside the model: the run may have left its data behind

@@ -114,7 +114,8 @@ def _shorten(root: ElementTree.Element) -> None:
     """Shorten the text without changing the picture: half of it is indentation, digits and repeated styles."""
     for element in root.iter():
         for key in ("d", "x", "y", "transform"):
-            if key in element.attrib:
+            # The matrix of a picture scales many pixels, so all of its digits count.
+            if key in element.attrib and not element.attrib[key].startswith("matrix("):
                 rounded = _DIGITS.sub(lambda match: f"{float(match[0]):.2f}", element.attrib[key])
                 element.set(key, " ".join(rounded.split()))
         if element.get("transform", "").startswith("rotate(-0 "):
