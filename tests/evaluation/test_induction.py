@@ -9,6 +9,7 @@ from torch import nn
 from oelm.errors import ModelError
 from oelm.evaluation.induction import after_earlier_copy, measure_repetition
 from oelm.models.small import small_model
+from tests.support.models import lively_model
 
 VOCABULARY = 1000
 
@@ -20,8 +21,11 @@ class Copier(nn.Module):
     """
 
     device = torch.device("cpu")
-    config = SimpleNamespace(max_position_embeddings=70)
+    config = SimpleNamespace(max_position_embeddings=70, is_encoder_decoder=False)
     gives_weights = True
+
+    def can_generate(self):
+        return True
 
     def get_input_embeddings(self):
         return SimpleNamespace(weight=torch.zeros(VOCABULARY, 4))
@@ -109,6 +113,27 @@ def test_a_model_with_too_few_positions_is_refused():
     with pytest.raises(ModelError, match="has 12 positions, and the shortest repetition needs 16"):
         measure_repetition(
             SimpleNamespace(
-                get_input_embeddings=Copier().get_input_embeddings, config=SimpleNamespace(max_position_embeddings=12)
+                get_input_embeddings=Copier().get_input_embeddings,
+                can_generate=Copier().can_generate,
+                config=SimpleNamespace(max_position_embeddings=12),
             )
         )
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_the_decoder_of_an_encoder_decoder_is_asked_to_repeat(name):
+    """Its losses are those of the model itself, which reads an end-of-text token and has the tokens as its answer."""
+    model = lively_model(name)
+    (row,) = [row for row in measure_repetition(model, blocks=4, seed=3) if row.length == 16]
+    block = torch.randint(96, (4, 16), generator=torch.Generator().manual_seed(3))
+    ids = torch.cat([block, block], dim=1)
+    with torch.no_grad():
+        logits = model(input_ids=torch.full((4, 1), model.config.eos_token_id), labels=ids).logits
+    losses = torch.nn.functional.cross_entropy(logits.mT, ids, reduction="none")
+    assert row.first_loss == pytest.approx(float(losses[:, 1:16].mean()), rel=1e-5)
+    assert row.second_loss == pytest.approx(float(losses[:, 17:].mean()), rel=1e-5)
+
+
+def test_a_model_that_writes_nothing_is_refused():
+    with pytest.raises(ModelError, match=r"a BertForSequenceClassification writes no text.*`oelm look`"):
+        measure_repetition(lively_model("bert"))

@@ -18,6 +18,8 @@ from ..errors import ModelError
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 # Weights of attention that are held at once, for each head: all of a long row's fill much memory.
 _MOST_WEIGHTS = 2**20
+# Rows that are read at a time: a model without an end of its positions reads 1,024 tokens in each.
+_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,16 @@ class Repetition:
 
 @torch.inference_mode()
 def measure_repetition(model: Any, blocks: int = 32, seed: int = 0) -> list[Repetition]:
-    """Return how well a causal language model repeats blocks of random tokens, for several lengths.
+    """Return how well a model that writes text repeats blocks of random tokens, for several lengths.
 
-    Tokens are drawn from the whole vocabulary, so nothing but the first copy helps with the second one.
+    Tokens are drawn from the whole vocabulary, so nothing but the first copy helps with the second one. An
+    encoder-decoder reads them in its decoder; its encoder reads its end-of-text token alone.
     """
+    if not model.can_generate():
+        raise ModelError(
+            f"a {type(model).__name__} writes no text, so there is nothing that it could repeat; `oelm look` shows "
+            "what its heads attend to"
+        )
     vocabulary = model.get_input_embeddings().weight.shape[0]
     positions = getattr(model.config, "max_position_embeddings", None)
     lengths = [length for length in LENGTHS if positions is None or 2 * length <= positions]
@@ -73,11 +81,10 @@ def _blocks(vocabulary: int, count: int, length: int, seed: int) -> Tensor:
 
 
 def _repetition(model: Any, blocks: Tensor) -> Repetition:
-    count, length = blocks.shape
+    length = blocks.shape[1]
     ids = torch.cat([blocks, blocks], dim=1).to(model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-    losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(count, -1)
-    hits = logits.argmax(-1) == ids[:, 1:]
+    parts = [_scores(model, rows) for rows in torch.split(ids, _ROWS)]
+    losses, hits = (torch.cat(of_parts) for of_parts in zip(*parts, strict=True))
     # The repetition's own first token is not known beforehand: nothing says that the block ends there.
     second = slice(length, None)
     matching = _prefix_matching(model, ids)
@@ -93,6 +100,8 @@ def _repetition(model: Any, blocks: Tensor) -> Repetition:
 
 def _prefix_matching(model: Any, ids: Tensor) -> PrefixMatching | str:
     """Return how well the heads find what came after an earlier copy, or why that cannot be measured."""
+    if model.config.is_encoder_decoder:
+        return f"{type(model).__name__} is an encoder-decoder"
     sums: Any = 0
     for rows in torch.split(ids, max(1, _MOST_WEIGHTS // ids.shape[1] ** 2)):
         with _step_by_step(model):
@@ -133,3 +142,22 @@ def _step_by_step(model: Any) -> Iterator[None]:
     finally:
         for config, implementation in zip(configs, before, strict=True):
             config._attn_implementation = implementation
+
+
+def _scores(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of every token but the first, and whether the model finds it most likely: (rows, tokens - 1)."""
+    logits = _next_token_logits(model, ids).float()
+    losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return losses.view(len(ids), -1), logits.argmax(-1) == ids[:, 1:]
+
+
+def _next_token_logits(model: Any, ids: Tensor) -> Tensor:
+    """Return the logits for every token but the first, each from the tokens before it."""
+    if not model.config.is_encoder_decoder:
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits
+        return logits[:, :-1]
+    decoder_ids = model.prepare_decoder_input_ids_from_labels(labels=ids)
+    end = model.config.eos_token_id
+    source = torch.full((len(ids), 1), end[0] if isinstance(end, list) else end, device=ids.device)
+    written: Tensor = model(input_ids=source, decoder_input_ids=decoder_ids, use_cache=False).logits
+    return written[:, 1:]
