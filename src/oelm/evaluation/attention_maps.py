@@ -25,6 +25,9 @@ _OUTPUTS: dict[str, HeadKind | None] = {
     "cross_attentions": "cross",
 }
 
+# What a config has while the weights are read.
+_SETTINGS = {"_attn_implementation": "eager", "use_cache": False}
+
 
 @torch.inference_mode()
 def attention_maps(model: Any, own_kind: HeadKind, ids: Tensor, target_ids: Tensor | None = None) -> list[LayerMap]:
@@ -75,19 +78,24 @@ def _weights(
 
 @contextmanager
 def _step_by_step(model: Any) -> Iterator[None]:
-    """Let the model compute attention step by step, in evaluation mode, and as before afterwards.
+    """Let the model compute attention step by step, in evaluation mode and without a cache, and as before afterwards.
 
     The configs are changed directly: Falcon refuses to be set, and would then leave out its causal mask.
     """
-    configs = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
-    before = [config._attn_implementation for config in configs]
+    configs = {id(module.config): module.config for module in model.modules() if isinstance(module, PreTrainedModel)}
+    before = [
+        (config, {name: getattr(config, name) for name in _SETTINGS if hasattr(config, name)})
+        for config in configs.values()
+    ]
     was_training = model.training
     model.eval()
     try:
-        for config in configs:
-            config._attn_implementation = "eager"
+        for config, own_settings in before:
+            for name in own_settings:
+                setattr(config, name, _SETTINGS[name])
         yield
     finally:
-        for config, implementation in zip(configs, before, strict=True):
-            config._attn_implementation = implementation
+        for config, own_settings in before:
+            for name, value in own_settings.items():
+                setattr(config, name, value)
         model.train(was_training)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import entr
 
 from ..runs.looks import HeadKind, LayerMap
 
@@ -46,9 +47,8 @@ def entropy_share(weights: npt.NDArray[np.float64], visible: Counts) -> list[flo
     rows = visible > 1
     if not rows.any():
         return [None] * len(weights)
-    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
-    entropy = -(weights * logs).sum(-1)[:, rows]
-    return [float(share) for share in (entropy / np.log(visible[rows])).mean(-1)]
+    shares = entr(weights).sum(-1)[:, rows] / np.log(visible[rows])
+    return [float(share) for share in shares.mean(-1)]
 
 
 def induction(weights: Weights) -> list[float]:
