@@ -46,7 +46,38 @@ def test_an_encoder_decoder_is_measured_encoder_first_then_self_and_cross_attent
     assert [label.split()[0] for label in decoder] == ["decoder", "cross"] * (len(decoder) // 2)
 
 
-@pytest.mark.parametrize("name", ["deberta-v2", "mpnet", "gptj", "albert"])
-def test_attention_that_cannot_be_measured_by_layer_has_no_statistics(name):
+@pytest.mark.parametrize("name", ["deberta-v2", "mpnet", "gptj", "gpt_neo", "gemma2"])
+def test_a_family_that_returns_its_weights_is_measured_by_them(name):
     model = lively_model(name)
-    assert attention_statistics(model, model, sample_batch(model)) == []
+    batch = sample_batch(model)
+    before = model(**batch).logits
+    statistics = attention_statistics(model, model, batch)
+    assert not model.config.output_attentions
+    assert torch.equal(model(**batch).logits, before)
+    with torch.no_grad():
+        attentions = model(**batch, output_attentions=True).attentions
+    assert [layer["entropy"] for layer in statistics] == pytest.approx(
+        [mean_entropy(layer) for layer in attentions], rel=1e-4
+    )
+    assert [layer["label"].split()[1] for layer in statistics] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5", "bart"])
+def test_weights_and_logits_give_the_same_statistics(name):
+    """Of a model that computes attention step by step, and of the same one with torch's function."""
+    batch = sample_batch(lively_model(name))
+    step_by_step, fused = (
+        attention_statistics(model, model, batch)
+        for model in (lively_model(name, attn_implementation="eager"), lively_model(name))
+    )
+    assert len(fused) == len(step_by_step) > 0
+    for one, other in zip(step_by_step, fused, strict=True):
+        assert one.pop("label") == other.pop("label")
+        assert one == pytest.approx(other, rel=1e-3)
+
+
+def test_a_block_that_serves_several_layers_is_measured_in_each():
+    model = lively_model("albert")
+    statistics = attention_statistics(model, model, sample_batch(model))
+    assert [layer["label"] for layer in statistics] == ["encoder 0", "encoder 1", "encoder 2"]
+    assert len({layer["entropy"] for layer in statistics}) == 3

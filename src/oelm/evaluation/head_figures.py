@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import entr
 
-from ..runs.looks import HeadKind, LayerMap
+from ..runs.looks import Kind, LayerMap
 
 Weights = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.int64]
@@ -70,7 +70,7 @@ def distance(left: Weights, right: Weights) -> list[float]:
     return [float(mean) for mean in halves[:, 1:].mean(-1)]
 
 
-def visible_keys(config: Any, kind: HeadKind, layer: int, queries: int, keys: int) -> Counts:
+def visible_keys(config: Any, kind: Kind, layer: int, queries: int, keys: int) -> Counts:
     """Return how many keys each query of a layer sees: all, those up to itself, or those in its window."""
     everything = np.full(queries, keys, np.int64)
     if kind == "cross":

@@ -16,8 +16,8 @@ from ..runs.looks import (
     Drift,
     HeadDifference,
     HeadDrift,
-    HeadKind,
     HeadLook,
+    Kind,
     LayerMap,
     Look,
     ModelLook,
@@ -42,7 +42,7 @@ _BLOCK, _BLOCKS = 32, 16
 # The figures that two models are compared by.
 COMPARED = (*MEASURES, "induction", "effective_rank")
 
-Place = tuple[HeadKind, int]
+Place = tuple[Kind, int]
 Show = Callable[[str, int, int], None]
 
 
@@ -158,7 +158,7 @@ def _text_look(model: Any, reading: TokensRead, maps: Sequence[LayerMap]) -> Tex
     )
 
 
-def _induction_scores(model: Any, own_kind: HeadKind) -> dict[Place, list[float]]:
+def _induction_scores(model: Any, own_kind: Kind) -> dict[Place, list[float]]:
     """Return the induction scores of all layers that look within one text; none for a model too small for blocks."""
     limit, rows = longest_text(model), model.get_input_embeddings().weight.shape[0]
     special = {getattr(model.config, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
@@ -208,9 +208,9 @@ def _differences(models: Sequence[ModelLook], maps: Sequence[list[list[LayerMap]
 
 def _distances(
     left: Sequence[Sequence[LayerMap]], right: Sequence[Sequence[LayerMap]]
-) -> dict[tuple[HeadKind, int, int], float]:
+) -> dict[tuple[Kind, int, int], float]:
     """Return the mean distance over the texts between the maps of each head that both have."""
-    sums: dict[tuple[HeadKind, int, int], list[float]] = {}
+    sums: dict[tuple[Kind, int, int], list[float]] = {}
     for own_maps, other_maps in zip(left, right, strict=True):
         others = {(other.kind, other.layer): other.weights for other in other_maps}
         for own in own_maps:
@@ -227,7 +227,7 @@ def _drift(
     run: Path, readings: Sequence[TokensRead], layers: Sequence[int], last: list[list[LayerMap]], show: Show
 ) -> Drift:
     steps: list[int] = []
-    by_head: dict[tuple[HeadKind, int, int], list[float]] = {}
+    by_head: dict[tuple[Kind, int, int], list[float]] = {}
     for number, (step, model) in enumerate(checkpoint_models(run)):
         show("checkpoints", number, number + 1)
         steps.append(step)

@@ -9,7 +9,7 @@ from .. import __version__
 from ..base.files import write_bytes, write_text, writing
 from ..base.text import visible
 from ..errors import FileError
-from ..runs.looks import MEASURES, Drift, HeadKind, HeadLook, HeadName, LayerMap, Look, ModelLook, TextLook
+from ..runs.looks import MEASURES, Drift, HeadLook, HeadName, Kind, LayerMap, Look, ModelLook, TextLook
 from .charts import ChartFigure, Grid, Lines, Series
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .drawing import cjk_font, draw
@@ -140,7 +140,7 @@ def _token_maps(models: Sequence[ModelLook], maps: Maps, say: Words) -> Iterator
         text = model.texts[0]
         if max(len(text.tokens), len(text.target_tokens or [])) > _MOST_TOKENS:
             continue
-        figures: dict[tuple[HeadKind, int, int], list[str]] = {}
+        figures: dict[tuple[Kind, int, int], list[str]] = {}
         for name, head, _ in strongest_heads(model):
             figures.setdefault((head.kind, head.layer, head.head), []).append(say(f"look_measure_{name}"))
         by_place = {(head.kind, head.layer, head.head): head for head in model.heads}

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from ..method.spec import Kind as Kind
 from .schema import Record, RecordPart
 
 # What is measured of a head's map on a text, as shares from 0 to 1, in the order of tables and figures.
 MEASURES = ("previous", "itself", "first", "prefix_matching", "entropy")
-
-HeadKind = Literal["encoder", "decoder", "cross"]
 
 
 @dataclass(frozen=True, eq=False)
 class LayerMap:
     """The attention weights of a layer's heads on one text: (heads, queries, keys), rows sum to 1."""
 
-    kind: HeadKind
+    kind: Kind
     layer: int
     weights: npt.NDArray[np.float32]
 
@@ -28,7 +26,7 @@ class LayerMap:
 class HeadName(RecordPart):
     """Which head: the kind of its attention, its layer and its number."""
 
-    kind: HeadKind
+    kind: Kind
     layer: int
     head: int
 

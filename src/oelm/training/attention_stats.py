@@ -3,15 +3,15 @@
 The statistics come from the queries, keys and masks that the attention function gets, after rotary positions, norms and
 fused projections. Most transformers models look that function up by name, so a function that measures and then calls
 torch's is registered under a name of its own. Falcon calls torch's function directly, so torch's function is replaced
-for one forward pass. DeBERTa, MPNet and GPT-J use neither and have no such statistics; ALBERT has none because its one
-block serves several layers.
+for one forward pass. DeBERTa, MPNet, GPT-J, GPT-Neo and Gemma 2 use neither: theirs come from the weights that they
+return, whose logarithms are the logits up to a constant in each row.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..method.sites import find_sites
+from ..models.returned_weights import returning_weights, weights_in
 from .tasks.base import Batch
 
 _MEASURING = "oelm-measuring"
@@ -39,26 +40,59 @@ def attention_statistics(model: nn.Module, module: nn.Module, batch: Batch) -> l
     device = next(model.parameters()).device
     training = module.training
     measured: list[Statistics] = []
-    # Use the registry if the model looks its attention function up there and uses torch's; else replace torch's itself.
-    attention: Any = model
-    registered = attention.config._attn_implementation == "sdpa" and attention._can_set_attn_implementation()
-    measuring = _registered_attention if registered else _patched_attention
     module.eval()
     try:
-        with measuring(model, measured):
+        with _measuring(model)(model, measured):
             module(**{name: rows.to(device) for name, rows in batch.items()})
     finally:
         module.train(training)
-    _, sites = find_sites(model)
-    if len(measured) != len(sites):
+    labels = _labels(model)
+    if len(measured) != len(labels):
         return []
-    # Calls come in the order of the forward pass: the encoder first, then each decoder block's self- and
-    # cross-attention in turn.
-    ordered_sites = sorted(sites, key=lambda site: (site.kind != "encoder", site.layer, site.kind == "cross"))
-    return [
-        {"label": f"{site.kind} {site.label}", **statistics}
-        for site, statistics in zip(ordered_sites, measured, strict=True)
-    ]
+    return [{"label": label, **statistics} for label, statistics in zip(labels, measured, strict=True)]
+
+
+def _measuring(model: Any) -> Callable[[Any, list[Statistics]], AbstractContextManager[None]]:
+    """Return how to measure a model: in its registered function, in torch's own, or by the weights that it returns."""
+    if model.config._attn_implementation == "eager":
+        return _returned_weights
+    # Use the registry if the model looks its attention function up there and uses torch's; else replace torch's itself.
+    registered = model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
+    return _registered_attention if registered else _patched_attention
+
+
+def _labels(model: nn.Module) -> list[str]:
+    """Return the names of all layers' attentions in the order of the forward pass.
+
+    The encoder comes first, then each decoder block's self- and cross-attention in turn. A block that serves several
+    layers is named for each of them.
+    """
+    _, sites = find_sites(model)
+    if sites[0].shared:
+        config: Any = model.config
+        return [f"{sites[0].kind} {layer}" for layer in range(config.num_hidden_layers)]
+    ordered = sorted(sites, key=lambda site: (site.kind != "encoder", site.layer, site.kind == "cross"))
+    return [f"{site.kind} {site.label}" for site in ordered]
+
+
+@contextmanager
+def _returned_weights(model: Any, measured: list[Statistics]) -> Iterator[None]:
+    """Measure the weights that the model returns, which it computes step by step."""
+    own_kind = find_sites(model)[1][0].kind
+
+    def measure(base: nn.Module, inputs: Any, out: Any) -> None:
+        weights = weights_in(out, own_kind)
+        decoder, cross = weights.get("decoder", ()), weights.get("cross", ())
+        pairs = zip(decoder, cross, strict=True) if cross else ((own,) for own in decoder)
+        for layer in (*weights.get("encoder", ()), *(own for pair in pairs for own in pair)):
+            measured.append(_statistics(layer.float().log()))
+
+    hook = model.base_model.register_forward_hook(measure)
+    try:
+        with returning_weights(model):
+            yield
+    finally:
+        hook.remove()
 
 
 @contextmanager
