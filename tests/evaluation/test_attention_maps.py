@@ -181,7 +181,13 @@ def test_a_part_of_a_fused_matrix_has_the_ranks_that_it_has_by_itself(name):
 
 @pytest.mark.parametrize(
     ("name", "preset"),
-    [("gpt2", "identity-key"), ("bert", "identity-key"), ("gpt2", "oelm-core"), ("gpt_neox", "oelm-core")],
+    [
+        ("gpt2", "identity-key"),
+        ("bert", "identity-key"),
+        ("gpt2", "oelm-core"),
+        ("gpt_neox", "oelm-core"),
+        ("bert", {"preset": "oelm-freeze", "adapter": {"kind": "lora", "rank": 2, "targets": ["q", "k"]}}),
+    ],
 )
 def test_what_a_method_puts_in_place_of_a_projection_has_the_rank_of_what_it_exports(name, preset, tmp_path):
     model = lively_model(name)
@@ -194,10 +200,10 @@ def test_what_a_method_puts_in_place_of_a_projection_has_the_rank_of_what_it_exp
 
 
 def lively_cores(model):
-    """Return the model with random cores: they begin as identities, whose rank says nothing."""
+    """Return the model with random cores and adapters: they begin as identities and zeros, which change no rank."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(".core"):
+            if name.endswith(".core") or "lora_B" in name:
                 parameter.normal_()
     return model
 

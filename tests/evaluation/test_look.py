@@ -10,6 +10,8 @@ from oelm.evaluation.look import look_at
 from oelm.evaluation.look_sources import Texts
 from oelm.runs.looks import MEASURES
 from oelm.training.checkpoint import list_checkpoints
+from oelm.training.engine import train
+from tests.support.finetuning import fields
 from tests.support.looks import TEXT, text_model
 from tests.support.models import lively_model
 from tests.support.training import config, run_here
@@ -50,6 +52,21 @@ def test_the_text_of_a_run_without_its_best_model_is_read_with_its_datas_tokeniz
     shutil.rmtree(copy / "best")
     looks = [look_at([folder], Texts((TEXT,)), last=True).look.models[0] for folder in (copy, run)]
     assert looks[0].texts[0] == looks[1].texts[0]
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_a_fine_tuned_run_reads_texts_as_it_was_trained_to(name, tmp_path):
+    """With the tokenizer beside its best model, and without that with its config's."""
+    task = {"name": "builtin:sentiment", "form": "text"} if name == "t5" else "builtin:sentiment"
+    settings = fields(tmp_path, task=task, train={"max_steps": 2}, eval={"generations": 0})
+    run = oelm.RunConfig.load(settings | {"model": {"name": f"random:{name}"}})
+    train(run, quiet=True)
+    given = Texts(("the film is good",), ("very positive",) if name == "t5" else ())
+    with_best = look_at([run.folder], given).look.models[0]
+    shutil.rmtree(run.folder / "best")
+    assert look_at([run.folder], given).look.models[0].texts[0].tokens == with_best.texts[0].tokens
+    words = "".join(with_best.texts[0].tokens)
+    assert "film" in words
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "bart", "albert", "mpnet", "distilbert"])
@@ -134,6 +151,19 @@ def test_chosen_layers_alone_are_looked_at(gpt2):
     assert [own.layer for own in found.maps[0][0]] == [0, 2]
     whole = look_at([gpt2], Texts((TEXT,))).look.models[0]
     assert [head for head in whole.heads if head.layer != 1] == found.look.models[0].heads
+
+
+@pytest.mark.parametrize("name", ["gpt2-cross", "bert-cross"])
+def test_cross_attention_to_another_model_is_left_out_and_said(name, tmp_path):
+    (model,) = look_at([text_model(tmp_path, name)], Texts((TEXT,))).look.models
+    assert model.without_cross
+    assert {head.kind for head in model.heads} == {"decoder"}
+
+
+def test_layers_that_only_a_decoder_has_are_looked_at_there(tmp_path):
+    (model,) = look_at([text_model(tmp_path, "t5")], Texts((TEXT,), ("The dog",)), layers=(2,)).look.models
+    assert {(head.kind, head.layer) for head in model.heads} == {("decoder", 2), ("cross", 2)}
+    assert not model.without_cross
 
 
 def test_a_run_on_a_generated_task_reads_a_sequence_of_its_own(tmp_path):

@@ -128,8 +128,7 @@ def _measure(looked_at: LookedAt, readings: Sequence[TokensRead], maps: Sequence
         fields |= {"induction": scores[place][first.head] if place in scores else None}
         fields |= {"effective_rank": rank.effective, "rank": rank.numerical, "full_rank": rank.full}
         heads.append(HeadLook.model_validate(fields))
-    kinds = {own.kind for own in maps[0]}
-    left_out = sorted({site.kind for site in sites} - kinds)
+    has_cross = any(site.kind == "cross" for site in sites)
     return ModelLook(
         source=looked_at.source,
         model=looked_at.label,
@@ -137,7 +136,7 @@ def _measure(looked_at: LookedAt, readings: Sequence[TokensRead], maps: Sequence
         family=model.config.model_type,
         heads=heads,
         texts=texts,
-        remarks=[f"{kind}: reads another model's states, and is left out" for kind in left_out],
+        without_cross=has_cross and not model.config.is_encoder_decoder,
     )
 
 

@@ -115,7 +115,8 @@ def _strongest(models: Sequence[ModelLook], say: Words) -> Iterator[Block]:
             table.add(Cell(say(f"look_measure_{name}"), strong=True), label, _share(value))
         yield Paragraph(f"{_name(model)}: {model.model_class}", "lead")
         yield table
-        yield from (Paragraph(say("look_remark", remark=remark), "muted") for remark in model.remarks)
+        if model.without_cross:
+            yield Paragraph(say("look_without_cross"), "muted")
 
 
 def _maps_figure(look: Look, maps: Maps, say: Words) -> MapsFigure:

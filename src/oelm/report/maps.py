@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -20,6 +21,8 @@ from .svg import Notes, finish, printable
 _LARGEST, _SMALLEST, _PIXELS = 160, 24, 12_000_000
 # Pixels between two maps, inches that a row's label takes, and inches of a map in a wide picture.
 _GAP, _LABEL, _INCH = 4, 0.9, 0.3
+# Letters of a name above the maps that fit into an inch.
+_LETTERS = 12
 
 Pixels = npt.NDArray[np.float32]
 
@@ -60,17 +63,21 @@ def _lay_out(figure: MapsFigure) -> Figure:
     # Few heads are drawn larger, but not so large that two layers fill a screen.
     inch = min(1.6, (width - _LABEL * len(columns)) / total)
     width = max(4.0, _LABEL * len(columns) + inch * total)
-    canvas = Figure(figsize=(width, 0.7 + inch * rows), layout="constrained")
+    letters = [max(16, int(_LETTERS * inch * heads)) for heads in columns]
+    titles = [textwrap.wrap(printable(name), most) for name, most in zip(figure.names, letters, strict=True)]
+    height = 0.55 + 0.15 * max(map(len, titles)) + inch * rows
+    canvas = Figure(figsize=(width, height), layout="constrained")
     panels = canvas.subplots(1, len(columns), squeeze=False, width_ratios=columns)[0]
     size = _pixels_of_a_map(figure.maps)
-    for axes, maps, name, labels in zip(panels, figure.maps, figure.names, figure.labels, strict=True):
-        _draw_model(axes, maps, size, name)
+    for axes, maps, title, labels in zip(panels, figure.maps, titles, figure.labels, strict=True):
+        _draw_model(axes, maps, size)
+        axes.set_title("\n".join(title), fontsize=8.5, loc="left")
         axes.set_yticks([_centre(row, size) for row in range(len(labels))], labels, fontsize=7.5)
         axes.set_xlabel(figure.head, fontsize=8)
     return canvas
 
 
-def _draw_model(axes: Axes, maps: Sequence[LayerMap], size: int, name: str) -> None:
+def _draw_model(axes: Axes, maps: Sequence[LayerMap], size: int) -> None:
     heads = max(len(own.weights) for own in maps)
     side = size + _GAP
     picture = np.full((len(maps) * side - _GAP, heads * side - _GAP), np.nan, np.float32)
@@ -80,7 +87,6 @@ def _draw_model(axes: Axes, maps: Sequence[LayerMap], size: int, name: str) -> N
     axes.imshow(_coloured(picture), interpolation="none", aspect="equal")
     axes.set_xticks([_centre(column, size) for column in range(heads)], [str(head) for head in range(heads)])
     axes.tick_params(length=0, labelsize=7.5)
-    axes.set_title(printable(name), fontsize=8.5, loc="left")
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)

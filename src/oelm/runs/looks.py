@@ -65,7 +65,10 @@ class TextLook(RecordPart):
 
 
 class ModelLook(RecordPart):
-    """The figures of one model: over all texts in `heads`, and on each text."""
+    """The figures of one model: over all texts in `heads`, and on each text.
+
+    `without_cross` says that its cross-attention was left out, because it reads the states of another model.
+    """
 
     source: str
     model: str
@@ -73,7 +76,7 @@ class ModelLook(RecordPart):
     family: str
     heads: list[HeadLook]
     texts: list[TextLook]
-    remarks: list[str] = []
+    without_cross: bool = False
 
 
 class HeadDifference(HeadName):
