@@ -219,3 +219,11 @@ def test_a_class_without_weights_is_named():
     model.base_model.forward = lambda **inputs: {"last_hidden_state": torch.zeros(1)}
     with pytest.raises(ModelError, match="GPT2LMHeadModel returns no attention weights"):
         attention_maps(model, "decoder", IDS)
+
+
+def test_weights_that_are_no_numbers_are_refused_with_their_layer():
+    model = lively_model("gpt2")
+    with torch.no_grad():
+        model.transformer.h[1].attn.c_attn.weight[0, 0] = float("nan")
+    with pytest.raises(ModelError, match=r"GPT2LMHeadModel: the weights of layer 1 \(decoder\) are not finite"):
+        maps_of(model)

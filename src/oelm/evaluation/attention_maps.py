@@ -45,4 +45,13 @@ def batch_weights(
             f"{type(model).__name__} returns no attention weights: its class takes output_attentions=True and leaves "
             "them out, so there is nothing to look at"
         )
-    return {(kind, layer): own.float().cpu() for kind, layers in weights.items() for layer, own in enumerate(layers)}
+    by_place = {
+        (kind, layer): own.float().cpu() for kind, layers in weights.items() for layer, own in enumerate(layers)
+    }
+    for (kind, layer), own in by_place.items():
+        if not own.isfinite().all():
+            raise ModelError(
+                f"{type(model).__name__}: the weights of layer {layer} ({kind}) are not finite: the model holds values "
+                "that are no numbers, or its scores overflow"
+            )
+    return by_place
