@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from ..errors import ModelError
+from .attention_maps import batch_weights
+from .head_figures import induction
 
 # Blocks are repeated at these lengths, as far as the model has positions for two of them.
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
@@ -100,48 +100,21 @@ def _repetition(model: Any, blocks: Tensor) -> Repetition:
 
 def _prefix_matching(model: Any, ids: Tensor) -> PrefixMatching | str:
     """Return how well the heads find what came after an earlier copy, or why that cannot be measured."""
-    if model.config.is_encoder_decoder:
-        return f"{type(model).__name__} is an encoder-decoder"
     sums: Any = 0
     for rows in torch.split(ids, max(1, _MOST_WEIGHTS // ids.shape[1] ** 2)):
-        with _step_by_step(model):
-            layers = model(input_ids=rows, use_cache=False, output_attentions=True).attentions
-        if not layers or any(not isinstance(weights, Tensor) for weights in layers):
-            return f"{type(model).__name__} returns no attention weights"
-        if len({weights.shape[1] for weights in layers}) > 1:
-            return f"the layers of {type(model).__name__} have different numbers of heads"
-        sums = sums + len(rows) * torch.stack([after_earlier_copy(weights) for weights in layers])
+        texts = (_source(model, rows), rows) if model.config.is_encoder_decoder else (rows,)
+        try:
+            weights = batch_weights(model, "decoder", *texts)
+        except ModelError as error:
+            return str(error)
+        layers = [own for (kind, _), own in weights.items() if kind == "decoder"]
+        if len({own.shape[1] for own in layers}) != 1:
+            return f"the layers of {type(model).__name__} have different numbers of heads, or give no weights"
+        sums = sums + len(rows) * np.array([induction(own.numpy()) for own in layers])
     scores = sums / len(ids)
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
     heads = tuple(tuple(row) for row in scores.tolist())
     return PrefixMatching(heads[layer][head], layer, head, float(scores.mean()), heads)
-
-
-def after_earlier_copy(weights: Tensor) -> Tensor:
-    """Return for each head the mean weight from a repeated token to the token after its earlier copy.
-
-    `weights` are (rows, heads, 2 L, 2 L), of rows with a block of L tokens and its repetition.
-    """
-    length = weights.shape[-1] // 2
-    queries = torch.arange(length, 2 * length, device=weights.device)
-    return weights[:, :, queries, queries - length + 1].double().mean((0, 2)).cpu()
-
-
-@contextmanager
-def _step_by_step(model: Any) -> Iterator[None]:
-    """Let a model compute attention step by step for a while: no other function returns the weights.
-
-    The configs are changed directly, since some classes refuse to be set.
-    """
-    configs = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
-    before = [config._attn_implementation for config in configs]
-    try:
-        for config in configs:
-            config._attn_implementation = "eager"
-        yield
-    finally:
-        for config, implementation in zip(configs, before, strict=True):
-            config._attn_implementation = implementation
 
 
 def _scores(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,7 +130,11 @@ def _next_token_logits(model: Any, ids: Tensor) -> Tensor:
         logits: Tensor = model(input_ids=ids, use_cache=False).logits
         return logits[:, :-1]
     decoder_ids = model.prepare_decoder_input_ids_from_labels(labels=ids)
-    end = model.config.eos_token_id
-    source = torch.full((len(ids), 1), end[0] if isinstance(end, list) else end, device=ids.device)
-    written: Tensor = model(input_ids=source, decoder_input_ids=decoder_ids, use_cache=False).logits
+    written: Tensor = model(input_ids=_source(model, ids), decoder_input_ids=decoder_ids, use_cache=False).logits
     return written[:, 1:]
+
+
+def _source(model: Any, ids: Tensor) -> Tensor:
+    """Return what the encoder of an encoder-decoder reads: the end of a text alone."""
+    end = model.config.eos_token_id
+    return torch.full((len(ids), 1), end[0] if isinstance(end, list) else end, device=ids.device)
