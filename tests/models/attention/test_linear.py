@@ -62,7 +62,8 @@ def test_it_generates_with_its_cache_and_trains_with_frozen_queries_and_keys():
 def test_it_has_no_attention_weights_and_a_probe_says_so():
     row = measure_repetition(lively_model("oelm-gpt", scores="linear").eval(), blocks=2)[0]
     assert row.prefix_matching is None
-    assert row.not_measured == "OelmGPTForCausalLM returns no attention weights"
+    assert row.not_measured is not None
+    assert row.not_measured.startswith("OelmGPTForCausalLM returns no attention weights")
 
 
 def test_a_mask_of_another_kind_is_refused():
