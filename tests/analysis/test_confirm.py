@@ -7,12 +7,15 @@ import pytest
 from scipy import stats
 
 from oelm.analysis import analyse
+from oelm.report.charts import Styles
 from oelm.report.compose import compose
+from oelm.report.drawing import draw
 from oelm.report.markdown import block_text
 from oelm.report.plan import plan_section
+from oelm.report.planned_arms import forest_figure
 from oelm.report.tables import results_json
 from oelm.report.words import words
-from tests.support.plans import DOCUMENTS, fail, hypothesis, planned_run, recorded_logs, study_of
+from tests.support.plans import DOCUMENTS, fail, group, hypothesis, planned_run, recorded_logs, study_of
 from tests.support.records import change, write, write_status
 
 NOISE = np.random.default_rng(3).normal(0, 0.002, (5, 6))
@@ -41,7 +44,7 @@ def found(root, study, **options):
 
 def section(root, study, **options):
     """Return the section of the plan as Markdown."""
-    blocks = plan_section(analyse([root], study=study, **options), words("en"))
+    blocks = plan_section(analyse([root], study=study, **options), Styles([]), words("en"))
     return "\n\n".join(map(block_text, blocks))
 
 
@@ -263,3 +266,59 @@ def test_a_report_begins_with_the_plan_and_marks_the_rest_as_descriptive(tmp_pat
     assert [table.name for table in document.tables[:2]] == ["plan", "plan-tests"]
     assert len(document.tables[1].rows[0][-1].runs) == 12
     assert analysis.confirmed.planned.others == 1
+
+
+SHOWN = [group(oelm_random="random", identity_key="identity key")]
+
+
+def test_shown_arms_have_the_estimates_of_their_pairs_and_no_verdict(tmp_path):
+    study = study_of(tmp_path, FAMILY, shown=SHOWN)
+    written(tmp_path / "runs", study)
+    plan, _ = found(tmp_path / "runs", study)
+    (shown,) = plan["shown"]
+    assert (shown["reference"], [arm["name"] for arm in shown["arms"]]) == ("conf/baseline", ["random", "identity key"])
+    for arm in shown["arms"]:
+        one, other = (recorded_logs(tmp_path / "runs", name) for name in (arm["arm"].removeprefix("conf/"), "baseline"))
+        logs = np.array([one[seed] - other[seed] for seed in sorted(one)])
+        wide, narrow = (stats.ttest_1samp(logs, 0).confidence_interval(level) for level in (0.95, 0.90))
+        bounds = [arm["change"][name] for name in ("mean", "low", "high")]
+        assert bounds == pytest.approx(np.exp([logs.mean(), wide.low, wide.high]) - 1, rel=1e-9)
+        assert arm["narrow"] == pytest.approx(np.exp([narrow.low, narrow.high]) - 1, rel=1e-9)
+        assert arm["over_texts"][0] < arm["change"]["mean"] < arm["over_texts"][1]
+        assert arm["pairs"] == 6
+
+
+def test_the_forest_has_the_references_own_seeds_and_the_margins_of_its_hypotheses(tmp_path):
+    direct = hypothesis("direct", "identity-key", margin=0.0, against="conf/oelm-random")
+    study = study_of(tmp_path, [*FAMILY[:1], direct], shown=SHOWN)
+    written(tmp_path / "runs", study)
+    analysis = analyse([tmp_path / "runs"], study=study)
+    styles = Styles([])
+    figure = forest_figure(analysis.confirmed, styles, words("en"))
+    arms, against = figure.charts
+    assert [row.label for row in arms.rows] == ["the reference", "identity key", "random"]
+    reference, identity, random = arms.rows
+    by_seed = recorded_logs(tmp_path / "runs", "baseline")
+    own = np.array([by_seed[seed] for seed in sorted(by_seed)])
+    assert reference.dots == pytest.approx((100 * (np.exp(own - own.mean()) - 1)).tolist())
+    assert (reference.low, reference.reach, random.reach) == (None, None, None)
+    assert identity.reach == (0.0, 2.0)
+    assert len(identity.dots) == 6
+    assert identity.low < identity.value < identity.high < identity.reach[1]
+    assert [row.label for row in against.rows] == ["identity key, against random"]
+    assert against.rows[0].reach is None
+    drawn = draw([figure])["plan-forest"].svg
+    assert "identity key, against random" in drawn
+    assert "A tiny GPT" in section(tmp_path / "runs", study)
+
+
+def test_arms_that_are_not_run_yet_are_shown_without_a_figure(tmp_path):
+    study = study_of(tmp_path, FAMILY, shown=SHOWN)
+    written(tmp_path / "runs", study, methods=["baseline", "identity-key"], seeds=range(1))
+    plan, _ = found(tmp_path / "runs", study)
+    by_name = {arm["name"]: arm for arm in plan["shown"][0]["arms"]}
+    assert (by_name["random"]["change"], by_name["random"]["pairs"]) == (None, 0)
+    assert (by_name["identity key"]["narrow"], by_name["identity key"]["pairs"]) == (None, 1)
+    text = section(tmp_path / "runs", study)
+    assert "| random | – | – |" in text
+    assert "![The arms of the plan against their references]" in text

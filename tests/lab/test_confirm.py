@@ -13,10 +13,10 @@ from oelm.data import prepare, stories
 from oelm.errors import LabError
 from oelm.lab.confirm import experiment_files, load_study, made_otherwise, named_plan, plan_study
 from oelm.lab.plan import Request
-from oelm.runs.confirmation import StudyPlan, load_confirmation
+from oelm.runs.confirmation import StudyPlan, load_plan
 from oelm.training.engine import train
 from tests.support.lab import ROOT, lab, refusal
-from tests.support.plans import hypothesis, write_plan
+from tests.support.plans import group, hypothesis, write_plan
 from tests.support.training import tiny, token_folder
 
 FAMILY = [hypothesis("identity", "identity-key"), hypothesis("frozen", "oelm-freeze", test="welch")]
@@ -51,6 +51,26 @@ def test_a_plan_runs_its_experiments_with_its_methods_and_seeds(tmp_path):
     assert {run.config.id for run in planned} == {config.id for config in study.configs.values()}
 
 
+def test_what_a_plan_shows_may_change_after_its_runs(tmp_path):
+    before = load_study(write_plan(tmp_path, FAMILY))
+    after = load_study(write_plan(tmp_path, FAMILY, shown=[group(identity_key="identity key")]))
+    assert (before.shown, before.sha256) == ((), after.sha256)
+    assert after.shown[0].names == {"conf/baseline": "the reference", "conf/identity-key": "identity key"}
+
+
+@pytest.mark.parametrize(
+    ("shown", "problem"),
+    [
+        (group(identity_kex="x"), "shown, A tiny GPT 'conf/identity-kex' is not among the runs. Did you mean"),
+        (group(baseline="x"), "conf/baseline is the reference and one of the arms"),
+        (group(), "shown.0.arms"),
+    ],
+)
+def test_what_a_plan_shows_must_be_run(tmp_path, shown, problem):
+    with pytest.raises(LabError, match=re.escape(problem)):
+        load_study(write_plan(tmp_path, FAMILY, shown=[shown]))
+
+
 def test_a_rehearsal_at_smoke_scale_has_no_mark(tmp_path):
     names = {"arm": "ABC-tinystories/oelm-freeze", "against": "ABC-tinystories/oelm-nofreeze"}
     runs = [{"experiment": "abc-tinystories", "seeds": 2}]
@@ -62,11 +82,11 @@ def test_a_rehearsal_at_smoke_scale_has_no_mark(tmp_path):
 
 def test_the_hash_is_of_the_confirmation_as_data(tmp_path):
     path = write_plan(tmp_path, FAMILY)
-    _, sha256 = load_confirmation(path)
+    *_, sha256 = load_plan(path)
     content = yaml.safe_load(path.read_text())
     path.write_text("# a comment\n" + json.dumps({"confirmation": content["confirmation"], "exploration": {"more": 1}}))
-    assert load_confirmation(path)[1] == sha256
-    assert load_confirmation(changed(path, alpha=0.01))[1] != sha256
+    assert load_plan(path)[2] == sha256
+    assert load_plan(changed(path, alpha=0.01))[2] != sha256
 
 
 @pytest.mark.parametrize(

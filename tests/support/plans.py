@@ -23,7 +23,9 @@ def hypothesis(id: str, arm: str, margin: float = 0.02, test: str = "paired", **
     return {"id": id, "claim": f"{arm} loses little", **names, "margin": margin, "test": test, **fields}
 
 
-def write_plan(folder: Path, hypotheses: list[dict[str, Any]], **fields: Any) -> Path:
+def write_plan(
+    folder: Path, hypotheses: list[dict[str, Any]], shown: list[dict[str, Any]] | None = None, **fields: Any
+) -> Path:
     """Write a plan and its experiment, whose runs have the settings of `language_run`; return the plan's path."""
     methods = ["baseline", "identity-key", "oelm-freeze", "oelm-nofreeze", "oelm-random"]
     config = {
@@ -45,8 +47,15 @@ def write_plan(folder: Path, hypotheses: list[dict[str, Any]], **fields: Any) ->
         **fields,
     }
     path = folder / "plan.yaml"
-    path.write_text(yaml.safe_dump({"exploration": {"seed": 0}, "confirmation": confirmation}), encoding="utf-8")
+    plan = {"exploration": {"seed": 0}, "confirmation": confirmation, "shown": shown or []}
+    path.write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
     return path
+
+
+def group(**names: str) -> dict[str, Any]:
+    """Return a group of the plan's arms, by the method in the names of its folders, against the baseline."""
+    arms = {f"conf/{method.replace('_', '-')}": name for method, name in names.items()}
+    return {"title": "A tiny GPT", "reference": {"conf/baseline": "the reference"}, "arms": arms}
 
 
 def study_of(folder: Path, hypotheses: list[dict[str, Any]], **fields: Any) -> Study:

@@ -1,4 +1,7 @@
-"""Judge the hypotheses of a plan on its runs: one family, each against the margin that was written down before."""
+"""Judge the hypotheses of a plan on its runs: one family, each against the margin that was written down before.
+
+The arms that a plan shows beside a reference get the same estimates, and no verdict.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..runs.confirmation import TOKENS_TOLERANCE, Confirmation, PlannedHypothesis
+from ..runs.confirmation import TOKENS_TOLERANCE, Confirmation, PlannedHypothesis, ShownGroup
 from .arms import differences
 from .compare import Note, note
 from .planned import ArmRuns, PlannedRuns
@@ -15,6 +18,8 @@ from .stats import Estimate, Welch, below, estimate, holm
 from .texts import over_texts_of
 
 HOLDS, DOES_NOT_HOLD, NOT_SHOWN, NOT_RUN = "holds", "does-not-hold", "not-shown", "not-run"
+# Where a two-sided interval of this level ends below a margin, a one-sided test at half of the rest finds the same.
+NARROW = 0.90
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +44,45 @@ class Tested:
     runs: tuple[Run, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Confirmed:
-    """The runs of a plan and its hypotheses, judged in the order of the plan."""
-
-    planned: PlannedRuns
-    tested: tuple[Tested, ...]
-
-
 @dataclass(frozen=True)
-class _Sample:
-    """The runs of a hypothesis that are judged: in pairs by position, or two independent samples."""
+class Sample:
+    """The runs of two arms that are judged: in pairs by position, or two independent samples."""
 
     runs: tuple[Run, ...]
     references: tuple[Run, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """An arm beside the reference of its group, over the seeds that both have: an estimate without a verdict.
+
+    `change` and `over_texts` are those of a hypothesis; `narrow` is the interval of the level NARROW.
+    """
+
+    arm: ArmRuns
+    name: str
+    pairs: Sample
+    change: Estimate | None = None
+    narrow: tuple[float, float] | None = None
+    over_texts: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownArms:
+    """A group of the plan's arms, with every run of their reference."""
+
+    group: ShownGroup
+    reference: ArmRuns
+    arms: tuple[Shown, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmed:
+    """The runs of a plan, its hypotheses judged in the order of the plan, and the arms that it shows."""
+
+    planned: PlannedRuns
+    tested: tuple[Tested, ...]
+    shown: tuple[ShownArms, ...] = ()
 
 
 def confirm(planned: PlannedRuns) -> Confirmed:
@@ -70,7 +100,8 @@ def confirm(planned: PlannedRuns) -> Confirmed:
     for item, can, adjusted in zip(tested, open_to_holding, holm(values), strict=True):
         corrected = replace(item, adjusted=adjusted if can else None)
         judged.append(replace(corrected, verdict=_verdict(corrected, confirmation.alpha)))
-    return Confirmed(planned=planned, tested=tuple(judged))
+    shown = tuple(_shown(group, planned) for group in planned.study.shown)
+    return Confirmed(planned=planned, tested=tuple(judged), shown=shown)
 
 
 def _verdict(tested: Tested, alpha: float) -> str:
@@ -93,8 +124,8 @@ def _is_complete(tested: Tested) -> bool:
 def _test(hypothesis: PlannedHypothesis, planned: PlannedRuns) -> Tested:
     """Return the estimates and the test of a hypothesis on the runs that are there, before any correction."""
     confirmation = planned.study.confirmation
-    arm, against = _sides(hypothesis, planned)
-    sample, counts = _sample(hypothesis, arm, against, confirmation.measure)
+    arm, against = _sides(hypothesis.arm, hypothesis.against, hypothesis.test, planned)
+    sample, counts = _sample(hypothesis.test, arm, against, confirmation.measure)
     notes = [*_notes(arm, against, confirmation), *_differences(sample)]
     runs = (*sample.runs, *sample.references)
     tested = Tested(hypothesis=hypothesis, arm=arm, against=against, counts=counts, runs=runs)
@@ -111,27 +142,46 @@ def _test(hypothesis: PlannedHypothesis, planned: PlannedRuns) -> Tested:
     return replace(tested, notes=tuple(notes))
 
 
-def _sides(hypothesis: PlannedHypothesis, planned: PlannedRuns) -> tuple[ArmRuns, ArmRuns]:
-    """Return what became of the runs of both arms that the test needs: a seed of one alone is in no pair."""
-    names = (hypothesis.arm, hypothesis.against)
-    one, other = map(planned.study.seeds, names)
-    if hypothesis.test == "paired":
+def _shown(group: ShownGroup, planned: PlannedRuns) -> ShownArms:
+    """Return the arms of a group with their estimates against its reference."""
+    confirmation, reference = planned.study.confirmation, group.reference_arm
+    arms = []
+    for arm, name in group.arms.items():
+        sample, _ = _sample("paired", *_sides(arm, reference, "paired", planned), confirmation.measure)
+        own = planned.of(arm, planned.study.seeds(arm))
+        shown = Shown(arm=own, name=name, pairs=sample)
+        one, other = (_logs(runs, confirmation.measure) for runs in (sample.runs, sample.references))
+        if one and _on_one_text(sample, confirmation):
+            change, _ = _paired(one, other, 0.0, 1 - confirmation.alpha)
+            narrow, _ = _paired(one, other, 0.0, NARROW)
+            shown = replace(
+                shown,
+                change=change,
+                narrow=None if narrow.low is None or narrow.high is None else (narrow.low, narrow.high),
+                over_texts=_over_texts(sample, confirmation),
+            )
+        arms.append(shown)
+    return ShownArms(group=group, reference=planned.of(reference, planned.study.seeds(reference)), arms=tuple(arms))
+
+
+def _sides(arm: str, against: str, test: str, planned: PlannedRuns) -> tuple[ArmRuns, ArmRuns]:
+    """Return what became of the runs of both arms that a test needs: a seed of one alone is in no pair."""
+    one, other = map(planned.study.seeds, (arm, against))
+    if test == "paired":
         one = other = tuple(seed for seed in one if seed in other)
-    return planned.of(names[0], one), planned.of(names[1], other)
+    return planned.of(arm, one), planned.of(against, other)
 
 
-def _sample(
-    hypothesis: PlannedHypothesis, arm: ArmRuns, against: ArmRuns, measure: str
-) -> tuple[_Sample, tuple[tuple[int, int], ...]]:
+def _sample(test: str, arm: ArmRuns, against: ArmRuns, measure: str) -> tuple[Sample, tuple[tuple[int, int], ...]]:
     """Return the runs that are judged, with their numbers against those planned."""
     one, other = (
         {seed: run for seed, run in side.runs.items() if run.figure(measure) is not None} for side in (arm, against)
     )
-    if hypothesis.test == "welch":
+    if test == "welch":
         counts = (len(one), len(arm.planned)), (len(other), len(against.planned))
-        return _Sample(tuple(one.values()), tuple(other.values())), counts
+        return Sample(tuple(one.values()), tuple(other.values())), counts
     seeds = [seed for seed in one if seed in other]
-    pairs = _Sample(tuple(one[seed] for seed in seeds), tuple(other[seed] for seed in seeds))
+    pairs = Sample(tuple(one[seed] for seed in seeds), tuple(other[seed] for seed in seeds))
     return pairs, ((len(seeds), len(arm.planned)),)
 
 
@@ -139,9 +189,7 @@ def _logs(runs: Sequence[Run], measure: str) -> list[float]:
     return [math.log(run.figure(measure) or math.nan) for run in runs]
 
 
-def _paired(
-    one: list[float], other: list[float], margin: float, confidence: float
-) -> tuple[Estimate | None, float | None]:
+def _paired(one: list[float], other: list[float], margin: float, confidence: float) -> tuple[Estimate, float | None]:
     """Return the change over pairs, and the one-sided p of its being below the margin; None where that is no test."""
     logs = [a - b for a, b in zip(one, other, strict=True)]
     mean = estimate(logs, confidence, scale=1.0)
@@ -149,9 +197,7 @@ def _paired(
     return mean.exp().mapped(lambda ratio: ratio - 1), p
 
 
-def _welch(
-    one: list[float], other: list[float], margin: float, confidence: float
-) -> tuple[Estimate | None, float | None]:
+def _welch(one: list[float], other: list[float], margin: float, confidence: float) -> tuple[Estimate, float | None]:
     """Return the change of the means, and the one-sided p of its being below the margin; None where that is no test."""
     count = min(len(one), len(other))
     difference = Welch.of(one, other)
@@ -185,7 +231,7 @@ def _notes(arm: ArmRuns, against: ArmRuns, confirmation: Confirmation) -> list[N
     return notes
 
 
-def _differences(sample: _Sample) -> list[Note]:
+def _differences(sample: Sample) -> list[Note]:
     """Return a note that names the fields, beside the method, in which the runs differ."""
     if not sample.references:
         return []
@@ -194,7 +240,7 @@ def _differences(sample: _Sample) -> list[Note]:
     return [note("plan_differs", fields=", ".join(fields))] if fields else []
 
 
-def _on_one_text(sample: _Sample, confirmation: Confirmation) -> bool:
+def _on_one_text(sample: Sample, confirmation: Confirmation) -> bool:
     """Return True when all runs were judged on the same text in the same tokens: else perplexities are not alike."""
     texts = set()
     for run in (*sample.runs, *sample.references):
@@ -203,7 +249,7 @@ def _on_one_text(sample: _Sample, confirmation: Confirmation) -> bool:
     return len(texts) == 1
 
 
-def _over_texts(sample: _Sample, confirmation: Confirmation) -> tuple[float, float] | None:
+def _over_texts(sample: Sample, confirmation: Confirmation) -> tuple[float, float] | None:
     """Return the interval of the change over the documents of the test text; None where it is not that which judges."""
     if confirmation.judges != "test":
         return None

@@ -17,7 +17,7 @@ from ..runs.confirmation import (
     Study,
     arm_name,
     is_plan,
-    load_confirmation,
+    load_plan,
     run_name,
 )
 from ..runs.schema import Environment, read_optional
@@ -43,13 +43,16 @@ def named_plan(names: Sequence[str]) -> Path | None:
 
 def load_study(path: Path) -> Study:
     """Load a plan and the config of every run of its confirmation; raise where it names something that is not there."""
-    confirmation, sha256 = load_confirmation(path)
+    plan, confirmation, sha256 = load_plan(path)
     try:
         runs = _runs(path, confirmation.runs, Request())
         configs = {run_name(run.config): run.config for run in runs}
-        study = Study(path=path, sha256=sha256, confirmation=confirmation, configs=configs)
+        study = Study(path=path, sha256=sha256, confirmation=confirmation, configs=configs, shown=plan.shown)
         for hypothesis in confirmation.hypotheses:
             _check(hypothesis, study)
+        for group in plan.shown:
+            for arm in group.names:
+                _require_arm(f"shown, {group.title}", arm, study)
         _check_tokens(study, runs)
     except LabError as error:
         raise LabError(f"{path}: {error}") from None
@@ -146,12 +149,9 @@ def _with_methods(entry: ConfirmationRuns, runs: list[PlannedRun]) -> list[Plann
 
 def _check(hypothesis: PlannedHypothesis, study: Study) -> None:
     """Raise where a hypothesis names an arm that is not run, is not about perplexity, or could never be tested."""
-    where, arms = f"hypothesis {hypothesis.id}", list(study.arms())
+    where = f"hypothesis {hypothesis.id}"
     for field, arm in (("arm", hypothesis.arm), ("against", hypothesis.against)):
-        if arm not in arms:
-            raise LabError(
-                f"{where}: {field} {arm!r} is not among the runs.{nearest(arm, arms)} Arms: {', '.join(arms)}"
-            )
+        _require_arm(f"{where}: {field}", arm, study)
         config = next(config for config in study.configs.values() if arm_name(config) == arm)
         if config.task.kind != "language":
             raise LabError(f"{where}: {field} {arm} has no perplexity: its task is {config.task.name}")
@@ -160,6 +160,13 @@ def _check(hypothesis: PlannedHypothesis, study: Study) -> None:
         raise LabError(f"{where}: a paired test needs {_FEWEST} seeds or more that both arms have")
     if min(map(len, seeds)) < _FEWEST:
         raise LabError(f"{where}: a test needs {_FEWEST} seeds or more of each arm")
+
+
+def _require_arm(where: str, arm: str, study: Study) -> None:
+    """Raise where a plan names an arm that it does not run."""
+    arms = list(study.arms())
+    if arm not in arms:
+        raise LabError(f"{where} {arm!r} is not among the runs.{nearest(arm, arms)} Arms: {', '.join(arms)}")
 
 
 def _check_tokens(study: Study, runs: Sequence[PlannedRun]) -> None:

@@ -47,7 +47,10 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalRow:
-    """One row of an interval chart. A hollow mark has no interval or no verdict; `cross` is an expected value."""
+    """One row of an interval chart. A hollow mark has no interval or no verdict; `cross` is an expected value.
+
+    `reach` is a band behind this row alone.
+    """
 
     label: str
     style: int
@@ -57,6 +60,7 @@ class IntervalRow:
     hollow: bool = False
     dots: list[float] = field(default_factory=list)
     cross: float | None = None
+    reach: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

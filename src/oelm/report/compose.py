@@ -49,7 +49,7 @@ def compose(analysis: Analysis, out: Path, language: str = "en", title: str | No
     blocks += published_section(analysis, say)
     blocks += times_section(analysis, out, say)
     if analysis.confirmed is not None:
-        blocks = [*plan_section(analysis, say), *marked_descriptive(blocks, say)]
+        blocks = [*plan_section(analysis, styles, say), *marked_descriptive(blocks, say)]
     blocks += runs_section(analysis, out, say)
     blocks += reading_section(analysis, say)
     if title is None:

@@ -370,6 +370,9 @@ def _draw_intervals(axes: Axes, chart: Intervals, beside: int, notes: Notes) -> 
         centres.append(y)
         colour, _, mark = _style(row.style)
         title = f"{row.label}: {_value(row.value, row.low, row.high)}"
+        if row.reach is not None:
+            low, high = row.reach
+            axes.barh(y, high - low, height_of_row, low, color=RULE, alpha=0.7, linewidth=0, zorder=0)
         if row.low is not None and row.high is not None:
             (bar,) = axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
             notes.add(bar, title)

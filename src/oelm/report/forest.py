@@ -73,6 +73,7 @@ def _change_row(label: str, comparison: Comparison, styles: Styles) -> IntervalR
 
 
 def percent_row(label: str, style: int, share: Estimate, dots: list[float]) -> IntervalRow:
+    """Return the row of a share with its interval, in percent."""
     percent = share.mapped(lambda value: 100 * value)
-    bounds = {"low": percent.low, "high": percent.high}
-    return IntervalRow(label=label, style=style, value=percent.mean, **bounds, hollow=percent.low is None, dots=dots)
+    low, high = percent.low, percent.high
+    return IntervalRow(label=label, style=style, value=percent.mean, low=low, high=high, hollow=low is None, dots=dots)

@@ -7,10 +7,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ..analysis import Analysis
-from ..analysis.confirm import DOES_NOT_HOLD, HOLDS, Confirmed, Tested
+from ..analysis.confirm import DOES_NOT_HOLD, HOLDS, Confirmed, Shown, Tested
 from ..analysis.planned import BEFORE, SETTINGS, VERSION, PlannedRuns
 from . import numbers
+from .charts import Styles
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
+from .planned_arms import shown_blocks
 from .sections import handles
 from .sentences import count_text, field_text, note_text
 from .words import Words
@@ -20,7 +22,7 @@ _TONES = {HOLDS: "good", DOES_NOT_HOLD: "bad"}
 _DESCRIPTIVE = ("summary", "results-", "hypotheses", "published", "step-time")
 
 
-def plan_section(analysis: Analysis, say: Words) -> list[Block]:
+def plan_section(analysis: Analysis, styles: Styles, say: Words) -> list[Block]:
     """Return the section of a plan; nothing for a report without one."""
     confirmed = analysis.confirmed
     if confirmed is None:
@@ -33,6 +35,7 @@ def plan_section(analysis: Analysis, say: Words) -> list[Block]:
         for text in hypothesis_notes(tested, say)
     ]
     blocks += [Bullets(items)] if items else []
+    blocks += shown_blocks(confirmed, analysis, styles, say)
     if confirmed.planned.missing:
         blocks += [Paragraph(_missing(confirmed.planned, say)), Bullets([Cell(confirmed.planned.command, code=True)])]
     blocks += [Paragraph(text) for text in _runs_texts(confirmed.planned, say)]
@@ -200,6 +203,25 @@ def plan_data(confirmed: Confirmed) -> dict[str, Any]:
         "not_in_the_plan": planned.others,
         "command": planned.command if planned.missing else None,
         "hypotheses": [_tested_data(tested) for tested in confirmed.tested],
+        "shown": [
+            {
+                "title": shown.group.title,
+                "reference": shown.group.reference_arm,
+                "arms": list(map(_arm_data, shown.arms)),
+            }
+            for shown in confirmed.shown
+        ],
+    }
+
+
+def _arm_data(shown: Shown) -> dict[str, Any]:
+    return {
+        "arm": shown.arm.arm,
+        "name": shown.name,
+        "change": None if shown.change is None else asdict(shown.change),
+        "narrow": shown.narrow,
+        "over_texts": shown.over_texts,
+        "pairs": len(shown.pairs.runs),
     }
 
 

@@ -114,11 +114,42 @@ class Confirmation(Strict, refusal=LabError):
         return "test_perplexity" if self.judges == "test" else "perplexity"
 
 
+class ShownGroup(Strict, refusal=LabError):
+    """Arms that a report shows together, against one reference: estimates without a verdict.
+
+    reference, arms     arms as run folders name them, each with the name that tables and figures give it
+    """
+
+    title: Text
+    reference: Annotated[dict[ArmName, Text], Field(min_length=1, max_length=1)]
+    arms: Annotated[dict[ArmName, Text], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check_arms(self) -> ShownGroup:
+        if self.reference_arm in self.arms:
+            raise ValueError(f"{self.reference_arm} is the reference and one of the arms")
+        return self
+
+    @property
+    def reference_arm(self) -> str:
+        """Return the arm that the others are shown against."""
+        return next(iter(self.reference))
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Return the names of the reference and of the arms."""
+        return {**self.reference, **self.arms}
+
+
 class StudyPlan(Strict, refusal=LabError):
-    """A plan's file. What is said of the exploration has any form."""
+    """A plan's file. What is said of the exploration has any form.
+
+    What is shown decides nothing, so it is not part of what the runs record a hash of, and may change later.
+    """
 
     exploration: Any = None
     confirmation: Confirmation | None = None
+    shown: tuple[ShownGroup, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +160,7 @@ class Study:
     sha256: str
     confirmation: Confirmation
     configs: Mapping[str, RunConfig]
+    shown: tuple[ShownGroup, ...] = ()
 
     @property
     def mark(self) -> PlanMark:
@@ -159,8 +191,8 @@ def is_plan(content: object) -> bool:
     return isinstance(content, dict) and any(part in content for part in _PARTS)
 
 
-def load_confirmation(path: str | PathLike[str]) -> tuple[Confirmation, str]:
-    """Return the confirmation part of a plan's file, and its hash; raise where it has none or is malformed."""
+def load_plan(path: str | PathLike[str]) -> tuple[StudyPlan, Confirmation, str]:
+    """Return a plan with its confirmation part and the hash of that; raise where it has none or is malformed."""
     content = read_mapping(path)
     try:
         plan = StudyPlan.model_validate(content)
@@ -170,7 +202,7 @@ def load_confirmation(path: str | PathLike[str]) -> tuple[Confirmation, str]:
         raise LabError(
             f"{path}: the plan has no confirmation part yet, which says what is run and judged (docs/lab.md)"
         )
-    return plan.confirmation, _sha256(content["confirmation"])
+    return plan, plan.confirmation, _sha256(content["confirmation"])
 
 
 def _sha256(part: Any) -> str:
