@@ -47,10 +47,10 @@ def test_the_reference_has_every_public_name():
 
 
 def test_links_to_records_lead_to_a_list_of_them():
-    results = "See [R2].\n\n[R1]: <../results/a/seed-0>\n[R2]: <../results/b/seed-0>\n"
-    linked, records = build_site.link_records(results)
-    assert linked == "See [R2].\n\n[R1]: records.md#r1\n[R2]: records.md#r2\n"
-    assert '| <a id="r2"></a>R2 | `results/b/seed-0` |' in records
+    text = "See [R2].\n\n[R1]: <../../results/a/seed-0>\n[R2]: <../../results/b/seed-0>\n"
+    linked, records = build_site.link_records(text, "cost")
+    assert linked == "See [R2].\n\n[R1]: ../records.md#cost-r1\n[R2]: ../records.md#cost-r2\n"
+    assert records[-1] == '| <a id="cost-r2"></a>R2 | `results/b/seed-0` |'
 
 
 def test_a_missing_target_and_a_file_from_another_host_are_found(tmp_path):

@@ -17,11 +17,11 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).parents[2]
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
-SOURCES = ("*.md", "docs/*.md", "examples/README.md", "results/README.md")
+SOURCES = ("*.md", "docs/*.md", "docs/results/*.md", "examples/README.md", "results/README.md")
 RECORDS = "docs/records.md"
 STYLE = "docs/site/page.css"
 _LINK = re.compile(r"\]\(<?([^)#>:]+)")
-_RECORD = re.compile(r"^\[(R\d+)\]: <\.\./(results/[^>]+)>$", re.MULTILINE)
+_RECORD = re.compile(r"^\[(R\d+)\]: <(?:\.\./)+(results/[^>]+)>$", re.MULTILINE)
 
 
 def copy_pages(pages: Path) -> None:
@@ -34,10 +34,12 @@ def copy_pages(pages: Path) -> None:
         for source in sorted(ROOT.glob(pattern)):
             _copy(source, pages)
     _copy(ROOT / STYLE, pages)
-    results = pages / "docs" / "results.md"
-    text, records = link_records(results.read_text(encoding="utf-8"))
-    results.write_text(text, encoding="utf-8")
-    (pages / RECORDS).write_text(records, encoding="utf-8")
+    records = ["# Runs of the results", "", "Where the record of each run is in the repository."]
+    for page in sorted((pages / "docs" / "results").glob("*.md")):
+        text, listed = link_records(page.read_text(encoding="utf-8"), page.stem)
+        page.write_text(text, encoding="utf-8")
+        records += listed
+    (pages / RECORDS).write_text("\n".join(records) + "\n", encoding="utf-8")
     for page in sorted(pages.rglob("*.md")):
         for link in _LINK.findall(page.read_text(encoding="utf-8")):
             source = (ROOT / page.relative_to(pages).parent / link).resolve()
@@ -51,12 +53,12 @@ def _copy(source: Path, pages: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def link_records(results: str) -> tuple[str, str]:
-    """Return docs/results.md with its links to records pointing at the page that lists them, and that page."""
-    rows = [f'| <a id="{name.lower()}"></a>{name} | `{path}` |' for name, path in _RECORD.findall(results)]
-    head = ["# Runs of the results", "", "Where the record of each run is in the repository.", "", "| run | folder |"]
-    linked = _RECORD.sub(lambda match: f"[{match[1]}]: {Path(RECORDS).name}#{match[1].lower()}", results)
-    return linked, "\n".join([*head, "|---|---|", *rows]) + "\n"
+def link_records(text: str, page: str) -> tuple[str, list[str]]:
+    """Return a page of docs/results with its links to records pointing at the page that lists them, and that list."""
+    rows = [f'| <a id="{page}-{name.lower()}"></a>{name} | `{path}` |' for name, path in _RECORD.findall(text)]
+    head = ["", f"## [{page}](results/{page}.md)", "", "| run | folder |", "|---|---|"]
+    target = f"../{Path(RECORDS).name}#{page}-"
+    return _RECORD.sub(lambda match: f"[{match[1]}]: {target}{match[1].lower()}", text), [*head, *rows]
 
 
 class _Page(HTMLParser):

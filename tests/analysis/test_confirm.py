@@ -12,7 +12,7 @@ from oelm.report.compose import compose
 from oelm.report.drawing import draw
 from oelm.report.markdown import block_text
 from oelm.report.plan import plan_section
-from oelm.report.planned_arms import forest_figure
+from oelm.report.shown import forest_figure
 from oelm.report.tables import results_json
 from oelm.report.words import words
 from tests.support.plans import DOCUMENTS, fail, group, hypothesis, planned_run, recorded_logs, study_of
@@ -294,7 +294,8 @@ def test_the_forest_has_the_references_own_seeds_and_the_margins_of_its_hypothes
     written(tmp_path / "runs", study)
     analysis = analyse([tmp_path / "runs"], study=study)
     styles = Styles([])
-    figure = forest_figure(analysis.confirmed, styles, words("en"))
+    confirmed = analysis.confirmed
+    figure = forest_figure(confirmed.shown, "plan-forest", styles, words("en"), confirmed.tested)
     arms, against = figure.charts
     assert [row.label for row in arms.rows] == ["the reference", "identity key", "random"]
     reference, identity, random = arms.rows
@@ -321,4 +322,4 @@ def test_arms_that_are_not_run_yet_are_shown_without_a_figure(tmp_path):
     assert (by_name["identity key"]["narrow"], by_name["identity key"]["pairs"]) == (None, 1)
     text = section(tmp_path / "runs", study)
     assert "| random | – | – |" in text
-    assert "![The arms of the plan against their references]" in text
+    assert "![Arms beside their references]" in text

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from scipy import stats
 
 from oelm.analysis import AnalysisError
-from oelm.report.evidence import evidence_document, write_evidence, write_headlines
+from oelm.report.evidence import evidence_pages, write_evidence, write_headlines
 from oelm.report.markdown import to_markdown
 from tests.support.records import language_run
 
@@ -18,10 +21,18 @@ QUESTION = {"id": "cost", "question": "Why?", "setting": "Here.", "conclusion": 
 STUDY_QUESTION = {**QUESTION, "runs": ["study"]}
 
 
-def test_the_results_document_is_up_to_date():
+def details(file, id="cost"):
+    """Return the page with the details of a question."""
+    return evidence_pages(file, file.parent / "results.md")[file.parent / "results" / f"{id}.md"]
+
+
+def test_the_pages_of_results_are_up_to_date():
     committed = ROOT / "docs" / "results.md"
-    expected = to_markdown(evidence_document(ROOT / "results/questions.yaml", committed.parent))
-    assert expected == committed.read_text(encoding="utf-8"), "run `make results`"
+    pages = evidence_pages(ROOT / "results/questions.yaml", committed)
+    assert {*(ROOT / "docs/results").glob("*.md")} == set(pages) - {committed}, "run `make results`"
+    for path, page in pages.items():
+        assert to_markdown(page) == path.read_text(encoding="utf-8"), f"{path.name}: run `make results`"
+    assert len(committed.read_text(encoding="utf-8").splitlines()) <= 150
 
 
 @pytest.mark.parametrize(("name", "language"), [("README.md", "en"), ("README.zh-CN.md", "zh")])
@@ -83,11 +94,14 @@ def test_headlines_are_written_between_their_markers_and_each_needs_one_comparis
             write_headlines(file, readme)
 
 
-def test_docs_figures_has_exactly_the_linked_figures():
-    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    linked = [part.partition(")")[0] for part in text.split("](figures/")[1:]]
+@pytest.mark.parametrize("pages", ["docs/results.md", "docs/results/*.md"])
+def test_a_folder_of_figures_has_exactly_the_linked_figures(pages):
+    linked = set()
+    for page in ROOT.glob(pages):
+        linked |= {part.partition(")")[0] for part in page.read_text(encoding="utf-8").split("](figures/")[1:]}
     assert linked
-    assert sorted(path.name for path in (ROOT / "docs/figures").iterdir()) == sorted(linked)
+    folder = (ROOT / pages).parent / "figures"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(linked)
 
 
 def test_several_setups_share_a_table_and_a_figure(tmp_path):
@@ -96,7 +110,7 @@ def test_several_setups_share_a_table_and_a_figure(tmp_path):
     file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [STUDY_QUESTION]}))
 
     def figures():
-        return {figure.name: figure for figure in evidence_document(file, tmp_path).figures}
+        return {figure.name: figure for figure in details(file).figures}
 
     for seed in (0, 1):
         language_run(tmp_path / "study", "baseline", seed, 3.0)
@@ -111,7 +125,7 @@ def test_several_setups_share_a_table_and_a_figure(tmp_path):
         "oelm-freeze: 800 steps",
     ]
     assert [row.hollow for row in chart.rows] == [False, True], "one seed gives no interval"
-    overview = to_markdown(evidence_document(file, tmp_path)).split("| data |")[1].split("\n\n")[0]
+    overview = to_markdown(details(file)).split("| data |")[1].split("\n\n")[0]
     assert [row.split("|")[1].strip() for row in overview.splitlines()[2:]] == [
         "[built-in stories, 400 steps](<#cost-1>)",
         "[built-in stories, 800 steps](<#cost-2>)",
@@ -128,7 +142,7 @@ def test_a_setup_and_a_note_on_several_arms_are_written_once(tmp_path):
         language_run(tmp_path / "study" / "long", method, 0, 2.9, steps=800)
     file = tmp_path / "questions.yaml"
     file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [STUDY_QUESTION]}))
-    text = write_evidence(file, tmp_path / "results.md", draw=False).read_text()
+    text = to_markdown(details(file))
     overview = text.split("| data |")[1].split("\n\n")[0].splitlines()[2:]
     assert [row.split("|")[1].strip()[:1] for row in overview] == ["[", "", "", "["]
     one_rate = "0.001 is the only learning rate that both arms were run at"
@@ -149,7 +163,7 @@ def test_arms_are_compared_with_each_other_when_a_question_lists_the_pair(tmp_pa
     pairs = [{"arm": "oelm-core", "against": "oelm-freeze"}, {"arm": "oelm-freeze", "against": "oelm-global"}]
     file = tmp_path / "questions.yaml"
     file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**STUDY_QUESTION, "pairs": pairs}]}))
-    text = write_evidence(file, tmp_path / "results.md", draw=False).read_text()
+    text = to_markdown(details(file))
     before, _, direct = text.partition("Arms against each other")
     assert "| `oelm-core` | `baseline` | ❔ undecided |" in before
     assert "| `oelm-core` | `oelm-freeze` | ✅ better |" in direct
@@ -157,7 +171,7 @@ def test_arms_are_compared_with_each_other_when_a_question_lists_the_pair(tmp_pa
     pairs[0]["against"] = "oelm-frozen"
     file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**STUDY_QUESTION, "pairs": pairs}]}))
     with pytest.raises(AnalysisError, match="'oelm-core' and 'oelm-frozen'"):
-        write_evidence(file, tmp_path / "results.md", draw=False)
+        details(file)
 
 
 def test_details_are_bullet_points_below_the_conclusion(tmp_path):
@@ -165,7 +179,7 @@ def test_details_are_bullet_points_below_the_conclusion(tmp_path):
     file = tmp_path / "questions.yaml"
     question = {**STUDY_QUESTION, "details": ["One thing.", "Another\nthing."]}
     file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [question]}))
-    text = write_evidence(file, tmp_path / "results.md", draw=False).read_text()
+    text = to_markdown(details(file))
     assert "\nSo.\n\n- One thing.\n- Another thing.\n\n*Here.*\n" in text
 
 
@@ -183,3 +197,66 @@ def test_bad_questions_are_refused(changes, message, tmp_path):
     file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**QUESTION, **changes}]}))
     with pytest.raises(AnalysisError, match=message):
         write_evidence(file, tmp_path / "results.md", draw=False)
+
+
+def test_the_page_of_answers_links_to_details_and_leaves_no_page_of_a_question_that_is_gone(tmp_path):
+    language_run(tmp_path / "study", "baseline", 0, 3.0)
+    language_run(tmp_path / "study", "oelm-freeze", 0, 3.2)
+    file, out = tmp_path / "questions.yaml", tmp_path / "results.md"
+    file.write_text(
+        yaml.safe_dump({"title": "T", "about": "A", "questions": [STUDY_QUESTION, {**QUESTION, "id": "b"}]})
+    )
+    assert write_evidence(file, out) == [out, tmp_path / "results/cost.md", tmp_path / "results/b.md"]
+    text = out.read_text()
+    assert "[Tables, figures and runs](<results/cost.md>)" in text
+    assert "[R1]" not in text
+    assert "[R1]: <../study/lr-0.001/baseline/seed-0>" in (tmp_path / "results/cost.md").read_text()
+    assert (tmp_path / "results/figures/cost-1-change.svg").is_file()
+    file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [{**QUESTION, "id": "b"}]}))
+    write_evidence(file, out)
+    assert sorted(path.name for path in (tmp_path / "results").rglob("*.*")) == ["b.md"]
+
+
+def test_arms_of_different_setups_are_shown_beside_a_reference(tmp_path):
+    for seed in range(3):
+        language_run(tmp_path / "study", "baseline", seed, 3.0 + seed / 100)
+        language_run(tmp_path / "other", "baseline", seed, 3.02 + seed / 90, steps=800)
+    language_run(tmp_path / "one", "oelm-freeze", 0, 3.3)
+    row = {"token_ms": None, "tokens_per_second": None, "ratio": None, "ratio_95": None, "cache_ratio": 1.0}
+    row |= {"context": 8, "batch_size": 1, "compiled": False, "rounds": 1, "layers": 2}
+    sizes = {"multi-head": 512.0, "identity-key": 256.0}
+    bench = [{"arm": arm, "cache_bytes_per_token": size, **row} for arm, size in sizes.items()]
+    (tmp_path / "decode.json").write_text(json.dumps(bench))
+    shown = {
+        "title": "A GPT",
+        "reference": {"name": "the reference", "runs": ["study"], "form": "multi-head"},
+        "arms": [{"name": "frozen", "runs": ["one"]}, {"name": "longer", "runs": ["other"], "form": "identity-key"}],
+        "benches": ["decode.json"],
+    }
+    file = tmp_path / "questions.yaml"
+
+    def page(**changes):
+        question = {**QUESTION, "runs": ["study", "other", "one"], "shown": [{**shown, **changes}]}
+        file.write_text(yaml.safe_dump({"title": "T", "about": "A", "questions": [question]}))
+        return details(file)
+
+    drawn = page()
+    logs = np.array([0.02 + seed / 90 - seed / 100 for seed in range(3)])
+    bounds = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in drawn.tables[0].rows}
+    assert list(rows) == ["the reference", "longer", "frozen"]
+    change, wide, narrow, texts, _, cache, _ = rows["longer"][1:]
+    assert change == f"+{100 * np.expm1(logs.mean()):.2f} %"
+    assert wide == " – ".join(f"+{100 * np.expm1(bound):.2f} %" for bound in (bounds.low, bounds.high))
+    assert (narrow != wide, texts, cache) == (True, "–", "128")
+    assert (rows["frozen"][1][:2], rows["frozen"][2], rows["frozen"][6]) == ("+3", "–", "–")
+    assert [figure.name for figure in drawn.figures] == ["cost-forest", "cost-cache-1"]
+    assert [series.x["x"] for series in drawn.figures[1].charts[0].series] == [[256.0], [128.0]]
+    assert page(drawn=False).figures == []
+    for changes, problem in [
+        ({"benches": []}, "no benchmark of generation has the form 'multi-head'"),
+        ({"arms": [{"name": "twice", "runs": ["study", "other"]}]}, "'twice' has two runs of seed 0"),
+        ({"arms": [{"name": "none", "runs": ["*.json"]}]}, "'none' has no finished run"),
+    ]:
+        with pytest.raises(AnalysisError, match=problem):
+            page(**changes)

@@ -24,8 +24,8 @@ class Analysis:
     """What a set of runs shows.
 
     `comparisons` are corrected together; `equal` are those at each common learning rate. `judged` are the pairs of
-    `comparisons` by the test text, corrected in the same way, and `times` these pairs by their step times. `first` is
-    the number of the first run, for a document that holds several analyses. `confirmed` are the hypotheses of a plan.
+    `comparisons` by the test text, corrected in the same way, and `times` these pairs by their step times. `confirmed`
+    are the hypotheses of a plan.
     """
 
     runs: tuple[Run, ...]
@@ -40,7 +40,6 @@ class Analysis:
     times: tuple[Comparison, ...]
     verdicts: tuple[Verdict, ...]
     replications: tuple[Replication, ...]
-    first: int = 1
     confirmed: Confirmed | None = None
 
     def handle(self, run: Run) -> str:
@@ -49,7 +48,7 @@ class Analysis:
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
-        return {id(run): number for number, run in enumerate(self.runs, start=self.first)}
+        return {id(run): number for number, run in enumerate(self.runs, start=1)}
 
     def of(self, setup: Setup) -> tuple[Comparison, ...]:
         """Return the comparisons of one setup."""

@@ -14,12 +14,10 @@ from .arms import differences
 from .compare import Note, note
 from .planned import ArmRuns, PlannedRuns
 from .run import Run
+from .shown import Named, ShownArms, beside, on_one_text, over_texts
 from .stats import Estimate, Welch, below, estimate, holm
-from .texts import over_texts_of
 
 HOLDS, DOES_NOT_HOLD, NOT_SHOWN, NOT_RUN = "holds", "does-not-hold", "not-shown", "not-run"
-# Where a two-sided interval of this level ends below a margin, a one-sided test at half of the rest finds the same.
-NARROW = 0.90
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,35 +43,11 @@ class Tested:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """The runs of two arms that are judged: in pairs by position, or two independent samples."""
+class _Sample:
+    """The runs of a hypothesis that are judged: in pairs by position, or two independent samples."""
 
     runs: tuple[Run, ...]
     references: tuple[Run, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """An arm beside the reference of its group, over the seeds that both have: an estimate without a verdict.
-
-    `change` and `over_texts` are those of a hypothesis; `narrow` is the interval of the level NARROW.
-    """
-
-    arm: ArmRuns
-    name: str
-    pairs: Sample
-    change: Estimate | None = None
-    narrow: tuple[float, float] | None = None
-    over_texts: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownArms:
-    """A group of the plan's arms, with every run of their reference."""
-
-    group: ShownGroup
-    reference: ArmRuns
-    arms: tuple[Shown, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,33 +109,25 @@ def _test(hypothesis: PlannedHypothesis, planned: PlannedRuns) -> Tested:
         change, p = test(one, other, hypothesis.margin, 1 - confirmation.alpha)
         if p is None and min(len(one), len(other)) > 1:
             notes.append(note("plan_no_spread"))
-        if not _on_one_text(sample, confirmation):
+        if not on_one_text(runs, confirmation.judges):
             notes.append(note("plan_texts"))
             p = None
-        tested = replace(tested, change=change, p=p, over_texts=_over_texts(sample, confirmation))
+        tested = replace(
+            tested,
+            change=change,
+            p=p,
+            over_texts=over_texts(sample.runs, sample.references, confirmation.judges, 1 - confirmation.alpha),
+        )
     return replace(tested, notes=tuple(notes))
 
 
 def _shown(group: ShownGroup, planned: PlannedRuns) -> ShownArms:
-    """Return the arms of a group with their estimates against its reference."""
-    confirmation, reference = planned.study.confirmation, group.reference_arm
-    arms = []
-    for arm, name in group.arms.items():
-        sample, _ = _sample("paired", *_sides(arm, reference, "paired", planned), confirmation.measure)
-        own = planned.of(arm, planned.study.seeds(arm))
-        shown = Shown(arm=own, name=name, pairs=sample)
-        one, other = (_logs(runs, confirmation.measure) for runs in (sample.runs, sample.references))
-        if one and _on_one_text(sample, confirmation):
-            change, _ = _paired(one, other, 0.0, 1 - confirmation.alpha)
-            narrow, _ = _paired(one, other, 0.0, NARROW)
-            shown = replace(
-                shown,
-                change=change,
-                narrow=None if narrow.low is None or narrow.high is None else (narrow.low, narrow.high),
-                over_texts=_over_texts(sample, confirmation),
-            )
-        arms.append(shown)
-    return ShownArms(group=group, reference=planned.of(reference, planned.study.seeds(reference)), arms=tuple(arms))
+    """Return the arms of a group beside its reference."""
+    confirmation, seeds = planned.study.confirmation, planned.study.seeds
+    reference, *arms = (
+        Named(id=arm, name=name, runs=planned.of(arm, seeds(arm)).runs) for arm, name in group.names.items()
+    )
+    return beside(group.title, reference, arms, confirmation.judges, 1 - confirmation.alpha)
 
 
 def _sides(arm: str, against: str, test: str, planned: PlannedRuns) -> tuple[ArmRuns, ArmRuns]:
@@ -172,16 +138,16 @@ def _sides(arm: str, against: str, test: str, planned: PlannedRuns) -> tuple[Arm
     return planned.of(arm, one), planned.of(against, other)
 
 
-def _sample(test: str, arm: ArmRuns, against: ArmRuns, measure: str) -> tuple[Sample, tuple[tuple[int, int], ...]]:
+def _sample(test: str, arm: ArmRuns, against: ArmRuns, measure: str) -> tuple[_Sample, tuple[tuple[int, int], ...]]:
     """Return the runs that are judged, with their numbers against those planned."""
     one, other = (
         {seed: run for seed, run in side.runs.items() if run.figure(measure) is not None} for side in (arm, against)
     )
     if test == "welch":
         counts = (len(one), len(arm.planned)), (len(other), len(against.planned))
-        return Sample(tuple(one.values()), tuple(other.values())), counts
+        return _Sample(tuple(one.values()), tuple(other.values())), counts
     seeds = [seed for seed in one if seed in other]
-    pairs = Sample(tuple(one[seed] for seed in seeds), tuple(other[seed] for seed in seeds))
+    pairs = _Sample(tuple(one[seed] for seed in seeds), tuple(other[seed] for seed in seeds))
     return pairs, ((len(seeds), len(arm.planned)),)
 
 
@@ -231,27 +197,10 @@ def _notes(arm: ArmRuns, against: ArmRuns, confirmation: Confirmation) -> list[N
     return notes
 
 
-def _differences(sample: Sample) -> list[Note]:
+def _differences(sample: _Sample) -> list[Note]:
     """Return a note that names the fields, beside the method, in which the runs differ."""
     if not sample.references:
         return []
     found = [item for run in (*sample.runs, *sample.references) for item in differences(run, sample.references[0])[0]]
     fields = sorted({item.field for item in found})
     return [note("plan_differs", fields=", ".join(fields))] if fields else []
-
-
-def _on_one_text(sample: Sample, confirmation: Confirmation) -> bool:
-    """Return True when all runs were judged on the same text in the same tokens: else perplexities are not alike."""
-    texts = set()
-    for run in (*sample.runs, *sample.references):
-        split = run.environment.data.splits.get(confirmation.judges)
-        texts.add((None if split is None else split.sha256, run.environment.data.tokenizer))
-    return len(texts) == 1
-
-
-def _over_texts(sample: Sample, confirmation: Confirmation) -> tuple[float, float] | None:
-    """Return the interval of the change over the documents of the test text; None where it is not that which judges."""
-    if confirmation.judges != "test":
-        return None
-    logs = over_texts_of(sample.runs, sample.references, 1 - confirmation.alpha)
-    return None if logs is None else (math.expm1(logs[0]), math.expm1(logs[1]))

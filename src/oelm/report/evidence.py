@@ -1,4 +1,4 @@
-"""Write docs/results.md: questions, the runs that answer them, and the conclusions.
+"""Write docs/results.md, which answers questions in words, and a page of tables and figures for each of them.
 
 The questions come from a YAML file that gives, for each, the folders of its runs, and the conclusion and what is open
 in words. Every number comes from the records, so a file whose words contain a measured number is refused.
@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +30,7 @@ from .charts import ChartFigure, Styles
 from .compose import arms_table, comparison_table, judged_on_test, notes, settings
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .drawing import draw as draw_figures
+from .explored import FoldersOf, GroupSource, explored_blocks
 from .forest import change_figure, change_figures
 from .markdown import block_text, to_markdown
 from .sections import bench_blocks, relative, runs_of
@@ -53,14 +54,16 @@ class Pair(Strict, refusal=AnalysisError):
 class Question(Strict, refusal=AnalysisError):
     """One question, and its answer.
 
-    `runs` are patterns of the folders with its runs, relative to the file. `conclusion` is the answer in a few
-    sentences; `details` are what else the runs show, a bullet point each.
+    `runs` are patterns of the folders with its runs and benchmarks, relative to the file. `conclusion` is the answer in
+    a few sentences; `details` are what else the runs show, a bullet point each. `shown` are arms of different setups
+    beside a reference; without them each setup has its own tables.
     """
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     question: str
     runs: tuple[str, ...] = ()
     pairs: tuple[Pair, ...] = ()
+    shown: tuple[GroupSource, ...] = ()
     setting: str
     conclusion: str
     details: tuple[str, ...] = ()
@@ -111,21 +114,35 @@ def load_evidence(path: str | PathLike[str]) -> Evidence:
         raise AnalysisError(f"{path}: {explain(error, Evidence)}") from None
 
 
-def write_evidence(source: str | PathLike[str], out: str | PathLike[str], draw: bool = True) -> Path:
-    """Write the document that answers the questions of `source`; its figures go into a folder beside it."""
-    path = Path(out)
-    document = evidence_document(source, path.parent)
+def write_evidence(source: str | PathLike[str], out: str | PathLike[str], draw: bool = True) -> list[Path]:
+    """Write the page that answers the questions of `source` to `out`, and those with the details beside it.
+
+    The figures of a page go into a folder beside it; pages and figures of questions that are gone are removed.
+    """
+    pages = evidence_pages(source, Path(out))
+    written = {path: to_markdown(page) for path, page in pages.items()}
     if draw:
-        folder = path.parent / "figures"
+        for folder in {path.parent / "figures" for path in pages}:
+            figures = [
+                figure for path, page in pages.items() if path.parent == folder.parent for figure in page.figures
+            ]
+            _write_figures(folder, figures)
+    for path in {*_details_folder(Path(out)).glob("*.md")} - set(pages):
+        path.unlink()
+    for path, text in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    return list(pages)
+
+
+def _write_figures(folder: Path, figures: Sequence[ChartFigure]) -> None:
+    """Write figures into a folder that holds no others."""
+    drawings = {folder / f"{name}.svg": drawing for name, drawing in draw_figures(figures).items()}
+    for outdated in {*folder.glob("*.svg")} - set(drawings):
+        outdated.unlink()
+    for file, drawing in drawings.items():
         folder.mkdir(parents=True, exist_ok=True)
-        drawings = {folder / f"{name}.svg": drawing for name, drawing in draw_figures(document.figures).items()}
-        for file, drawing in drawings.items():
-            write_text(file, drawing.svg)
-        figures = {file for question in load_evidence(source).questions for file in folder.glob(f"{question.id}-*.svg")}
-        for outdated in figures - set(drawings):
-            outdated.unlink()
-    write_text(path, to_markdown(document))
-    return path
+        write_text(file, drawing.svg)
 
 
 def write_headlines(source: str | PathLike[str], readme: str | PathLike[str], language: str = "en") -> Path:
@@ -187,29 +204,79 @@ def headline_comparisons(source: str | PathLike[str]) -> list[tuple[Headline, Co
     return found
 
 
-def evidence_document(source: str | PathLike[str], out: Path) -> Document:
-    """Return the document that answers the questions; its links are relative to the folder `out`."""
-    evidence, say = load_evidence(source), words("en")
+def evidence_pages(source: str | PathLike[str], out: Path) -> dict[Path, Document]:
+    """Return the page that answers the questions, as `out`, and the page of each question's details, by their paths."""
+    evidence = load_evidence(source)
+    details = {
+        _details_folder(out) / f"{question.id}.md": _details_page(question, Path(source).parent, out)
+        for question in evidence.questions
+    }
+    return {out: _answers_page(source, evidence, out, details), **details}
+
+
+def _details_folder(out: Path) -> Path:
+    return out.with_suffix("")
+
+
+def _answers_page(
+    source: str | PathLike[str], evidence: Evidence, out: Path, details: dict[Path, Document]
+) -> Document:
+    """Return the page with the answers in words; every question links to its details.
+
+    It has the table of headlines, and the figures of arms that are shown beside a reference.
+    """
     blocks: list[Block] = [Paragraph(evidence.about)]
-    blocks += [Bullets([Cell(text) for text in evidence.terms])] if evidence.terms else []
+    blocks += [headlines(source, "", words("en"))] if evidence.headlines else []
+    for number, (question, path) in enumerate(zip(evidence.questions, details, strict=True), start=1):
+        blocks += [Heading(f"{number}. {question.question}", 2, question.id), Paragraph(question.conclusion)]
+        blocks += details[path].figures if question.shown else []
+        link = Cell("Tables, figures and runs", folder=relative(path, out.parent))
+        blocks += [Bullets([link, Cell(f"Open: {question.open}")])]
+    if evidence.terms:
+        blocks += [Heading("How to read it", 2, "reading"), Bullets([Cell(text) for text in evidence.terms])]
+    records = len({folder for page in details.values() for folder in page.folders.values()})
+    return Document(evidence.title, "en", blocks, _footer(records))
+
+
+def _details_page(question: Question, root: Path, out: Path) -> Document:
+    """Return the page with the tables and figures of a question; its links are relative to its own folder."""
+    folder, say = _details_folder(out), words("en")
+    answer = Cell("The other questions, and how to read the tables", folder=relative(out, folder))
+    blocks: list[Block] = [Bullets([answer])]
     links: dict[str, str] = {}
-    for number, question in enumerate(evidence.questions, start=1):
-        blocks.append(Heading(f"{number}. {question.question}", 2, question.id))
-        folders = _folders(Path(source).parent, question.runs)
-        if folders:
-            analysis = replace(analyse(folders), first=len(links) + 1)
-            links |= {analysis.handle(run): relative(run.path, out) for run in analysis.runs}
-            blocks += _answer(question, analysis, out, say)
-        blocks += [Paragraph(f"Open: {question.open}")]
-    records = len(set(links.values()))
-    footer = f"Written by oelm {__version__} from {records} records; regenerate it with `make results`."
-    return Document(evidence.title, "en", blocks, footer, links)
+    folders = _folders(root, question.runs)
+    if folders:
+        analysis = analyse(folders)
+        links = {analysis.handle(run): relative(run.path, folder) for run in analysis.runs}
+        blocks += _answer(question, analysis, partial(_folders, root), folder, say)
+    blocks += [Paragraph(f"Open: {question.open}")]
+    return Document(question.question, "en", blocks, _footer(len(set(links.values()))), links)
 
 
-def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> list[Block]:
+def _footer(records: int) -> str:
+    return f"Written by oelm {__version__} from {records} records; regenerate it with `make results`."
+
+
+def _answer(question: Question, analysis: Analysis, folders_of: FoldersOf, out: Path, say: Words) -> list[Block]:
     blocks: list[Block] = [Paragraph(question.conclusion)]
     blocks += [Bullets([Cell(text) for text in question.details])] if question.details else []
     blocks.append(Paragraph(question.setting, tone="muted"))
+    if question.shown:
+        blocks += explored_blocks(question.shown, question.id, analysis, folders_of, Styles([]), say)
+    else:
+        blocks += _setups(question, analysis, say)
+    for bench in analysis.benches:
+        blocks += bench_blocks(bench, out, say)
+    kinds = Counter(run.kind for run in analysis.left_out)
+    if kinds:
+        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        blocks.append(Paragraph(f"Recorded but not counted: {listed}.", tone="muted"))
+    return blocks
+
+
+def _setups(question: Question, analysis: Analysis, say: Words) -> list[Block]:
+    """Return the setups of a question's runs: all comparisons in a table where there are several, then one by one."""
+    blocks: list[Block] = []
     setups = [setup for group in analysis.groups for setup in group.setups]
     _require_pairs(question, setups)
     methods = [arm.method for setup in setups for arm in setup.arms]
@@ -222,7 +289,7 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
     for index, setup in enumerate(setups, start=1):
         name = f"{question.id}-{index}"
         blocks += [
-            Heading(setup_name(setup, say), 3, name),
+            Heading(setup_name(setup, say), 2, name),
             Paragraph(settings(setup, say), tone="muted"),
             arms_table(analysis, setup, index, say),
         ]
@@ -239,12 +306,6 @@ def _answer(question: Question, analysis: Analysis, out: Path, say: Words) -> li
         if direct:
             blocks.append(Paragraph("Arms against each other, corrected over these pairs:"))
             blocks.append(comparison_table(analysis, direct, f"{name}-pairs", say))
-    for bench in analysis.benches:
-        blocks += bench_blocks(bench, out, say)
-    kinds = Counter(run.kind for run in analysis.left_out)
-    if kinds:
-        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        blocks.append(Paragraph(f"Recorded but not counted: {listed}.", tone="muted"))
     return blocks
 
 
@@ -285,10 +346,10 @@ def _is_within(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def _folders(root: Path, patterns: Sequence[str]) -> list[Path]:
-    """Return the folders that match the patterns, or raise AnalysisError when a pattern matches none."""
+    """Return the folders, and the files of benchmarks, that match the patterns; raise where a pattern matches none."""
     folders: list[Path] = []
     for pattern in patterns:
-        matched = sorted(path for path in root.glob(pattern) if path.is_dir())
+        matched = sorted(path for path in root.glob(pattern) if path.is_dir() or path.suffix == ".json")
         if not matched:
             raise AnalysisError(f"{pattern}: no folder below {root} matches this pattern")
         folders += matched
@@ -298,6 +359,6 @@ def _folders(root: Path, patterns: Sequence[str]) -> list[Path]:
 if __name__ == "__main__":
     import sys
 
-    print(f"wrote {write_evidence(sys.argv[1], sys.argv[2])}")
+    print(f"wrote {', '.join(map(str, write_evidence(sys.argv[1], sys.argv[2])))}")
     print(f"wrote {write_headlines(sys.argv[1], sys.argv[3])}")
     print(f"wrote {write_headlines(sys.argv[1], sys.argv[4], 'zh')}")

@@ -17,7 +17,7 @@ def to_markdown(document: Document) -> str:
     parts = [f"# {escape(document.title)}"]
     sections = [block for block in document.headings if block.level == 2]
     links = [f"[{escape(section.text)}](#{section.anchor})" for section in sections]
-    parts.append(f"{say('contents')}: {' · '.join(links)}")
+    parts += [f"{say('contents')}: {' · '.join(links)}"] if links else []
     parts += [block_text(block) for block in document.blocks]
     parts.append(f"---\n\n{escape(document.footer)}")
     if document.folders:  # the targets of the links [R1], [R2], ... above

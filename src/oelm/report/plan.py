@@ -7,14 +7,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ..analysis import Analysis
-from ..analysis.confirm import DOES_NOT_HOLD, HOLDS, Confirmed, Shown, Tested
+from ..analysis.confirm import DOES_NOT_HOLD, HOLDS, Confirmed, Tested
 from ..analysis.planned import BEFORE, SETTINGS, VERSION, PlannedRuns
+from ..analysis.run import Run
+from ..analysis.shown import Shown
 from . import numbers
 from .charts import Styles
 from .document import Block, Bullets, Cell, Heading, Paragraph, Table
-from .planned_arms import shown_blocks
 from .sections import handles
 from .sentences import count_text, field_text, note_text
+from .shown import figures_of, tables_of
 from .words import Words
 
 _TONES = {HOLDS: "good", DOES_NOT_HOLD: "bad"}
@@ -35,7 +37,13 @@ def plan_section(analysis: Analysis, styles: Styles, say: Words) -> list[Block]:
         for text in hypothesis_notes(tested, say)
     ]
     blocks += [Bullets(items)] if items else []
-    blocks += shown_blocks(confirmed, analysis, styles, say)
+    numbered = set(analysis.runs)  # a run that equals one counted before it has no number of its own
+
+    def handles_of(runs: tuple[Run, ...]) -> tuple[str, ...]:
+        return handles(analysis, tuple(run for run in runs if run in numbered))
+
+    blocks += figures_of(confirmed.shown, "plan", styles, say, confirmed.tested)
+    blocks += tables_of(confirmed.shown, "plan", say, handles_of)
     if confirmed.planned.missing:
         blocks += [Paragraph(_missing(confirmed.planned, say)), Bullets([Cell(confirmed.planned.command, code=True)])]
     blocks += [Paragraph(text) for text in _runs_texts(confirmed.planned, say)]
@@ -204,11 +212,7 @@ def plan_data(confirmed: Confirmed) -> dict[str, Any]:
         "command": planned.command if planned.missing else None,
         "hypotheses": [_tested_data(tested) for tested in confirmed.tested],
         "shown": [
-            {
-                "title": shown.group.title,
-                "reference": shown.group.reference_arm,
-                "arms": list(map(_arm_data, shown.arms)),
-            }
+            {"title": shown.title, "reference": shown.reference_id, "arms": [_arm_data(arm) for arm in shown.arms]}
             for shown in confirmed.shown
         ],
     }
@@ -216,12 +220,12 @@ def plan_data(confirmed: Confirmed) -> dict[str, Any]:
 
 def _arm_data(shown: Shown) -> dict[str, Any]:
     return {
-        "arm": shown.arm.arm,
+        "arm": shown.id,
         "name": shown.name,
         "change": None if shown.change is None else asdict(shown.change),
         "narrow": shown.narrow,
         "over_texts": shown.over_texts,
-        "pairs": len(shown.pairs.runs),
+        "pairs": len(shown.pairs),
     }
 
 
