@@ -1,9 +1,12 @@
 """Whether the Hub answers is found out once, in seconds, and without it only the cache is read."""
 
 import socket
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 
 from oelm.base import hub
 from tests.support.hub import local_hub
@@ -40,6 +43,20 @@ def test_the_hub_is_asked_only_for_what_is_no_folder(monkeypatch, tmp_path):
 
 
 def test_with_the_hub_switched_off_nothing_is_asked(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub, "hub_answers", lambda _: pytest.fail("asked"))
     assert hub.hub_options("owner/name") == {}
+    with hub.cache_without_hub():
+        assert constants.HF_HUB_OFFLINE
+    assert constants.HF_HUB_OFFLINE, "it stays switched off"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_without_the_hub_libraries_read_only_their_cache(answers, monkeypatch):
+    datasets_config = SimpleNamespace(HF_HUB_OFFLINE=False)
+    monkeypatch.setitem(sys.modules, "datasets.config", datasets_config)
+    monkeypatch.setattr(hub, "hub_answers", lambda _: answers)
+    libraries = [constants, datasets_config]
+    with hub.cache_without_hub():
+        assert [library.HF_HUB_OFFLINE for library in libraries] == [not answers] * 2
+    assert not any(library.HF_HUB_OFFLINE for library in libraries)

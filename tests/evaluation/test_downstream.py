@@ -194,8 +194,8 @@ def test_a_model_that_diverged_has_no_score(run, tasks, name, monkeypatch):
 
 @pytest.mark.full
 def test_unknown_names_and_data_that_cannot_be_had_are_one_line(run, tasks, monkeypatch):
-    harness = pytest.importorskip("oelm.evaluation.harness", exc_type=ImportError)
-    monkeypatch.setattr(harness, "hub_answers", lambda endpoint: False)
+    pytest.importorskip("oelm.evaluation.harness", exc_type=ImportError)
+    monkeypatch.setattr("oelm.base.hub.hub_answers", lambda endpoint: False)
     result = command("eval", run, "--tasks", "arc_eazy")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "Did you mean 'arc_easy'" in result.stderr
@@ -256,8 +256,8 @@ def arc(tmp_path, monkeypatch):
 @pytest.mark.full
 @pytest.mark.usefixtures("arc")
 def test_a_task_of_lm_evals_own_by_name_without_a_network(run, monkeypatch):
-    harness = pytest.importorskip("oelm.evaluation.harness", exc_type=ImportError)
-    monkeypatch.setattr(harness, "hub_answers", lambda endpoint: False)
+    pytest.importorskip("oelm.evaluation.harness", exc_type=ImportError)
+    monkeypatch.setattr("oelm.base.hub.hub_answers", lambda endpoint: False)
     (score,) = evaluate_downstream(run, ["arc_easy"], shots=1)
     assert (score.task, score.shots, score.items, score.available) == ("arc_easy", 1, 6, 6)
     assert [metric.name for metric in score.metrics] == ["acc", "acc_norm"]

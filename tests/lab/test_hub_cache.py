@@ -32,3 +32,10 @@ def test_a_repository_with_a_snapshot_is_cached(tmp_path, cached):
 def test_a_download_that_has_no_snapshot_yet_is_not_cached(tmp_path, cached):
     (tmp_path / "hub" / "models--owner--name" / "blobs").mkdir(parents=True)
     assert not cached("owner/name", "model")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_is_not_cached_is_there_where_the_hub_answers(answers, cached, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(preflight, "hub_answers", lambda _: answers)
+    assert cached("owner/name", "dataset") == answers

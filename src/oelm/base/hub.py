@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -10,6 +13,8 @@ from typing import Any
 
 # Seconds that the Hub has to answer in.
 _PATIENCE = 4.0
+# The modules in which libraries keep whether HF_HUB_OFFLINE is set.
+_SWITCHES = ("huggingface_hub.constants", "datasets.config")
 
 
 def hub_options(name: str | PathLike[str]) -> dict[str, Any]:
@@ -17,11 +22,33 @@ def hub_options(name: str | PathLike[str]) -> dict[str, Any]:
 
     A folder needs no Hub, and where HF_HUB_OFFLINE is set the library does not ask for it.
     """
+    return {} if Path(name).exists() or not hub_is_absent() else {"local_files_only": True}
+
+
+@contextmanager
+def cache_without_hub() -> Iterator[None]:
+    """Let the Hub's libraries read nothing but their cache in this context, where the Hub does not answer.
+
+    This is for `datasets`, which has no option for it; it must have been imported before.
+    """
+    if not hub_is_absent():
+        yield
+        return
+    libraries: list[Any] = [sys.modules[name] for name in _SWITCHES if name in sys.modules]
+    for library in libraries:
+        library.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for library in libraries:
+            library.HF_HUB_OFFLINE = False
+
+
+def hub_is_absent() -> bool:
+    """Return True when the Hub would be asked and does not answer: not where HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants
 
-    if Path(name).exists() or constants.is_offline_mode() or hub_answers(constants.ENDPOINT):
-        return {}
-    return {"local_files_only": True}
+    return not constants.is_offline_mode() and not hub_answers(constants.ENDPOINT)
 
 
 @cache

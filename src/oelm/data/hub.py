@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from ..base.hub import cache_without_hub
 from ..errors import DataError, first_line, nearest
 from .corpus.readers import Reading, Unit, find_text_field, text_units
 from .packages import import_optional
@@ -72,7 +73,8 @@ def _texts(dataset: HubDataset, split: str, reading: Reading, meter: Meter) -> I
     column: str | None = None
     number = 0
     with _hub_errors(where, lambda: f"after {number:,} rows; what is finished is kept" if number else "from the Hub"):
-        rows: Any = load(dataset.repo, dataset.config, split=split, streaming=True, revision=dataset.revision)
+        with cache_without_hub():
+            rows: Any = load(dataset.repo, dataset.config, split=split, streaming=True, revision=dataset.revision)
         for number, row in enumerate(rows, start=1):
             if column is None:
                 column = find_text_field(row, reading.text_field, where)
@@ -119,7 +121,7 @@ class HubTable:
     @cached_property
     def _loaded(self) -> Any:
         load = import_optional("datasets", f"the Hub dataset {self.repo}").load_dataset
-        with _hub_errors(self.name):
+        with _hub_errors(self.name), cache_without_hub():
             return load(self.repo, self.config, split=self.split, revision=self.commit or self.revision)
 
 
@@ -135,7 +137,8 @@ def resolve_commit(repo: str, revision: str | None) -> str | None:
 
     revision = revision or REVISION
     try:
-        return HfApi().dataset_info(repo, revision=revision, timeout=_TIMEOUT).sha
+        with cache_without_hub():
+            return HfApi().dataset_info(repo, revision=revision, timeout=_TIMEOUT).sha
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise DataError(f"{repo}: the Hub has no revision {revision!r} of it ({first_line(error)})") from error
     # The layers of the network stack raise many kinds of errors; all of them mean that there was no answer.

@@ -26,7 +26,6 @@ import lm_eval.api.task
 import lm_eval.utils
 import numpy as np
 import torch
-from huggingface_hub import constants
 from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 from lm_eval.api.registry import metric_registry
@@ -34,7 +33,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from ..base.hub import hub_answers
+from ..base.hub import cache_without_hub
 from ..errors import CheckpointError, ConfigError, DataError, OelmError, first_line, nearest
 from ..runs.schema import DownstreamMetric, DownstreamTask
 from .item_scores import as_numbers, jackknife_error, mean_error
@@ -327,9 +326,7 @@ def _restrained() -> Iterator[None]:
         stack.enter_context(_replaced(lm_eval.api.task, "tqdm", lambda items, **options: items))
         stack.enter_context(_replaced(lm_eval.utils, "env", _sandbox()))
         stack.enter_context(_replaced(metrics_of_the_hub, "load", _refuse_metric))
-        if not constants.is_offline_mode() and not hub_answers(constants.ENDPOINT):
-            stack.enter_context(_replaced(constants, "HF_HUB_OFFLINE", True))
-            stack.enter_context(_replaced(datasets.config, "HF_HUB_OFFLINE", True))
+        stack.enter_context(cache_without_hub())
         yield
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import socket
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlparse
 
 from ..base.files import looks_local
+from ..base.hub import hub_answers
 from ..base.yaml_text import parse_yaml
 from ..config import GPT, RANDOM
 from ..errors import LabError
@@ -144,7 +142,9 @@ def available_from_hub(name: str, kind: Literal["model", "dataset"]) -> bool:
     """Return True when a repository of the Hub is in this machine's cache, or the Hub can be reached to get it."""
     from huggingface_hub import constants
 
-    return (name, kind) in _cached_repositories() or (not constants.HF_HUB_OFFLINE and _reachable(constants.ENDPOINT))
+    if (name, kind) in _cached_repositories():
+        return True
+    return not constants.is_offline_mode() and hub_answers(constants.ENDPOINT)
 
 
 @cache
@@ -157,18 +157,6 @@ def _cached_repositories() -> set[tuple[str, str]]:
         return {(repo.repo_id, repo.repo_type) for repo in scan_cache_dir().repos}
     except CacheNotFound:
         return set()
-
-
-@cache
-def _reachable(endpoint: str) -> bool:
-    if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
-        return True  # a direct connection from here would fail where the proxy's succeeds
-    address = urlparse(endpoint)
-    try:
-        with socket.create_connection((address.hostname or "", address.port or 443), timeout=3):
-            return True
-    except OSError:
-        return False
 
 
 def training_tokens(run: PlannedRun) -> float:

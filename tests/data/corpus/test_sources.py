@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -338,6 +339,17 @@ def test_the_lines_of_wikitext_are_joined_into_one_document(monkeypatch):
     assert "".join(unit.text for unit in units) == "".join(lines)
     assert [unit.more for unit in units] == [True] * (len(units) - 1) + [False]
     assert hub.calls[0][:2] == ("Salesforce/wikitext", "wikitext-103-raw-v1")
+
+
+def test_without_the_hub_nothing_asks_for_it(monkeypatch):
+    def load_dataset(*arguments, **options):
+        raise ConnectionError(f"offline: {constants.HF_HUB_OFFLINE}")
+
+    monkeypatch.setattr("oelm.base.hub.hub_answers", lambda _: False)
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    source, *_ = resolve("openwebtext", None, Reading())
+    with pytest.raises(DataError, match=r"from the Hub \(ConnectionError: offline: True\)"):
+        units_of(source)
 
 
 def test_hub_failures_are_explained(monkeypatch):
