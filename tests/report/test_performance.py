@@ -83,7 +83,7 @@ def test_the_page_is_up_to_date():
 
 def test_absent_records_are_named_and_written_about(tmp_path):
     path = write_performance([tmp_path / "nowhere"], tmp_path / "page.md")
-    assert path.read_text().count("There is no record of this yet") == 5
+    assert path.read_text().count("There is no record of this yet") == 6
     grow = "oelm bench baseline --model gpt:tiny model.fields.hidden_size=64 model.fields.num_hidden_layers=2"
     write(tmp_path / "grow-batch.json", step(grow, "baseline", 1.0, 8, 16), step(grow, "baseline@4", 1.0, 4, 16))
     text = page(tmp_path)
@@ -153,6 +153,77 @@ def test_the_time_of_a_step_is_split_over_kinds_of_kernels(tmp_path):
     assert "| arm | step | attention | matrix products | left | ratio |" in text
     assert "| `baseline` | 8.00 | 1.25 | 6.50 | 0.25 | 1.000 |" in text
     assert "| `other` | 6.00 | 0.00 | 6.50 | -0.50 | 0.750 |" in text
+
+
+def kernels(**ms: float) -> list[dict]:
+    kinds = {"products": "matrix products", "attention": "attention", "norms": "norms, sums, copies"}
+    return [{"name": name, "kind": kinds[name], "ms": time, "launches": 1} for name, time in ms.items()]
+
+
+def ratio(value: float, half: float, **changes) -> dict:
+    return {"ratio_per_example": value, "ratio_per_example_95": half, **changes}
+
+
+def aims_of(*folders: Path) -> str:
+    return page(*folders).partition("## What was aimed at")[2].partition("\n## ")[0]
+
+
+def test_an_aim_is_met_missed_or_open(tmp_path):
+    gpt = "oelm bench baseline --model gpt:medium-512 --vocab-size 50257"
+    bert = "oelm bench baseline --model random:bert --vocab-size 30522"
+    rows = {
+        "speed-a": [
+            step(gpt, "baseline", 20.0, 64, 512, mfu=0.399),
+            step(gpt, "half", 16.4, 64, 512, **ratio(0.82, 0.02, flop_bound=0.8)),
+            step(gpt, "nanogpt", 24.0, 64, 512, **ratio(1.2, 0.03)),
+        ],
+        "profile-a": [
+            step(gpt, "baseline", 20.0, 64, 512, mfu=None),
+            step(gpt, "half", 17.0, 64, 512, **ratio(0.85, 0.02, flop_bound=0.8)),
+            step(gpt, "nanogpt", 22.0, 64, 512, **ratio(1.1, 0.02)),
+        ],
+        "speed-b": [
+            step(bert, "baseline", 9.5, 16, 128),
+            step(bert, "freeze", 9.6, 16, 128, **ratio(1.01, 0.01, flop_bound=0.9)),
+            step(bert, "hf-trainer", 30.0, 16, 128, **ratio(2.35, 0.1)),
+        ],
+    }
+    for name, entries in rows.items():
+        write(tmp_path / f"{name}.json", *entries)
+    text = aims_of(tmp_path)
+    gpt_at, bert_at = "gpt:medium-512, 64 × 512, 50,257", "random:bert, 16 × 128, 30,522"
+    assert (
+        f"| `nanogpt` | {gpt_at} | times the baseline's step | at least 1.1 | 1.200 ± 0.030; 1.100 ± 0.020 | ❔ open |"
+        in text
+    )
+    assert f"| `hf-trainer` | {bert_at} | times the baseline's step | at least 2.2 | 2.350 ± 0.100 | ✅ met |" in text
+    assert f"| `baseline` | {bert_at} | step | at most 10 ms | 9.50 ms | ✅ met |" in text
+    assert f"| `baseline` | {gpt_at} | MFU | at least 40 % | 39.9 % | ❌ missed |" in text
+    saving = "share of the saving that its FLOPs allow | at least 80 %"
+    assert f"| `half` | {gpt_at} | {saving} | 90 ± 10 %; 75 ± 10 % | ❔ open |" in text
+    assert f"| `freeze` | {bert_at} | {saving} | −10 ± 10 % | ❌ missed |" in text
+    assert "Of 2 figures that have an interval in two records, 1 differ by more than both intervals" in text
+    assert f"intervals ({gpt_at})" in text
+    assert "What saved arithmetic saves" not in text, "without kernels nothing says why"
+
+
+def test_the_kernels_say_why_an_aim_is_missed(tmp_path):
+    gpt = "oelm bench baseline --model gpt:medium-512 --vocab-size 50257"
+    write(
+        tmp_path / "profile-a.json",
+        step(gpt, "baseline", 20.0, 64, 512, mfu=0.36, kernels=kernels(products=10.0, attention=2.0, norms=6.0)),
+        step(gpt, "half", 19, 64, 512, **ratio(0.95, 0, flop_bound=0.9), kernels=kernels(products=8.5, norms=6.0)),
+        step(gpt, "nanogpt", 24, 64, 512, **ratio(1.2, 0), kernels=kernels(products=9.0, attention=2.0, norms=9.0)),
+    )
+    text = aims_of(tmp_path)
+    setting = "gpt:medium-512, 64 × 512, 50,257"
+    # 80 % of a tenth of 20 ms are 1.6 of the products' 10 ms; they lose 1.5, and all kernels 3.5 of 20 ms.
+    assert f"| `half` | {setting} | 10.0 % | 15.0 % | 16.0 % | 17.5 % | 5.0 % |" in text
+    assert "in 1 of 1 rows the products" in text
+    assert "only 50 to 50 % of the baseline's step" in text
+    assert f"| {setting} | 1.111 | 0.900 | 1.000 | 1.500 | 2.000 | 1.333 |" in text
+    assert "would be a step of 18.00 ms. The kernels alone take 18.00 ms: 12.00 ms of products" in text
+    assert "which use 60 % of the peak, and 6.00 ms of others" in text
 
 
 def test_of_records_of_one_name_that_in_the_first_folder_counts(tmp_path):

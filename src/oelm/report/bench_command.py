@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from ..config import parse_override, set_field
-from ..runs.schema import BenchRow
+from ..runs.schema import BenchRow, StepBench
 
 # The options of `oelm bench` that a value follows.
 _WITH_VALUE = (
@@ -40,10 +40,28 @@ class Asked:
         return value if isinstance(value, int) else None
 
 
+@dataclass(frozen=True)
+class Size:
+    """What the time of a step is compared over; None is a model's own."""
+
+    batch: int
+    length: int
+    width: int | None
+    layers: int | None
+
+
 def asked_for(row: BenchRow) -> Asked:
     """Return what the command that made a row asked for."""
     assert row.origin is not None, "records without a command are left out"
     return _parse(row.origin.command)
+
+
+def size_of(row: StepBench) -> Size:
+    """Return the sizes of a row's step."""
+    asked = asked_for(row)
+    # Of batch and length only the batch is in a row, but their product follows from its times.
+    length = round(row.tokens_per_second * row.step_ms / 1000 / row.batch_size)
+    return Size(row.batch_size, length, asked.count("hidden_size"), asked.count("num_hidden_layers"))
 
 
 @cache

@@ -10,7 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from ..analysis import AnalysisError
 from ..analysis.run import Bench
 from ..base.files import write_text
 from ..runs.schema import DecodeBench, StepBench, parse_bench
-from .bench_command import Asked, asked_for
+from .aims import aims
+from .bench_command import Asked, Size, asked_for, size_of
 from .document import Block, Bullets, Cell, Document, Heading, Paragraph, Table
 from .markdown import to_markdown
 from .sections import relative
@@ -28,16 +29,6 @@ from .sections import relative
 _PEERS, _KERNELS, _GROWTH = ("speed-*",), ("profile-*",), ("grow-*",)
 _STEPS, _DECODING = ("forms-step*", "step-*"), ("forms-decode*", "decode-*")
 _NONE = "–"
-
-
-@dataclass(frozen=True)
-class Size:
-    """What the time of a step is compared over; None is a model's own."""
-
-    batch: int
-    length: int
-    width: int | None
-    layers: int | None
 
 
 # Each size with its name in a sentence and in the heading of a column.
@@ -73,20 +64,21 @@ def performance_document(folders: Sequence[str | PathLike[str]], out: Path) -> D
         ),
         *_section("peers", "Beside other tools", records, _PEERS, _peers),
         *_section("kernels", "Where the time of a step goes", records, _KERNELS, _kernels),
+        *_section("aims", "What was aimed at, and what is missed", records, (*_PEERS, *_KERNELS), _aims),
         *_section("growth", "How a step's time grows", records, _GROWTH, _growth),
         *_section("steps", "Forms of attention: a training step", records, _STEPS, _form_steps),
         *_section("decoding", "Forms of attention: generation", records, _DECODING, _form_tokens),
     ]
-    footer = f"Written by oelm {__version__} from {records.used} records; regenerate it with make results."
+    footer = f"Written by oelm {__version__} from {len(records.used)} records; regenerate it with make results."
     return Document("How fast it is", "en", blocks, footer)
 
 
 class _Records:
-    """The benchmark records in some folders. `used` counts those that were asked for."""
+    """The benchmark records in some folders. `used` has the names of those that were asked for."""
 
     def __init__(self, folders: Sequence[Path], out: Path) -> None:
         self._folders, self._out = folders, out
-        self.used = 0
+        self.used: set[str] = set()
 
     def named(self, patterns: Iterable[str]) -> list[Bench]:
         """Return the records with such names, in the order of the patterns; those without a command are left out."""
@@ -96,7 +88,7 @@ class _Records:
                 for path in sorted(folder.glob(f"{pattern}.json")):
                     paths.setdefault(path.name, path)
         benches = [bench for bench in map(_read, paths.values()) if bench.rows[0].origin is not None]
-        self.used += len(benches)
+        self.used |= {bench.path.name for bench in benches}
         return benches
 
     def origin(self, bench: Bench) -> list[Block]:
@@ -187,9 +179,14 @@ def _kernels(benches: list[Bench], records: _Records) -> list[Block]:
     return blocks
 
 
+def _aims(benches: list[Bench], records: _Records) -> list[Block]:
+    """Return what the steps were to reach, from records whose origin is above."""
+    return aims(benches)
+
+
 def _growth(benches: list[Bench], records: _Records) -> list[Block]:
     """Return a table for each size that was varied with all others kept, and how the time grows with it."""
-    rows = {_size(row): row for bench in benches for row in bench.steps if _is_first(row, bench)}
+    rows = {size_of(row): row for bench in benches for row in bench.steps if _is_first(row, bench)}
     asked = asked_for(benches[0].rows[0])
     blocks: list[Block] = [
         Paragraph(
@@ -210,7 +207,7 @@ def _growth(benches: list[Bench], records: _Records) -> list[Block]:
             doubled = _NONE if before is None else f"{2 ** _exponent([before, (value, row)]):.2f}"
             table.add(f"{value:,}", f"{row.step_ms:.2f}", f"{row.tokens_per_second:,.0f}", *_use(row), doubled)
             before = value, row
-        others = _in_words({key: value for key, value in asdict(_size(along[0][1])).items() if key != axis})
+        others = _in_words({key: value for key, value in asdict(size_of(along[0][1])).items() if key != axis})
         blocks += [Heading(f"{name[:1].upper()}{name[1:]}", 3, f"growth-{axis}"), table]
         fit = f"Over this range a step's time grows with {name} to the power of {_exponent(along):.2f}"
         blocks.append(Paragraph(f"{fit} (least squares on logarithms). Kept: {others}."))
@@ -301,14 +298,6 @@ def _compiled(bench: Bench) -> bool:
     return all(row.compiled for row in bench.decoding)
 
 
-def _size(row: StepBench) -> Size:
-    """Return the sizes of a row's step."""
-    asked = asked_for(row)
-    # Of batch and length only the batch is in a row, but their product follows from its times.
-    length = round(row.tokens_per_second * row.step_ms / 1000 / row.batch_size)
-    return Size(row.batch_size, length, asked.count("hidden_size"), asked.count("num_hidden_layers"))
-
-
 def _is_first(row: StepBench, bench: Bench) -> bool:
     """Return True for the arm that a record begins with, in batches of whatever size."""
     return row.arm.partition("@")[0] == bench.steps[0].arm.partition("@")[0]
@@ -317,7 +306,7 @@ def _is_first(row: StepBench, bench: Bench) -> bool:
 def _setting(bench: Bench) -> str:
     """Return in a few words what a record of steps measured."""
     row = bench.steps[0]
-    asked, size = asked_for(row), _size(row)
+    asked, size = asked_for(row), size_of(row)
     vocabulary = "" if asked.vocabulary is None else f", a vocabulary of {asked.vocabulary:,}"
     return f"{_model(asked)}, {size.batch} × {size.length:,}{vocabulary}, {_made(asked)}"
 
