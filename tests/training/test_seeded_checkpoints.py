@@ -72,6 +72,8 @@ def test_another_seed_does_not_pass_for_the_checkpoints_own(tmp_path):
     ("method", "problem"),
     [
         ("oelm-freeze", "init 'qr'"),
+        ({"q": {"init": "polar", "frozen": True}}, "init 'polar'"),
+        ("freeze-pretrained", "init 'pretrained'"),
         ({"preset": "oelm-random-orthogonal", "schedule": {"kind": "freeze", "steps": [5]}}, "have trained"),
     ],
 )
