@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from oelm.bench import decoder, decoding
 from oelm.bench.arms import BenchSetting, plan_arms
 from oelm.bench.caches import enlarge, refill, shared_memory
+from oelm.bench.decode_kernels import DecodeKernel
 from oelm.bench.decoding import DecodePlan
 from oelm.bench.forms import FORMS
-from oelm.bench.peers import DecodeKernel
 from oelm.cli.app import app
 from oelm.errors import ConfigError, OelmError
 from oelm.models.gpt import OelmGPTForCausalLM

@@ -1,164 +1,150 @@
-"""The kernels that the forms of attention are measured against compute what SDPA computes."""
+"""Peers of the training benchmark: transformers' Trainer and a clone of nanoGPT take steps beside the arms."""
 
-from types import SimpleNamespace
+import json
+import threading
 
 import pytest
 import torch
+from typer.testing import CliRunner
+
+from oelm.bench.arms import BenchSetting, plan_arms
+from oelm.bench.peers import HfTrainer, Peer
+from oelm.bench.steps import benchmark
+from oelm.cli.app import app
+from oelm.errors import ConfigError, OelmError
+from oelm.training.parallel import World
+
+# The parts of nanoGPT's model.py that the benchmark uses.
+CLONE = """
+from dataclasses import dataclass
+import torch
+from torch import nn
 from torch.nn import functional as F
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from oelm.bench import peers
-from oelm.bench.caches import FLOAT8
-from oelm.models.gpt import OelmGPTForCausalLM
-from oelm.models.gpt_config import gpt_config
-from tests.support.interpreter import error_in_the_interpreter
+@dataclass
+class GPTConfig:
+    block_size: int = 1024
+    vocab_size: int = 50304
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    dropout: float = 0.0
+    bias: bool = True
 
-# batch, heads, key-value heads, places, filled places, dimensions of a key and of a value
-SHAPES = [
-    (2, 8, 8, 300, 290, 64, 64),
-    (2, 8, 1, 300, 300, 64, 64),
-    (1, 6, 3, 1000, 5, 16, 64),
-    (3, 4, 2, 130, 129, 48, 40),
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        print("a clone")
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        return torch.optim.AdamW(self.parameters(), learning_rate, betas)
+
+    def forward(self, idx, targets):
+        assert idx.shape == targets.shape and idx.shape[1] == self.config.block_size
+        assert (idx[:, 1:] == targets[:, :-1]).all()
+        logits = self.wte(idx) @ self.wte.weight.T
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+"""
+SMALL = [
+    "model.fields.hidden_size=16",
+    "model.fields.num_hidden_layers=2",
+    "model.fields.num_attention_heads=2",
 ]
 
 
-def tensors(shape, dtype=torch.float32, device="cpu"):
-    """Return a query, and keys and values whose places beyond the filled ones would change the result."""
-    batch, heads, kv_heads, places, filled, d_key, d_value = shape
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(batch, heads, 1, d_key, generator=generator).to(device, dtype)
-    key = torch.randn(batch, kv_heads, places, d_key, generator=generator).to(device, dtype)
-    value = torch.randn(batch, places, kv_heads, d_value, generator=generator).to(device, dtype).transpose(1, 2)
-    key[:, :, filled:], value[:, :, filled:] = 9.0, 99.0
-    return query, key, value, torch.tensor(filled, device=device)
+@pytest.fixture
+def clone(tmp_path):
+    (tmp_path / "model.py").write_text(CLONE)
+    return tmp_path
 
 
-def expected(query, key, value, filled):
-    key, value = key[:, :, :filled], value[:, :, :filled]
-    return F.scaled_dot_product_attention(query, key, value, scale=0.2, enable_gqa=True)
+def planned(*names: str, **setting: object):
+    chosen = {"model": "gpt:tiny", "batch_size": 2, "length": 8, "vocab_size": 60, "overrides": SMALL, **setting}
+    return plan_arms(names, BenchSetting(**chosen))
 
 
-def to_bytes(key, value, filled):
-    """Return keys and values as bytes of 8-bit floats, their scales, and what these stand for."""
-    scales = torch.stack([states[:, :, :filled].float().abs().amax((0, 2, 3)) / 448 for states in (key, value)])
-    stored = [
-        (states.float() / scale[:, None, None]).to(FLOAT8) for states, scale in zip((key, value), scales, strict=True)
+def test_peers_are_timed_beside_the_arms(clone):
+    peers, threads = [Peer.parse("hf-trainer"), Peer.parse(f"nanogpt={clone}")], threading.active_count()
+    rows = benchmark(planned("baseline", "oelm-freeze"), rounds=2, steps=2, warmup=1, peers=peers)
+    assert [row.arm for row in rows] == ["baseline", "oelm-freeze", "hf-trainer", "nanogpt"]
+    assert all(row.step_ms > 0 and row.rounds == 2 for row in rows)
+    assert rows[2].trainable - rows[0].trainable == 2 * 4 * 16, "a GPT-2, which has biases at q, k, v and o"
+    assert rows[2].flop_bound == rows[3].flop_bound == 1.0
+    assert rows[3].trainable == 60 * 16
+    assert threading.active_count() == threads, "the Trainer's thread has ended"
+
+
+def test_the_trainer_is_timed_at_classification_and_with_micro_batches():
+    arms = planned("baseline", model="random:bert", overrides=["train.micro_batch_size=1"], vocab_size=None)
+    assert [row.arm for row in benchmark(arms, rounds=1, steps=1, warmup=1, peers=[Peer("hf-trainer")])][1:] == [
+        "hf-trainer"
     ]
-    meant = [states.float() * scale[:, None, None] for states, scale in zip(stored, scales, strict=True)]
-    return [states.view(torch.uint8) for states in stored], scales, meant
 
 
-def compare_kernel(dtype, device) -> float:
-    """Return the kernel's largest distance from SDPA in float32, over all shapes, tiles and ways to store a number."""
-    from oelm.bench.peer_kernel import TILES, CachedPairs, attend_in_parts
-
-    largest = 0.0
-    for shape in SHAPES:
-        query, key, value, filled = tensors(shape, dtype, device)
-        stored, scales, meant = to_bytes(key, value, filled)
-        for tile in TILES:
-            plain = attend_in_parts(query, CachedPairs(key, value, filled), 0.2, tile)
-            small = attend_in_parts(query, CachedPairs(*stored, filled, scales), 0.2, tile)
-            for out, pair in ((plain, (key.float(), value.float())), (small, meant)):
-                exact = expected(query.float(), *pair, filled)[:, :, 0]
-                largest = max(largest, (out.float() - exact).abs().max().item())
-    return largest
+def test_the_trainer_takes_a_step_only_in_its_turn(monkeypatch):
+    steps = []
+    step = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *arguments: steps.append(1) or step(*arguments))
+    (config,) = planned("baseline").values()
+    trainer = HfTrainer(config, World(0, 1, torch.device("cpu")), seed=0)
+    for done in range(3):
+        assert len(steps) == done
+        trainer.step()
+    trainer.close()
+    assert len(steps) == 3
+    assert not trainer._thread.is_alive()
 
 
-@pytest.mark.full
-def test_the_kernel_in_tritons_interpreter():
-    assert error_in_the_interpreter(__name__, "compare_kernel(torch.float16, 'cpu')") < 5e-3
+def test_an_error_of_the_trainer_is_raised_where_its_step_is_taken(monkeypatch):
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such row\nand more")
+
+    (config,) = planned("baseline").values()
+    trainer = HfTrainer(config, World(0, 1, torch.device("cpu")), seed=0)
+    monkeypatch.setattr("oelm.bench.peers._Rows.__getitem__", broken)
+    with pytest.raises(OelmError, match=r"hf-trainer: RuntimeError: .*no such row"):
+        trainer.step()
+    trainer.close()
 
 
-def test_the_compiler_traces_the_kernel_without_a_graph_break(monkeypatch):
-    """Only tracing is checked, which needs no GPU."""
-    pytest.importorskip("triton")
-    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
-    from oelm.bench.peer_kernel import CachedPairs, attend_in_parts
-
-    query, key, value, filled = tensors(SHAPES[0], torch.bfloat16)
-    graphs = []
-
-    def record_graph(graph, inputs):
-        graphs.append(graph.code)
-        return lambda *tensors: (torch.zeros(1),)
-
-    def one_token(query, key, value):
-        return attend_in_parts(query, CachedPairs(key, value, filled), 0.125, 64)
-
-    torch.compile(one_token, backend=record_graph, fullgraph=True, dynamic=False)(query, key, value)
-    assert graphs[0].count("triton_kernel_wrapper_mutation(") == 2
-
-
-@pytest.mark.parametrize("stored", ["bf16", "u8"])
-@pytest.mark.parametrize("tile", [64, 128])
-def test_the_kernel_compiles_for_a_gpu_without_one(stored, tile):
-    """Tiles must be on their way from memory while others are computed, and nothing may be in double precision."""
-    pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
-
-    from oelm.bench.peer_kernel import TILES, _attend_part
-
-    fixed = {"SCALING": 0.18, "KV_HEADS": 8, "GROUP": 1, "ROWS": 16, "TILE": tile, "FLOAT8": stored == "u8"}
-    fixed |= {"D_KEY": 64, "WIDE_KEY": 64, "D_VALUE": 64, "WIDE_VALUE": 64, "key_by_dim": 1, "value_by_dim": 1}
-    types = {"query": "*bf16", "key": f"*{stored}", "value": f"*{stored}", "length": "*i64", "scales": "*fp32"}
-    types |= {"sums": "*fp32", "tops": "*fp32"} | dict.fromkeys(fixed, "constexpr")
-    names = _attend_part.arg_names
-    aligned = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if name not in fixed}
-    source = ASTSource(_attend_part, {name: types.get(name, "i32") for name in names}, constexprs=fixed, attrs=aligned)
-    ptx = compile(source, target=GPUTarget("cuda", 90, 32), options=TILES[tile]).asm["ptx"]
-    assert "cp.async.cg" in ptx
-    assert ".f64" not in ptx
-
-
-@pytest.mark.gpu
-def test_the_kernel_on_a_gpu():
-    assert compare_kernel(torch.bfloat16, "cuda") < 3e-2
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_registered_function_attends_to_the_filled_places_on_a_cpu(shape):
-    query, key, value, filled = tensors(shape)
-    module = SimpleNamespace(num_key_value_groups=shape[1] // shape[2], layer_idx=1)
-    attend = ALL_ATTENTION_FUNCTIONS["oelm_in_parts_64"]
-    out, _ = attend(module, query, key, value, filled, scaling=0.2, dropout=0.0)
-    assert torch.allclose(out.transpose(1, 2), expected(query, key, value, filled), atol=1e-5)
-    stored, scales, meant = to_bytes(key, value, filled)
-    scales_of_layers = torch.stack([torch.zeros_like(scales), scales])
-    out, _ = attend(module, query, *stored, filled, scaling=0.2, cache_scales=scales_of_layers)
-    assert torch.allclose(out.transpose(1, 2), expected(query, *meant, filled), atol=1e-5)
-
-
-def test_the_function_without_a_mask_attends_to_every_place():
-    query, key, value, _ = tensors(SHAPES[0])
-    out, _ = ALL_ATTENTION_FUNCTIONS["oelm_unmasked"](
-        SimpleNamespace(num_key_value_groups=1), query, key, value, None, scaling=0.2, dropout=0.0
+def test_gpt2s_vocabulary_is_the_clones_own(clone):
+    (row, peer) = benchmark(
+        planned("baseline", vocab_size=50257), rounds=1, steps=1, warmup=0, peers=[Peer("nanogpt", clone)]
     )
-    assert torch.allclose(out.transpose(1, 2), expected(query, key, value, key.shape[2]), atol=1e-5)
+    assert peer.trainable == 50304 * 16
+    assert row.trainable > 50257 * 16
 
 
 @pytest.mark.parametrize(
-    ("fields", "dtype", "expected_names"),
+    ("text", "problem"),
     [
-        ({}, torch.bfloat16, ["sdpa", "flash", "cudnn"]),
-        ({"num_key_value_heads": 1}, torch.bfloat16, ["sdpa", "flash", "cudnn"]),
-        ({}, torch.float32, []),
-        ({"latent": 128, "channel": 32}, torch.bfloat16, []),
+        ("nanogpt", "nanogpt=FOLDER"),
+        ("hf-trainer=x", "hf-trainer, or"),
+        ("other", "hf-trainer, or"),
+        ("nanogpt=nowhere", "no model.py"),
     ],
 )
-def test_which_kernels_are_tried_on_a_gpu(fields, dtype, expected_names):
-    model = OelmGPTForCausalLM(gpt_config("tiny", vocab_size=64, num_hidden_layers=1, **fields)).to(dtype)
-    names = [kernel.name for kernel in peers.kernels_for(model, torch.device("cuda"), float8_cache=False)]
-    assert [name for name in names if not name.startswith("split")] == expected_names
-    in_parts = [kernel.name for kernel in peers.kernels_for(model, torch.device("cuda"), float8_cache=True)]
-    assert in_parts == ["split-64", "split-128"]
-    assert peers.kernels_for(model, torch.device("cpu"), float8_cache=False) == []
+def test_a_peer_that_is_none_is_refused(text, problem):
+    with pytest.raises(ConfigError, match=problem):
+        Peer.parse(text)
 
 
-def test_a_kernel_is_the_models_only_while_it_is_chosen():
-    model = OelmGPTForCausalLM(gpt_config("tiny", vocab_size=64, num_hidden_layers=1))
-    kernel = peers.DecodeKernel("split-64", "oelm_in_parts_64")
-    with kernel.chosen(model):
-        assert model.transformer.h[0].attn.config._attn_implementation == "oelm_in_parts_64"
-    assert model.config._attn_implementation == "sdpa"
+def test_peers_are_refused_where_they_do_not_fit(clone):
+    bert = planned("baseline", model="random:bert", overrides=[], vocab_size=None)
+    with pytest.raises(ConfigError, match="gpt:SIZE"):
+        benchmark(bert, rounds=1, steps=1, warmup=0, peers=[Peer("nanogpt", clone)])
+    (clone / "model.py").write_text("import nothing_of_this_name")
+    with pytest.raises(ConfigError, match="cannot be run"):
+        benchmark(planned("baseline"), rounds=1, steps=1, warmup=0, peers=[Peer("nanogpt", clone)])
+
+
+def test_the_command_prints_json_alone(clone):
+    arguments = ["bench", "baseline", *SMALL, "--peer", "hf-trainer", "--peer", f"nanogpt={clone}", "--json"]
+    sizes = ["--batch-size", "2", "--sequence-length", "8", "--rounds", "1", "--steps", "1", "--vocab-size", "60"]
+    result = CliRunner().invoke(app, arguments + sizes)
+    assert result.exit_code == 0, result.output
+    assert [row["arm"] for row in json.loads(result.stdout)] == ["baseline", "hf-trainer", "nanogpt"]
+    refused = CliRunner().invoke(app, [*arguments, "--decode"])
+    assert (refused.exit_code, "leave out --decode" in refused.stderr) == (2, True)

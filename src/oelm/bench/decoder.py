@@ -24,7 +24,7 @@ from ..training.parallel import device_for
 from ..training.step import uses_bfloat16
 from ..training.timing import StepTimer
 from .caches import bytes_per_token, enlarge, refill, to_float8
-from .peers import DecodeKernel, kernel_errors, kernels_for
+from .decode_kernels import DecodeKernel, kernel_errors, kernels_for
 from .rounds import Rounds
 
 # Tokens that are generated before a step is timed: it is compiled, and libraries choose their kernels.

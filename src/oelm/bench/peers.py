@@ -1,129 +1,251 @@
-"""Kernels for one token's attention over plain keys and values, registered as transformers' attention functions.
+"""The tools that a user would pick instead, whose training steps are timed beside the arms.
 
-The forms of attention must be compared with the fastest multi-head attention there is, and which kernel that is depends
-on the batch, the context and the GPU. So a benchmark tries those of `kernels_for`, and takes the fastest.
+`HfTrainer` is transformers' Trainer, `NanoGpt` the model of the user's own clone of nanoGPT in its kind of loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import importlib.util
+import io
+import logging
+import tempfile
+import threading
+from collections.abc import Generator
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
-from functools import partial
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
+from torch.utils.data import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+)
 
-from ..models.gpt_config import OelmGPTConfig
-from .caches import FLOAT8
+from ..config import GPT, RunConfig
+from ..errors import ConfigError, OelmError, first_line
+from ..models.convert import plain_form
+from ..training.parallel import World
+from ..training.step import uses_bfloat16, uses_compile
+from ..training.tasks.base import Task
+from .trainers import TimedTrainer, task_and_model
 
-_UNMASKED, _IN_PARTS = "oelm_unmasked", "oelm_in_parts"
-# The sizes of a tile that are tried, each with launch options of its own.
-_TILES = (64, 128)
+HF_TRAINER, NANOGPT = "hf-trainer", "nanogpt"
+# Steps that a peer is asked for: it is stopped when the benchmark ends.
+_ENDLESS = 10**9
 
 
 @dataclass(frozen=True)
-class DecodeKernel:
-    """A way to compute one token's attention: a name, transformers' name of its function, and SDPA's backend if any."""
+class Peer:
+    """Another tool to time beside the arms: its name and, for nanoGPT, the folder of a clone."""
 
     name: str
-    implementation: str
-    backend: SDPBackend | None = None
+    folder: Path | None = None
 
-    @contextmanager
-    def chosen(self, model: Any) -> Iterator[None]:
-        """Let the model use this kernel; what is compiled or recorded in this context keeps it."""
-        before = model.config._attn_implementation
-        model.config._attn_implementation = self.implementation
-        try:
-            if self.backend is None:
-                yield
-            else:
-                with sdpa_kernel(self.backend):
-                    yield
-        finally:
-            model.config._attn_implementation = before
+    @classmethod
+    def parse(cls, text: str) -> Peer:
+        """Return the peer that `hf-trainer` or `nanogpt=FOLDER` names."""
+        name, _, folder = text.partition("=")
+        if name == HF_TRAINER and not folder:
+            return cls(name)
+        if name != NANOGPT or not folder:
+            raise ConfigError(f"--peer {text}: is {HF_TRAINER}, or {NANOGPT}=FOLDER with a clone of nanoGPT")
+        if not (Path(folder) / "model.py").is_file():
+            raise ConfigError(f"--peer {text}: {folder} has no model.py; it is not a clone of nanoGPT")
+        return cls(name, Path(folder).expanduser())
 
-
-def kernels_for(model: Any, device: torch.device, float8_cache: bool) -> list[DecodeKernel]:
-    """Return the kernels that can compute a token of the project's GPT; none where only its own way is there."""
-    if device.type != "cuda":
-        return [DecodeKernel("sdpa", f"{_IN_PARTS}_{_TILES[0]}")] if float8_cache else []
-    in_parts = [DecodeKernel(f"split-{tile}", f"{_IN_PARTS}_{tile}") for tile in _TILES]
-    if float8_cache:
-        return in_parts
-    half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
-    plain = model.config.model_type == OelmGPTConfig.model_type and not any(
-        block.attn.caches_latents() or (block.attn.caches_keys() and model.config.shared_kv)
-        for block in model.transformer.h
-    )
-    if not half or not plain:
-        return []
-    unmasked = [
-        DecodeKernel("flash", _UNMASKED, SDPBackend.FLASH_ATTENTION),
-        DecodeKernel("cudnn", _UNMASKED, SDPBackend.CUDNN_ATTENTION),
-    ]
-    return [DecodeKernel("sdpa", "sdpa"), *unmasked, *(in_parts if find_spec("triton") else [])]
+    def trainer(self, config: RunConfig, world: World, seed: int) -> TimedTrainer:
+        """Return the peer's trainer, with a model of the size that `config` has."""
+        if self.folder is None:
+            return HfTrainer(config, world, seed)
+        return NanoGpt(self.folder, config, world, seed)
 
 
-def kernel_errors() -> tuple[type[Exception], ...]:
-    """Return what is raised where a kernel does not take a shape, or its tiles do not fit the GPU."""
-    if find_spec("triton") is None:
-        return (RuntimeError,)
-    from triton.errors import TritonError
+class HfTrainer(TimedTrainer):
+    """transformers' Trainer on the plain model of the same size, in bf16, compiled and with fused AdamW as the arms.
 
-    return RuntimeError, TritonError
-
-
-def _attend_unmasked(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Attend to all places of the cache, the few that are not filled yet included: no kernel with a mask is as fast.
-
-    A step reads as many places as the last of its round has to, and takes that long; its tokens are not the model's.
+    It runs in a thread of its own, which waits for its turn at the end of every step.
     """
-    groups = module.num_key_value_groups
-    out = F.scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=groups > 1)
-    return out.transpose(1, 2), None
 
-
-def _attend_in_parts(
-    tile: int, module: Any, query: Tensor, key: Tensor, value: Tensor, length: Tensor, scaling: float, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Attend to the filled places with the project's kernel on a GPU, and with SDPA elsewhere.
-
-    `cache_scales` (layers, 2, key-value heads), where it is given, multiplies keys and values, which are then 8-bit.
-    """
-    scales = kwargs.get("cache_scales")
-    scales = None if scales is None else scales[module.layer_idx]
-    if query.is_cuda:
-        from .peer_kernel import CachedPairs, attend_in_parts
-
-        pairs = CachedPairs(key, value, length, scales)
-        return attend_in_parts(query, pairs, scaling, tile)[:, None], None
-    if scales is not None:
-        key, value = (
-            (cached.view(FLOAT8).float() * scale[:, None, None]).to(query.dtype)
-            for cached, scale in zip((key, value), scales, strict=True)
+    def __init__(self, config: RunConfig, world: World, seed: int) -> None:
+        super().__init__(HF_TRAINER, config, world.device)
+        task, model = task_and_model(config, seed)
+        if config.model.name.startswith(GPT):
+            model = AutoModelForCausalLM.from_config(plain_form(model.config).config(model.config))
+        model.to(world.device)
+        self._count(model, task, task.loss(model))
+        on_gpu, train = world.device.type == "cuda", config.train
+        micro = train.micro_batch_size or train.batch_size
+        folder = self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="oelm-bench-"))
+        arguments = TrainingArguments(
+            output_dir=folder,
+            max_steps=_ENDLESS,
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=train.batch_size // micro,
+            learning_rate=config.optimizer.learning_rate,
+            weight_decay=config.optimizer.weight_decay,
+            max_grad_norm=config.optimizer.clip,
+            optim="adamw_torch_fused" if on_gpu else "adamw_torch",
+            bf16=uses_bfloat16(config, world.device),
+            torch_compile=uses_compile(config, world.device, task),
+            use_cpu=not on_gpu,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            seed=seed,
         )
-    filled = (torch.arange(key.shape[2], device=key.device) < length)[None, None, None]
-    groups = module.num_key_value_groups
-    out = F.scaled_dot_product_attention(query, key, value, filled, scale=scaling, enable_gqa=groups > 1)
-    return out.transpose(1, 2), None
+        self._turns = _Turns()
+        rows = _Rows(task, train.batch_size)
+        trainer = Trainer(
+            model, arguments, train_dataset=rows, data_collator=default_data_collator, callbacks=[self._turns]
+        )
+        trainer.remove_callback(PrinterCallback)
+        self._thread = threading.Thread(target=self._turns.run, args=(trainer,), daemon=True)
+
+    def step(self) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+            self._at_end.callback(self._thread.join)
+            self._at_end.callback(self._turns.end)
+        self._turns.take()
 
 
-def _count_filled(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, **kwargs: Any) -> Tensor:
-    """Return how many places of the cache one token sees: a number instead of a mask, for `_attend_in_parts`."""
-    return torch.as_tensor(q_offset + q_length)
+class _Turns(TrainerCallback):  # type: ignore[misc]
+    """Lets a Trainer in another thread take one step at a time."""
+
+    def __init__(self) -> None:
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._ending = False
+        self._error: BaseException | None = None
+
+    def run(self, trainer: Trainer) -> None:
+        self._go.acquire()
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        try:
+            trainer.train()
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for the step
+            self._error = error
+        self._done.release()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        self._done.release()
+        self._go.acquire()
+        control.should_training_stop = self._ending
+        return control
+
+    def take(self) -> None:
+        """Let the Trainer take a step, and wait for it; raise what it raised."""
+        self._go.release()
+        self._done.acquire()
+        if self._error is not None:
+            raise OelmError(f"{HF_TRAINER}: {type(self._error).__name__}: {first_line(self._error)}") from self._error
+
+    def end(self) -> None:
+        """Let the Trainer leave its loop."""
+        self._ending = True
+        self._go.release()
 
 
-AttentionInterface.register(_UNMASKED, _attend_unmasked)
-for _tile in _TILES:
-    AttentionInterface.register(f"{_IN_PARTS}_{_tile}", partial(_attend_in_parts, _tile))
-    AttentionMaskInterface.register(f"{_IN_PARTS}_{_tile}", _count_filled)
+class _Rows(Dataset[dict[str, Tensor]]):
+    """A task's samples one by one, as a Trainer takes them. Its models shift the labels of a language model.
+
+    They are made beforehand, so that the Trainer's time is its own.
+    """
+
+    def __init__(self, task: Task, batch: int) -> None:
+        self._rows: list[dict[str, Tensor]] = []
+        for index in range(task.samples_per_epoch // batch * batch):
+            row = {name: values[0] for name, values in task.batch(index, 1).items()}
+            self._rows.append({"input_ids": row["inputs"], "labels": row["inputs"]} if "targets" in row else row)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self._rows[index]
+
+
+class NanoGpt(TimedTrainer):
+    """The model of a clone of nanoGPT in a loop like its own: a batch ahead, autocast, clip, fused AdamW, compiled.
+
+    It has the clone's own vocabulary for GPT-2's tokens, 50,304.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig, world: World, seed: int) -> None:
+        super().__init__(NANOGPT, config, world.device)
+        if not config.model.name.startswith(GPT) or config.train.micro_batch_size is not None:
+            raise ConfigError(f"--peer {NANOGPT} is timed beside --model gpt:SIZE, without micro-batches")
+        task, ours = task_and_model(config, seed)
+        self._count(ours.to(world.device), task, task.loss(ours))
+        shape, length = ours.config, config.data.sequence_length
+        module = _module_of(folder / "model.py")
+        vocabulary = {} if shape.vocab_size == _GPT2_VOCABULARY else {"vocab_size": shape.vocab_size}
+        sizes = {"n_layer": shape.num_hidden_layers, "n_head": shape.num_attention_heads, "n_embd": shape.hidden_size}
+        options = {"block_size": length, "bias": shape.biases, "dropout": shape.dropout}
+        optimizer = config.optimizer
+        betas = optimizer.beta1, optimizer.beta2
+        with redirect_stdout(io.StringIO()):  # the clone prints what it builds
+            model = module.GPT(module.GPTConfig(**sizes, **options, **vocabulary)).to(world.device)
+            self._optimizer = model.configure_optimizers(
+                optimizer.weight_decay, optimizer.learning_rate, betas, world.device.type
+            )
+        self.trainable = sum(p.numel() for p in model.parameters())
+        self._parameters, self._clip = list(model.parameters()), optimizer.clip
+        self._model = torch.compile(model) if uses_compile(config, world.device, task) else model
+        bf16 = uses_bfloat16(config, world.device)
+        self._autocast = torch.autocast(world.device.type, torch.bfloat16) if bf16 else nullcontext()
+        self._batches = self._read(shape.vocab_size, length, seed)
+        self._at_end.callback(self._batches.close)
+        self._next = next(self._batches)
+
+    def step(self) -> None:
+        inputs, targets = self._next
+        with self._autocast:
+            _, loss = self._model(inputs, targets)
+        self._next = next(self._batches)  # while the device is still busy with the forward pass
+        loss.backward()
+        if self._clip:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _read(self, vocabulary: int, length: int, seed: int) -> Generator[tuple[Tensor, Tensor]]:
+        """Yield batches as the clone reads them: rows from random places of a file, which is opened for each batch."""
+        batch = self.config.train.batch_size
+        with tempfile.TemporaryDirectory(prefix="oelm-bench-") as folder:
+            path = Path(folder) / "train.bin"
+            tokens = np.random.default_rng(seed).integers(0, vocabulary, 64 * batch * length + 1)
+            tokens.astype(np.uint16 if vocabulary <= 2**16 else np.uint32).tofile(path)
+            while True:
+                data = np.memmap(path, np.uint16 if vocabulary <= 2**16 else np.uint32, mode="r")
+                places = torch.randint(len(data) - length, (batch,)).tolist()
+                windows = [torch.from_numpy(data[first : first + length + 1].astype(np.int64)) for first in places]
+                rows = torch.stack([window[:-1] for window in windows]), torch.stack([window[1:] for window in windows])
+                if self._device.type == "cuda":
+                    rows = rows[0].pin_memory(), rows[1].pin_memory()
+                yield rows[0].to(self._device, non_blocking=True), rows[1].to(self._device, non_blocking=True)
+
+
+# The vocabulary for which nanoGPT takes its default, 50,304.
+_GPT2_VOCABULARY = 50257
+
+
+def _module_of(path: Path) -> Any:
+    """Return the module in a Python file that the user named."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"--peer {NANOGPT}: {path} cannot be run ({type(error).__name__}: {error})") from error
+    return module

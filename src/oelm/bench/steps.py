@@ -12,9 +12,10 @@ from torch import nn
 from ..config import RunConfig
 from ..runs.schema import StepBench
 from ..training.parallel import World, device_for
+from .peers import Peer
 from .profile import profile_kernels
 from .rounds import ShowProgress, median_seconds, no_progress, ratio_of_rounds, round_medians
-from .trainers import OelmTrainer, Peer, TimedTrainer
+from .trainers import OelmTrainer, TimedTrainer
 
 # Dense bf16 peak of a device in FLOP/s by the vendor's datasheet, by a part of its name; for MFU.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX A5000": 111e12, "4090": 165e12}

@@ -87,8 +87,8 @@ def bench(
         from ..base.files import to_json
         from ..bench.arms import BenchSetting, plan_arms
         from ..bench.decoding import DecodePlan, benchmark_decoding
+        from ..bench.peers import Peer
         from ..bench.steps import benchmark
-        from ..bench.trainers import Peer
         from ..config import GPT
         from ..runs.environment import bench_origin
         from .bench_tables import render_bench
