@@ -121,7 +121,8 @@ def test_peers_and_forms_have_their_ratios_and_a_tokens_cost(tmp_path):
     command = "oelm bench baseline --model gpt:tiny --vocab-size 600 --peer nanogpt=../clone --no-compile"
     peer = step(command, "hf-trainer", 30.0, 8, 16, ratio_per_example=1.5, ratio_per_example_95=0.25, mfu=None)
     write(tmp_path / "speed-a.json", step(command, "baseline", 20.0, 8, 16), peer)
-    write(tmp_path / "forms-steps.json", step(command, "multi-head", 2.0, 8, 1000))
+    forms = [step(command, "multi-head", 2.0, 8, 1000), step(command, "offset", 2.5, 8, 1000)]
+    write(tmp_path / "forms-steps.json", *forms)
     decode = "oelm bench --decode --compile --model=gpt:tiny"
     rows = (
         token(decode, "multi-head", 0.8, 8, 1024, 1.0),
@@ -134,6 +135,7 @@ def test_peers_and_forms_have_their_ratios_and_a_tokens_cost(tmp_path):
     assert "| `hf-trainer` | 30.00 | 4,267 | 1.500 ± 0.250 | 1.000 | – | 2.00 | 1.0 |" in text
     assert "| `multi-head` | 2.00 | 0.250 |" in text
     assert "| `latent` | 1,024 | 50.00 (0.50) | – |" in text
+    assert "There is no record yet of tokens generated with offset." in text
     assert "| `multi-head` | 1,024 | 100.00 (1.00) | – |" in text
     assert f"- `{command.replace('../clone', 'CLONE')}`" in text
     assert "commit 012345678" in text

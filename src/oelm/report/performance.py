@@ -256,6 +256,10 @@ def _form_tokens(benches: list[Bench], records: _Records) -> list[Block]:
             "is for it."
         )
     ]
+    generated = {row.arm for bench in benches for row in bench.decoding}
+    trained = dict.fromkeys(row.arm for bench in records.named(_STEPS) for row in bench.steps)
+    if absent := [arm for arm in trained if arm not in generated]:
+        blocks.append(Paragraph(f"There is no record yet of tokens generated with {', '.join(absent)}."))
     groups: dict[tuple[str, str], list[Bench]] = defaultdict(list)
     for bench in benches:
         asked = asked_for(bench.rows[0])
