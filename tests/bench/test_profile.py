@@ -21,7 +21,10 @@ CPU = torch.device("cpu")
     [
         ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", "attention"),
         ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<96>>", "attention"),
+        ("void cudnn::fusion::compute_dot_do_o_specialized<true, 64>", "attention"),
+        ("void cudnn::fusion::convert_dq_to_16bits<true>", "attention"),
         ("_mix_part", "attention"),
+        ("join_parts", "attention"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
         ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT", "matrix products"),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64", "matrix products"),

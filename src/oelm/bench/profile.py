@@ -14,7 +14,7 @@ from ..runs.schema import KernelTime
 # Kinds of kernels by a part of their name, in lower case; the first that matches counts. The rest reads and writes
 # tensors without products: norms, rotations, sums, copies.
 _KINDS = {
-    "attention": r"sdpa|fmha|flash|attention|_mix_part|_join_parts|join_parts|_attend_part",
+    "attention": r"sdpa|fmha|flash|attention|_mix_part|join_parts|_attend_part|compute_dot_do_o|convert_dq",
     "matrix products": r"gemm|nvjet|cutlass|cublas|gemv|splitk|::(add|b|baddb)?mm\b|matmul|mm_kernel",
     "optimiser": r"adam|multi_tensor|foreach",
 }
