@@ -1,5 +1,7 @@
 """Steps recorded as CUDA graphs: the same bits as steps that are launched kernel by kernel."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,9 @@ from torch import nn
 from oelm.config import RunConfig
 from oelm.errors import ConfigError
 from oelm.training.engine import train
+from oelm.training.parallel import World
 from oelm.training.recording import Recording
+from oelm.training.step import uses_graphs
 from oelm.training.tasks import classification
 from oelm.training.tasks.language import SummedLoss
 from oelm.training.tasks.open import open_task
@@ -41,6 +45,25 @@ def test_a_run_that_cannot_be_recorded_is_refused(changes, problem, tmp_path):
     with pytest.raises(ConfigError, match=problem):
         run_here(tmp_path, train={"graphs": True, **changes})
     assert not config(tmp_path).folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("expected", "settings", "world", "fixed_shapes"),
+    [
+        (True, {}, (1, "cuda"), True),
+        (False, {}, (1, "cpu"), True),
+        (False, {}, (2, "cuda"), True),
+        (False, {}, (1, "cuda"), False),
+        (False, {"compile": False}, (1, "cuda"), True),
+        (False, {"gradient_checkpointing": True}, (1, "cuda"), True),
+        (False, {"graphs": False}, (1, "cuda"), True),
+        (True, {"graphs": True, "compile": False}, (1, "cuda"), False),
+    ],
+)
+def test_steps_are_recorded_where_one_process_compiles_one_shape(expected, settings, world, fixed_shapes, tmp_path):
+    size, device = world
+    run = config(tmp_path, train={"compile": "auto", **settings})
+    assert uses_graphs(run, World(0, size, torch.device(device)), SimpleNamespace(fixed_shapes=fixed_shapes)) == expected
 
 
 @pytest.mark.gpu
