@@ -61,9 +61,8 @@ def test_a_run_that_cannot_be_recorded_is_refused(changes, problem, tmp_path):
     ],
 )
 def test_steps_are_recorded_where_one_process_compiles_one_shape(expected, settings, world, fixed_shapes, tmp_path):
-    size, device = world
-    run = config(tmp_path, train={"compile": "auto", **settings})
-    assert uses_graphs(run, World(0, size, torch.device(device)), SimpleNamespace(fixed_shapes=fixed_shapes)) == expected
+    run, task = config(tmp_path, train={"compile": "auto", **settings}), SimpleNamespace(fixed_shapes=fixed_shapes)
+    assert uses_graphs(run, World(0, world[0], torch.device(world[1])), task) == expected
 
 
 @pytest.mark.gpu
