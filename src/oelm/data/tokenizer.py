@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _MIN_BPE = 257  # every byte, and the end-of-text token
 _BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_SPECIAL_TOKENS = ("eos_token", "bos_token", "unk_token", "pad_token")
+_SPECIAL_TOKENS = ("eos_token", "bos_token", "unk_token", "pad_token", "mask_token")
+_MASK = "[MASK]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +105,27 @@ def wrap(backend: Tokenizer, special: dict[str, Any]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def add_mask_token(tokenizer: Any, vocab_size: int) -> None:
+    """Give a transformers tokenizer of `vocab_size` ids a mask token, unless it has one: its [MASK], or one more id.
+
+    The token takes in the space before it, as the words do that it stands for in GPT-2's tokenizer.
+    """
+    if tokenizer.mask_token_id is None:
+        token = AddedToken(_MASK, lstrip=True, special=True, normalized=False)
+        tokenizer.add_special_tokens({"mask_token": token})
+    if tokenizer.mask_token_id > vocab_size:
+        raise DataError(
+            f"the tokenizer gives its mask token {tokenizer.mask_token!r} the id {tokenizer.mask_token_id}, and the "
+            f"first id after its own is {vocab_size}; use a tokenizer that has a mask token"
+        )
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Return the ids of a transformers tokenizer's special tokens, those without a role included."""
+    added = (index for index, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return {*tokenizer.all_special_ids, *added}
 
 
 def load_tokenizer(name: str | Path, eos: str | None = None) -> TextTokenizer:
