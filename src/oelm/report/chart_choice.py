@@ -68,9 +68,9 @@ def setup_figures(
 
 
 def _accuracy(context: ChartContext) -> ChartFigure | None:
-    """Show the measure of each method of a classifier, with a dot for each run."""
+    """Show the measure of each method where it is a share, such as accuracy, with a dot for each run."""
     setup, rows = context.setup, []
-    if setup.task.kind == "language":
+    if not setup.measure.points:
         return None
     for method, runs in context.cells.items():
         estimate = mean_of(runs, setup.measure)
