@@ -19,7 +19,7 @@ from oelm.models.run_model import build_language_model
 from oelm.runs.folder import read_metrics
 from oelm.training.checkpoint import list_checkpoints
 from oelm.training.engine import train
-from oelm.training.tasks.language import open_dataset
+from oelm.training.tasks.text import open_dataset
 from tests.support import finetuning
 from tests.support.distributed import (
     At,

@@ -10,7 +10,7 @@ from oelm.data import prepare, stories
 from oelm.data.corpus.tokens import TokenDataset
 from oelm.evaluation.load import load_run
 from oelm.evaluation.use import evaluate_run
-from oelm.training.tasks import language
+from oelm.training.tasks import text
 from tests.support.training import config, run_here
 
 LENGTH = 32
@@ -81,7 +81,7 @@ def test_reports_and_eval_have_the_figures_of_the_test_text(trained):
 
 def test_a_text_of_many_documents_is_recorded_in_parts(tokens, tmp_path, monkeypatch):
     whole = run_here(tmp_path / "whole", **changes(tokens))["evaluations"]["test"]
-    monkeypatch.setattr(language, "_MOST_PARTS", 5)
+    monkeypatch.setattr(text, "_MOST_PARTS", 5)
     parts = run_here(tmp_path / "parts", **changes(tokens))["evaluations"]["test"]
     assert len(parts["document_losses"]) == 5
     assert sum(parts["document_losses"]) == pytest.approx(sum(whole["document_losses"]), rel=1e-6)

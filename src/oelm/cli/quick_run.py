@@ -32,7 +32,7 @@ def quick_config(data: str | None, model: str | None, fields: dict[str, Any], ov
     Everything is a function of the data and the model, so that the same command resumes the run.
     """
     from ..models.hf_config import is_fresh
-    from ..training.tasks.language import open_dataset
+    from ..training.tasks.text import open_dataset
 
     data, model = data or _DATA, model or _MODEL
     tokens = open_dataset(data)

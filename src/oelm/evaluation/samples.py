@@ -18,7 +18,7 @@ from ..runs.environment import config_of, is_run
 from ..runs.folder import SAMPLES, changing_record
 from ..runs.schema import SampledPrompt, Samples, TextScores
 from ..training.best import model_step
-from ..training.tasks.language import open_dataset
+from ..training.tasks.text import open_dataset
 from .generate import Sampling, Writer
 from .load import model_folder
 from .text_quality import distinct, repetition, self_bleu, split_words

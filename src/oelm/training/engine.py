@@ -39,7 +39,6 @@ from .result import final_numbers, read_result, result_of
 from .resume import torch_settings
 from .signals import EXIT_REQUEUE, StopRequest, listening
 from .tasks.base import MetricDict, Task
-from .tasks.metrics import perplexity
 from .validation import answer_metrics, validate
 
 # A launcher may pass on a signal that a process already had, and Slurm sends SIGTERM to a job and to its step. Within
@@ -187,8 +186,7 @@ def _log(run: ActiveRun, rate: float, seconds: list[float]) -> None:
     tokens = run.task.token_count((state.step - steps) * batch, steps * batch) if steps else 0
     metrics: dict[str, Any] = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
     shown = {**metrics, "skipped": state.skipped, "tokens_per_second": tokens / sum(seconds) if per_step else 0.0}
-    if config.task.kind == "language":
-        shown["perplexity"] = perplexity(loss)
+    shown |= run.task.training_metrics(loss)
     eta = per_step * (run.length.steps - state.step)
     run.display.step(state.step, shown, eta)
     if run.world.main:

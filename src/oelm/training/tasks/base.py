@@ -84,6 +84,10 @@ class Task(ABC):
     def metrics(self, sums: list[float]) -> MetricDict:
         """Compute metrics from the sums over a set of examples; `loss` is always among them."""
 
+    def training_metrics(self, loss: float) -> dict[str, float]:
+        """Return what is shown beside the mean training loss of the last steps."""
+        return {}
+
     @abstractmethod
     def headline(self, metrics: MetricDict) -> str:
         """Describe metrics in a few words, for the terminal."""
