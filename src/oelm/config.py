@@ -11,7 +11,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from .base.strict import Fraction, Strict, ValidationShare, explain, merge
 from .base.yaml_text import parse_yaml
@@ -34,6 +41,7 @@ _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 Column = Annotated[str, Field(min_length=1)]
 EPOCH: Literal["epoch"] = "epoch"
 LANGUAGE = "language"
+MASKED = "masked-language"
 # Prefix of the names of tasks whose sequences are generated.
 GENERATED = "generated:"
 # Sections that may be given as a name alone, and the field that the name sets.
@@ -48,8 +56,9 @@ def expanded(path: str | None) -> str | None:
 
 
 class TaskConfig(Strict, refusal=ConfigError):
-    """The task: `language`; one with labelled examples: sst2, mnli, xnli, imdb, ag_news, folder, builtin:NAME; or
-    generated:NAME, sequences that ask for one ability of attention, such as recall.
+    """The task: `language`; `masked-language`, which fills gaps in running text; one with labelled examples: sst2,
+    mnli, xnli, imdb, ag_news, folder, builtin:NAME; or generated:NAME, sequences that ask for one ability of attention,
+    such as recall.
 
     form                how the model answers: `labels` by a classification head, `text` as text by an encoder-decoder
     text, pair, label   the columns of the user's own files
@@ -57,6 +66,9 @@ class TaskConfig(Strict, refusal=ConfigError):
     languages           the languages that xnli is evaluated in
     validation_share    the share of the training examples held out if the task has no labelled validation split
     revision            the dataset's revision on the Hub
+    mask_share          the share of each sequence's tokens that `masked-language` predicts
+    mask_token_share    the share of these that the mask token replaces
+    mask_random_share   the share of these that a random token replaces; the others stay
     """
 
     name: str = LANGUAGE
@@ -69,10 +81,14 @@ class TaskConfig(Strict, refusal=ConfigError):
     languages: tuple[Column, ...] = ("en",)
     validation_share: ValidationShare = 0.05
     revision: str | None = None
+    mask_share: Fraction = 0.15
+    mask_token_share: Share = 0.8
+    mask_random_share: Share = 0.1
 
     @model_validator(mode="after")
     def _check_fields_together(self) -> TaskConfig:
-        source = {"language": "learns from running text", "generated": "generates its sequences"}.get(self.kind)
+        on_text = dict.fromkeys((LANGUAGE, MASKED), "learns from running text")
+        source = {**on_text, "generated": "generates its sequences"}.get(self.kind)
         if source and self.form == "text":
             raise ValueError(f"form 'text' belongs to a task with examples; {self.name!r} {source}")
         if source and (self.text or self.pair or self.label):
@@ -81,16 +97,35 @@ class TaskConfig(Strict, refusal=ConfigError):
             raise ValueError("source and target are the columns of text-to-text data: set form to 'text'")
         if (self.source is None) != (self.target is None):
             raise ValueError("source and target go together: name both columns")
+        masks = [name for name in _MASKS if name in self.model_fields_set]
+        if masks and self.kind != MASKED:
+            raise ValueError(f"{masks[0]} is a setting of the task {MASKED!r}, not of {self.name!r}")
+        if self.mask_token_share + self.mask_random_share > 1 + 1e-9:
+            raise ValueError(
+                f"mask_token_share {self.mask_token_share:g} and mask_random_share {self.mask_random_share:g} are more "
+                "than 1 together, and so than all of the tokens that are predicted"
+            )
         return self
 
+    @model_serializer(mode="wrap")
+    def _leave_out_masks(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the settings of masks for other tasks: they change nothing there, so no id may depend on them."""
+        fields: dict[str, Any] = handler(self)
+        return fields if self.kind == MASKED else {name: fields[name] for name in fields if name not in _MASKS}
+
     @property
-    def kind(self) -> Literal["language", "classification", "text2text", "generated"]:
+    def kind(self) -> Literal["language", "masked-language", "classification", "text2text", "generated"]:
         """Return the training objective that follows from the task's name and form."""
         if self.name == LANGUAGE:
             return "language"
+        if self.name == MASKED:
+            return "masked-language"
         if self.name.startswith(GENERATED):
             return "generated"
         return "text2text" if self.form == "text" else "classification"
+
+
+_MASKS = ("mask_share", "mask_token_share", "mask_random_share")
 
 
 class ModelConfig(Strict, refusal=ConfigError):
@@ -99,7 +134,7 @@ class ModelConfig(Strict, refusal=ConfigError):
     SIZE            tiny, small, medium-512, medium or large
     fields          fields of the model's own config
     from_scratch    use only the config of a folder or Hub name, not its weights
-    tokenizer       a folder or Hub name, to fine-tune a model without a tokenizer; language models use their data's
+    tokenizer       a folder or Hub name, to fine-tune a model without a tokenizer; runs on text use their data's
     """
 
     name: str = "gpt:tiny"
@@ -128,9 +163,9 @@ class ModelConfig(Strict, refusal=ConfigError):
 class DataConfig(Strict, refusal=ConfigError):
     """The training data: where it is, how it is cut, how much of it is used and in what order.
 
-    path                for `language` a folder that `oelm data prepare` wrote, or `builtin:stories` (synthetic); for
-                        other tasks a folder of local files, instead of the Hub
-    sequence_length     tokens per sequence (`language`), or the length at which examples are cut
+    path                for `language` and `masked-language` a folder that `oelm data prepare` wrote, or
+                        `builtin:stories` (synthetic); for other tasks a folder of local files, instead of the Hub
+    sequence_length     tokens per sequence of running text, or the length at which examples are cut
     fraction            the share of the training data to use, from its start
     seed                the seed of the data's order; by default the run's seed
     """
@@ -280,8 +315,10 @@ _GENERATED: dict[str, Any] = {
     "train": {"max_steps": 2000, "batch_size": 64},
     "eval": {"every": 250},
 }
+_TEXT: dict[str, Any] = {"data": {"path": "builtin:stories"}, "train": {"max_steps": 1000}}
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "language": {"data": {"path": "builtin:stories"}, "train": {"max_steps": 1000}},
+    "language": _TEXT,
+    "masked-language": {**_TEXT, "model": {"name": "random:bert"}},
     "classification": _FINE_TUNING,
     "text2text": _FINE_TUNING,
     "generated": _GENERATED,

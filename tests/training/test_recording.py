@@ -145,6 +145,18 @@ def test_a_recorded_decoder_of_transformers_equals_one_launched_kernel_by_kernel
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_a_recorded_run_that_fills_masks_equals_one_launched_kernel_by_kernel(family, compiled, tmp_path, launches):
+    def run(name: str, graphs: bool) -> RunConfig:
+        fields = tiny(tmp_path / name, train={**GPU["train"], "graphs": graphs, "compile": compiled})
+        return RunConfig.load(fields | {"task": "masked-language", "model": {"name": f"random:{family}"}})
+
+    assert_same(run("plain", False), run("recorded", True))
+    assert len(launches) == 11
+
+
+@pytest.mark.gpu
 def test_a_step_that_cannot_be_recorded_is_launched_and_noted(tmp_path, monkeypatch, launches):
     forward = SummedLoss.forward
 

@@ -81,8 +81,10 @@ def analyse(
                 equal += equal_rates(setup, arm, reference, setup.measure)
     judged: list[Comparison] = []
     for setup in {id(comparison.setup): comparison.setup for comparison in comparisons}.values():
-        of_setup = [of_pairs(comparison, MEASURES[JUDGED]) for comparison in comparisons if comparison.setup is setup]
-        judged += correct([comparison for comparison in of_setup if comparison.n])
+        if setup.task.kind in JUDGED:
+            measure = MEASURES[JUDGED[setup.task.kind]]
+            of_setup = [of_pairs(comparison, measure) for comparison in comparisons if comparison.setup is setup]
+            judged += correct([comparison for comparison in of_setup if comparison.n])
     times = [of_pairs(comparison, MEASURES["step_seconds"]) for comparison in comparisons if comparison.pairs]
     return Analysis(
         runs=loaded.runs,

@@ -40,6 +40,9 @@ MEASURES = {
         Measure("perplexity", True),
         Measure("best_perplexity", True),
         Measure("test_perplexity", True),
+        Measure("masked_perplexity", True),
+        Measure("best_masked_perplexity", True),
+        Measure("test_masked_perplexity", True),
         Measure("val_loss", True, log=False),
         Measure("best_val_loss", True, log=False),
         Measure("bits_per_byte", True),
@@ -62,9 +65,15 @@ MEASURES = {
 TIMES = ("step_seconds", "steps_per_hour", "seconds")
 # Figures that follow from the settings alone: no seed changes them, so there is nothing to test.
 COUNTS = ("frozen", "frozen_share", "trainable")
-# What the text that chose nothing says: arms are compared by it too where their runs have it.
-JUDGED = "test_perplexity"
-PRIMARY = {"language": "perplexity", "classification": "accuracy", "text2text": "exact_match", "generated": "accuracy"}
+# What the text that chose nothing says, by kind of task: arms are compared by it too where their runs have it.
+JUDGED = {"language": "test_perplexity", "masked-language": "test_masked_perplexity"}
+PRIMARY = {
+    "language": "perplexity",
+    "masked-language": "masked_perplexity",
+    "classification": "accuracy",
+    "text2text": "exact_match",
+    "generated": "accuracy",
+}
 
 
 def downstream_measure(name: str, metric: DownstreamMetric) -> Measure:

@@ -15,6 +15,7 @@ from .texts import over_texts
 
 # How far apart two arms may be and still be called alike: a share of the measure, or percentage points.
 MARGINS = dict.fromkeys(("perplexity", "best_perplexity", "test_perplexity"), 0.05)
+MARGINS |= dict.fromkeys(("masked_perplexity", "best_masked_perplexity", "test_masked_perplexity"), 0.05)
 MARGINS |= dict.fromkeys(("accuracy", "best_accuracy", "exact_match", "token_accuracy"), 1.0)
 
 # The name of the confound of arms that lost seeds. It is not a field of the config, as the other names are.
@@ -103,8 +104,8 @@ class Comparison:
 
     @cached_property
     def over_texts(self) -> tuple[float, float] | None:
-        """Return the interval of the relative change over test texts; None where it is not of the test perplexity."""
-        if self.measure != MEASURES[JUDGED] or not self.pairs:
+        """Return the interval of the relative change over test texts; None where it is not of a test perplexity."""
+        if self.measure.name not in JUDGED.values() or not self.pairs:
             return None
         logs = over_texts(self.pairs)
         return None if logs is None else (math.expm1(logs[0]), math.expm1(logs[1]))

@@ -29,7 +29,7 @@ from ..runs.schema import (
     read,
     read_optional,
 )
-from .arms import key_of
+from .arms import PRIMARY, key_of
 from .run import Attempt, Bench, LeftOut, Run
 
 # A folder with one of these is a run's; a folder with nothing but a model's config.json is not.
@@ -246,11 +246,12 @@ def _useful(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
 
 
 def _diverged(run: Run) -> bool:
-    """Return True if the last loss is not a number, or the perplexity of a language model too large for any mean."""
+    """Return True if the last loss is not a number, or the perplexity of a run on text too large for any mean."""
     if run.figure("val_loss") is None:
         return True
-    perplexity = run.figure("perplexity")
-    return run.task.kind == "language" and (perplexity is None or perplexity > _LARGEST)
+    measure = PRIMARY[run.task.kind]
+    perplexity = run.figure(measure)
+    return measure.endswith("perplexity") and (perplexity is None or perplexity > _LARGEST)
 
 
 def _without_duplicates(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:

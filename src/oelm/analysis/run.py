@@ -77,7 +77,8 @@ class Attempt:
             # The number of rows that were read is a setting and not part of the name: a tenth of a data set is still
             # that data set.
             return self.environment.data.description.split("; rows:")[0]
-        return (self.config.data.path if self.task.kind == "language" else None) or self.task.name
+        on_text = self.task.kind in ("language", "masked-language")
+        return (self.config.data.path if on_text else None) or self.task.name
 
     @property
     def from_scratch(self) -> bool:

@@ -21,6 +21,10 @@ from .terminal import pad
 # The metrics that are shown by kind of task, if both runs have them.
 _METRICS = {
     "language": ("perplexity", "best_perplexity", "test_perplexity", "val_loss", "bits_per_byte"),
+    "masked-language": (
+        *("masked_perplexity", "best_masked_perplexity", "test_masked_perplexity"),
+        *("token_accuracy", "val_loss"),
+    ),
     "classification": ("accuracy", "best_accuracy", "macro_f1", "matthews", "val_loss"),
     "text2text": ("exact_match", "token_accuracy", "val_loss"),
     "generated": ("accuracy", "best_accuracy", "val_loss"),

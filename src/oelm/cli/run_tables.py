@@ -101,7 +101,8 @@ def watch(read: Callable[[], list[RunState]], seconds: float = 2.0) -> None:
 def _cells(run: RunState) -> list[str]:
     """Return one run as a row: a cell for each of the columns."""
     step = "" if run.step is None else str(run.step)
-    metric = "" if run.perplexity is None else f"{run.perplexity:.2f}"
+    perplexity = run.masked_perplexity if run.perplexity is None else run.perplexity
+    metric = "" if perplexity is None else f"{perplexity:.2f}"
     if run.accuracy is not None:
         metric = f"{run.accuracy:.2%}"
     return [

@@ -120,7 +120,7 @@ def finetune(
     Give other settings as key=value, such as optimizer.learning_rate=5e-5 train.epochs=1 or task.text=review.
     """
     with errors():
-        from ..config import RunConfig
+        from ..config import LANGUAGE, MASKED, RunConfig
         from ..data.labelled.tasks import FOLDER, NAMES
         from ..errors import ConfigError
         from ..runs.published import reference_rate
@@ -143,8 +143,8 @@ def finetune(
         if data is not None:
             fields["data"] = {"path": str(data)}
         config = RunConfig.load(fields, overrides)
-        if config.task.kind == "language":
-            raise ConfigError("oelm finetune: 'language' learns from running text; use oelm train")
+        if config.task.kind in (LANGUAGE, MASKED):
+            raise ConfigError(f"oelm finetune: {task!r} learns from running text; use oelm train")
         if recipe == "reference":
             # The recipe's rate is a field of the config, so that an override can still set another.
             fields["optimizer"] = {"learning_rate": reference_rate(config.method)}
@@ -190,12 +190,13 @@ def _finetune_command(table: Path) -> str:
 
 def _refuse_labelled(data: str | None, model: str | None, overrides: list[str]) -> None:
     """Raise if a run without a config is to learn labels; name the command that does."""
+    from ..config import LANGUAGE, MASKED
     from ..errors import ConfigError
 
     options = "" if model is None else f" --model {model}"
     for override in overrides:
         name, _, task = override.partition("=")
-        if name in ("task", "task.name") and task != "language":
+        if name in ("task", "task.name") and task not in (LANGUAGE, MASKED):
             options = options + ("" if data is None else f" --data {data}")
             raise ConfigError(f"{override}: without a config file, use: oelm finetune {task}{options}")
     folder = Path(data or "")
@@ -225,12 +226,13 @@ def train_and_print(config: RunConfig, quiet: bool) -> NoReturn:
             echo(f"to go on from there: {again}", err=True)
         raise typer.Exit(stopped.code) from None
     if result and quiet:
-        names = ("val_loss", "perplexity", "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
+        perplexities = ("perplexity", "masked_perplexity")
+        names = ("val_loss", *perplexities, "accuracy", "best_accuracy", "exact_match", "steps", "tokens")
         figures = {key: result[key] for key in names if key in result}
         splits = {
             name: split[metric]
             for name, split in result["evaluations"].items()
-            for metric in ("accuracy", "perplexity")
+            for metric in ("accuracy", *perplexities)
             if metric in split
         }
         echo(json.dumps(figures | ({"evaluations": splits} if splits else {})))

@@ -23,6 +23,11 @@ from ..training.length import resolved_method
 from ..training.tasks.language import LanguageModelling
 from ..training.tasks.open import open_task
 
+# What to do with a run of masked language modelling, which neither continues a text nor predicts a class.
+FILLS_MASKS = (
+    "trained to fill masks; `oelm eval` measures that, and transformers' pipeline('fill-mask') fills them with what "
+    "`oelm export` writes"
+)
 # The files that a saved tokenizer may consist of.
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 
@@ -43,6 +48,8 @@ def load_language_model(source: Path, last: bool = False) -> tuple[Any, Any]:
     """Return the language model of a run or of any folder, and its tokenizer; raise for one that continues no text."""
     if is_run(source):
         config = config_of(source)
+        if config.task.kind == "masked-language":
+            raise ConfigError(f"{source}: {FILLS_MASKS}")
         if config.task.kind != "language":
             raise ConfigError(f"{source}: trained on {config.task.name}, not to continue a prompt; use `oelm predict`")
         folder = model_folder(source, last)

@@ -18,6 +18,7 @@ from ..training.best import model_step
 from ..training.checkpoint import list_checkpoints
 from ..training.parallel import device_for
 from ..training.tasks.language import LanguageModelling
+from ..training.tasks.masked import MaskedLanguageModelling
 from ..training.tasks.model_tokenizer import ModelTokenizer
 from ..training.tasks.open import open_task
 from .generate import positions_of
@@ -129,6 +130,8 @@ def _tokens_of_run(run: Path, last: bool) -> tuple[Any, tuple[int, ...]]:
 def _tokenizer_of_config(config: RunConfig) -> Any:
     if config.task.kind == "language":
         return LanguageModelling.open(config).data.load_tokenizer()
+    if config.task.kind == "masked-language":
+        return MaskedLanguageModelling.open(config).tokenizer
     return ModelTokenizer.of(config).tokenizer
 
 

@@ -16,6 +16,8 @@ from .load import model_folder
 _METRICS = {
     "loss": "loss",
     "perplexity": "perplexity",
+    "masked_perplexity": "masked_perplexity",
+    "token_accuracy": "token_accuracy",
     "bits_per_byte": "bits_per_byte",
     "accuracy": "accuracy",
     "macro_f1": "f1",

@@ -20,7 +20,7 @@ from ..training.tasks.model_tokenizer import ModelTokenizer
 from ..training.tasks.open import open_task
 from ..training.tasks.text2text import answer
 from ..training.validation import answer_metrics, validate
-from .load import load_model_folder, load_run, model_folder
+from .load import FILLS_MASKS, load_model_folder, load_run, model_folder
 from .recall import story_recall
 
 # Lists with an entry for each document, which a run's own result has.
@@ -82,6 +82,8 @@ def predict_one(run: Path, text: str, pair: str | None = None) -> dict[str, Any]
 def config_to_predict_with(run: Path) -> RunConfig:
     """Return the config of a fine-tuned run; raise for a language model, which has nothing to predict."""
     config = config_of(run)
+    if config.task.kind == "masked-language":
+        raise ConfigError(f"{run}: {FILLS_MASKS}")
     if config.task.kind == "language":
         raise ConfigError(f"{run}: a language model; use `oelm generate` to continue a prompt")
     return config

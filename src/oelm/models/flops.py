@@ -45,22 +45,26 @@ class Reach:
     outputs: Mapping[int, float] = field(default_factory=dict)
 
 
-def train_flops_per_token(model: Any, length: int, sequences: int, reach: Reach | None = None) -> float:
+def train_flops_per_token(
+    model: Any, length: int, sequences: int, reach: Reach | None = None, head_share: float = 1.0
+) -> float:
     """Return the FLOPs of a training step per token, for passes of `sequences` sequences of this length.
 
-    Without `reach`, gradients are needed everywhere. A new classification head reads each sequence once. Projections of
-    relative positions (DeBERTa) are counted once per token, and cross-attention as attention of a sequence to itself.
+    Without `reach`, gradients are needed everywhere. A new classification head reads each sequence once, a language
+    model's head the share `head_share` of its tokens. Projections of relative positions (DeBERTa) are counted once per
+    token, and cross-attention as attention of a sequence to itself.
     """
     reach = reach or Reach()
     family, sites = find_sites(model)
     head = head_of(model)
-    once_per_sequence = {id(parameter) for parameter in head.parameters.values()} if head.fresh else set()
+    in_head = {id(parameter) for parameter in head.parameters.values()} | {id(_output_weight(model))}
+    head_uses = 1 / length if head.fresh else head_share
     # ALBERT's layers share one block.
     passes = model.config.num_hidden_layers / model.config.num_hidden_groups if family.shared else 1
     in_blocks = {id(p) for site in sites for p in model.get_submodule(site.block).parameters()}
 
     def uses_per_token(weight: Tensor) -> float:
-        return 1 / length if id(weight) in once_per_sequence else passes if id(weight) in in_blocks else 1
+        return head_uses if id(weight) in in_head else passes if id(weight) in in_blocks else 1
 
     flops = 0.0
     for weight in _multiplied_weights(model):
@@ -149,14 +153,18 @@ def _multiplied_weights(model: Any) -> list[Tensor]:
     modules = [module for module in model.modules() if isinstance(getattr(module, "weight", None), nn.Parameter)]
     # Embeddings are looked up, unless they are also the output layer; OFT parameters are not matmul operands.
     not_multiplied = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
-    output = model.get_output_embeddings()
-    if output is not None:
-        not_multiplied.discard(id(output.weight))
+    not_multiplied.discard(id(_output_weight(model)))
     not_multiplied |= {id(rotation.weight) for rotation in rotations(model)}
     weights = [module.weight for module in modules] + _orthogonal_weights(model)
     matrices = {id(weight): weight for weight in weights if weight.ndim == 2}
     cores = [parameter for name, parameter in model.named_parameters() if name.endswith(".core")]
     return [weight for key, weight in matrices.items() if key not in not_multiplied] + cores
+
+
+def _output_weight(model: Any) -> Tensor | None:
+    """Return the matrix from which a language model's logits come, which may be its embedding too."""
+    output = model.get_output_embeddings()
+    return None if output is None else output.weight
 
 
 def _expert_weights(model: nn.Module) -> list[nn.Parameter]:

@@ -24,7 +24,7 @@ from .small import require_fields, small_config
 # What the modules of one layer take at least, whatever their sizes: Python objects.
 _LAYER_BYTES = 10_000
 # Families that count positions from after the padding token's id: that many of their positions are never used.
-_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
+OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
 # Options of from_pretrained that say where a config is read from.
 _LOCATION_OPTIONS = ("revision", "token", "cache_dir", "subfolder")
 
@@ -137,11 +137,16 @@ def max_text_length(hf_config: Any, limit: int) -> int:
     positions = getattr(hf_config, "max_position_embeddings", None) or getattr(hf_config, "n_positions", None)
     if positions is None:
         return limit
-    if hf_config.model_type in _OFFSET_POSITIONS:
-        positions -= hf_config.pad_token_id + 1
-        if positions < 1:
-            raise ConfigError(
-                f"model: a {hf_config.model_type} counts positions from after its padding token, whose id is "
-                f"{hf_config.pad_token_id} here: use a tokenizer with a padding token at the start of its vocabulary"
-            )
+    positions -= unused_positions(hf_config)
+    if positions < 1:
+        raise ConfigError(
+            f"model: a {hf_config.model_type} counts positions from after its padding token, whose id is "
+            f"{hf_config.pad_token_id} here: use a tokenizer with a padding token at the start of its vocabulary"
+        )
     return min(limit, int(positions))
+
+
+def unused_positions(hf_config: Any) -> int:
+    """Return how many of a model's first positions no token ever has."""
+    padding = hf_config.pad_token_id if hf_config.model_type in OFFSET_POSITIONS else None
+    return 0 if padding is None else int(padding) + 1

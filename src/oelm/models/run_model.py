@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+)
 from transformers.generation import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
@@ -17,10 +24,24 @@ from ..base.hub import hub_options
 from ..config import RANDOM, ModelConfig
 from ..errors import ConfigError, ModelError, OelmError, first_line
 from .folder import require_own_weights, stored_bytes
-from .hf_config import build_hf_config, is_fresh, require_changeable, require_memory
+from .hf_config import (
+    OFFSET_POSITIONS,
+    build_hf_config,
+    is_fresh,
+    max_text_length,
+    require_changeable,
+    require_memory,
+    unused_positions,
+)
 from .load import build_model
 from .small import require_fields, seeded, small_config, small_model
 
+# What a model's new head is for, in errors.
+_HEADS = {
+    AutoModelForMaskedLM: "masked-language-modelling",
+    AutoModelForSeq2SeqLM: "text-to-text",
+    AutoModelForSequenceClassification: "classification",
+}
 _SPECIAL_TOKENS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
 
 
@@ -73,6 +94,59 @@ def _require_token_ids(config: ModelConfig, rows: int) -> None:
         for number in value if isinstance(value, list) else [value]:
             if name.endswith("_token_id") and number is not None and not 0 <= number < rows:
                 raise ConfigError(f"model.fields.{name} {number}: the vocabulary has tokens 0 to {rows - 1}")
+
+
+def build_masked_model(config: ModelConfig, vocab_size: int, length: int, padding: int, seed: int) -> PreTrainedModel:
+    """Return an encoder with a head that fills masks. Random weights are a function of the seed.
+
+    `padding` is the id of the token that pads texts, for a small random model whose family cannot do without.
+    """
+    hf_config = masked_model_config(config, vocab_size, length, padding)
+    model = _build(config, hf_config, AutoModelForMaskedLM, seed)
+    rows = model.get_input_embeddings().weight.shape[0]
+    _require_token_ids(config, rows)
+    if vocab_size > rows:
+        raise ConfigError(
+            f"model.name {config.name}: its vocabulary has {rows} entries, and the token file's, with a token for the "
+            f"mask, has {vocab_size}. Was the file made with another tokenizer?"
+        )
+    return model
+
+
+def masked_model_config(config: ModelConfig, vocab_size: int, length: int, padding: int) -> Any:
+    """Return the transformers config of an encoder that fills masks; raise for any other model, by name.
+
+    A small random model gets the vocabulary and as many positions as a sequence has tokens, unless its fields say
+    otherwise, and no padding token unless its positions are counted from there: no sequence is padded.
+    """
+    hf_config = build_hf_config(config, vocab_size, length)
+    _require_encoder(config, hf_config)
+    if config.name.startswith(RANDOM):
+        if "pad_token_id" not in config.fields:
+            hf_config.pad_token_id = padding if hf_config.model_type in OFFSET_POSITIONS else None
+        unused = unused_positions(hf_config)
+        if "max_position_embeddings" not in config.fields and unused <= length:
+            hf_config.max_position_embeddings = length + unused
+    longest = max_text_length(hf_config, length)
+    if longest < length:
+        raise ConfigError(f"data.sequence_length {length} is more than the model's {longest} positions")
+    return hf_config
+
+
+def _require_encoder(config: ModelConfig, hf_config: Any) -> None:
+    """Raise for a model that cannot fill masks from what stands on both sides of them."""
+    name = f"model.name {config.name}: a {hf_config.model_type}"
+    encoder = "name an encoder, such as random:bert"
+    if getattr(hf_config, "is_encoder_decoder", False):
+        raise ConfigError(f"{name} is an encoder-decoder, whose decoder writes from left to right; {encoder}")
+    is_decoder = type(hf_config) not in MODEL_FOR_MASKED_LM_MAPPING and type(hf_config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if is_decoder or getattr(hf_config, "is_decoder", False):
+        raise ConfigError(
+            f"{name} is a decoder here, which reads only what comes before a masked token; {encoder}, or set task to "
+            "'language'"
+        )
+    if type(hf_config) not in MODEL_FOR_MASKED_LM_MAPPING:
+        raise ConfigError(f"{name} has no head that fills masks; {encoder}")
 
 
 def build_classifier(config: ModelConfig, hf_config: Any, labels: Sequence[str], seed: int) -> PreTrainedModel:
@@ -132,10 +206,9 @@ def _build(config: ModelConfig, hf_config: Any, auto_class: Any, seed: int) -> P
             with seeded(seed):
                 model = auto_class.from_config(hf_config) if is_fresh(config) else _load(config, hf_config, auto_class)
         except (OSError, ValueError, SafetensorError) as error:
-            head = "classification" if auto_class is AutoModelForSequenceClassification else "text-to-text"
             raise ConfigError(
-                f"model.name {config.name}: a {hf_config.model_type} cannot be given a {head} head, or its weights "
-                f"cannot be loaded ({first_line(error)})"
+                f"model.name {config.name}: a {hf_config.model_type} cannot be given a {_HEADS[auto_class]} head, or "
+                f"its weights cannot be loaded ({first_line(error)})"
             ) from None
     return model.float()
 

@@ -157,7 +157,7 @@ def settings(setup: Setup, say: Words) -> str:
 def arms_table(analysis: Analysis, setup: Setup, number: int, say: Words) -> Table:
     """Return the table of a setup's arms: metrics, trainable parameters and step time at the rate shown for each."""
     measure = setup.measure.name
-    best = {"perplexity": "best_perplexity", "accuracy": "best_accuracy"}.get(measure)
+    best = f"best_{measure}" if measure in ("perplexity", "masked_perplexity", "accuracy") else None
     optional = ("bits_per_byte", "macro_f1", "matthews", "token_accuracy", "chrf", "bleu")
     further = [best] if best else []
     further += [name for name in optional if any(run.figure(name) is not None for run in setup.runs)]

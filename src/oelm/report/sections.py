@@ -210,7 +210,7 @@ def _running_blocks(analysis: Analysis, out: Path, say: Words) -> list[Block]:
     table = Table("running", columns, numeric=(1, 2, 3))
     for run in analysis.running:
         last = next((line for line in reversed(run.metrics) if line.kind == "val"), None)
-        shown = [] if last is None else [last.perplexity, last.accuracy, last.loss]
+        shown = [] if last is None else [last.perplexity, last.masked_perplexity, last.accuracy, last.loss]
         latest = next((value for value in shown if value is not None), None)
         step, max_steps = (0, None) if run.status is None else (run.status.step or 0, run.status.max_steps)
         steps = run.config.train.max_steps or max_steps or "?"

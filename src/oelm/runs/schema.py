@@ -36,7 +36,7 @@ from ..errors import FileError, FormatError, OelmError
 # Increase this whenever a record changes in a way that an older or a newer version of oelm would misread.
 FORMAT = 2
 
-Kind = Literal["language", "classification", "text2text", "generated"]
+Kind = Literal["language", "masked-language", "classification", "text2text", "generated"]
 # States of a run. "stopped" is a run that was asked to stop and can be resumed; "failed" has a message that says why.
 State = Literal["running", "finished", "stopped", "failed"]
 
@@ -260,9 +260,14 @@ class ClassMetrics(RecordPart):
 
 
 class TaskMetrics(RecordPart):
-    """The metrics of a validation beside its loss. The task decides which of them are measured."""
+    """The metrics of a validation beside its loss. The task decides which of them are measured.
+
+    `masked_perplexity` is e to the mean loss of masked tokens, of which a model sees what follows too: no perplexity of
+    a text. `token_accuracy` is the share of the predicted tokens that were found most likely.
+    """
 
     perplexity: float | None = None
+    masked_perplexity: float | None = None
     bits_per_byte: float | None = None
     accuracy: float | None = None
     macro_f1: float | None = None
@@ -285,8 +290,8 @@ class Metrics(TaskMetrics):
     """What a validation measured.
 
     `slices` are those of a language model's loss, which training/tasks/slices.py defines, by part and name.
-    `document_losses` and `document_tokens` are of a language model's test text: the summed loss and the tokens of each
-    document, or of each of 4,096 parts of a text with more documents.
+    `document_losses` and `document_tokens` are of a test text: the summed loss of each document and the number of its
+    tokens that were predicted, or those of each of 4,096 parts of a text with more documents.
     """
 
     loss: float | None
@@ -330,6 +335,7 @@ class Result(Record, TaskMetrics):
     val_loss: float | None = None
     best_val_loss: float | None = None
     best_perplexity: float | None = None
+    best_masked_perplexity: float | None = None
     best_accuracy: float | None = None
     best_step: int | None = None
     labels: list[str] | None = None
@@ -472,6 +478,7 @@ class RunProgress(RecordPart):
     loss: float | None = None
     val_loss: float | None = None
     perplexity: float | None = None
+    masked_perplexity: float | None = None
     accuracy: float | None = None
     tokens_per_second: float | None = None
     eta_seconds: float | None = None

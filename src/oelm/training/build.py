@@ -196,7 +196,8 @@ def count_flops(config: RunConfig, world: World, task: Task, model: nn.Module) -
     share = batch_share(config, world)
     batch = {name: rows.to(world.device) for name, rows in task.batch(0, 1).items()}
     sequences = min(share, config.train.micro_batch_size or share)
-    return train_flops_per_token(model, config.data.sequence_length, sequences, find_reach(task.loss(model), batch))
+    reach = find_reach(task.loss(model), batch)
+    return train_flops_per_token(model, config.data.sequence_length, sequences, reach, task.head_share)
 
 
 def build_stepper(config: RunConfig, world: World, task: Task, model: nn.Module, state: TrainState) -> Stepper:

@@ -57,7 +57,8 @@ class Display:
         """Show and log the metrics of the last steps."""
         if self._folder is None:
             return
-        ppl = f"  ppl {metrics['perplexity']:.2f}" if "perplexity" in metrics else ""
+        named = (("ppl", "perplexity"), ("masked ppl", "masked_perplexity"))
+        ppl = "".join(f"  {short} {metrics[name]:.2f}" for short, name in named if name in metrics)
         skipped = f"  {metrics['skipped']} skipped" if metrics["skipped"] else ""
         done, rate = f"{step}/{self._total}  loss {metrics['loss']:.4f}{ppl}", f"{metrics['tokens_per_second']:,.0f}"
         text = f"step {done}  lr {metrics['learning_rate']:.2e}  {rate} tokens/s  eta {duration(eta)}{skipped}"

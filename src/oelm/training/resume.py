@@ -63,7 +63,7 @@ def find_checkpoint(config: RunConfig, folder: RunFolder, identity: dict[str, An
         )
     if saved["data"] != identity["data"]:
         what = f"the content of data.path {config.data.path} has"
-        if config.task.kind != "language":
+        if config.task.kind not in ("language", "masked-language"):
             what = f"the examples of {config.data.path or config.task.name} or the model's tokenizer have"
         raise CheckpointError(
             f"{path}: {what} changed since it was written; restore them, or start again under another experiment name"

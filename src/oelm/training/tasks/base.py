@@ -1,6 +1,7 @@
 """The engine's interface to a training objective: batches by number, a summed loss, validation sums, and metrics.
 
-`language.py`, `classification.py` and `text2text.py` are the tasks; `open.py` opens the one that a config names.
+`language.py`, `masked.py`, `classification.py`, `text2text.py` and `generated.py` are the tasks; `open.py` opens the
+one that a config names.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ class Task(ABC):
     fixed_shapes = False
     # True if the model generates answers, which are scored beside the loss.
     writes_answers = False
+
+    @property
+    def head_share(self) -> float:
+        """Return the share of a sequence's tokens that a language model's head computes logits for."""
+        return 1.0
 
     @property
     @abstractmethod

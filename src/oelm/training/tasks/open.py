@@ -7,6 +7,7 @@ from .base import Task
 from .classification import Classification
 from .generated import GeneratedSequences
 from .language import LanguageModelling
+from .masked import MaskedLanguageModelling
 from .text2text import TextToText
 
 
@@ -14,6 +15,8 @@ def open_task(config: RunConfig) -> Task:
     """Return the task of a run with its data loaded."""
     if config.task.kind == "language":
         return LanguageModelling.open(config)
+    if config.task.kind == "masked-language":
+        return MaskedLanguageModelling.open(config)
     if config.task.kind == "classification":
         return Classification.open(config)
     if config.task.kind == "generated":
