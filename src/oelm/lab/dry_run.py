@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..config import GPT, RANDOM
+from ..config import GPT, RANDOM, ModelConfig
 from ..data.corpus.header import HEADER
 from ..data.corpus.tokens import TokenDataset
 from ..data.synthetic.sequences import VOCABULARY as GENERATED_VOCABULARY
@@ -53,7 +53,7 @@ def dry_run(run: PlannedRun) -> DryRun:
         method = config.method if last_step is None else config.method.resolve(last_step)
         operation = plan(model, method)
         batch = (config.data.sequence_length, config.train.micro_batch_size or config.train.batch_size)
-        parameters, trainable, flops = _count(model, method.to_json(), batch)
+        parameters, trainable, flops = _count(model, method.to_json(), batch, _head_share(run))
         is_known = method.schedule.steps or not method.schedule.shares
         changes_at = tuple(event.step for event in events(model, method)) if is_known else ()
         if changes_at and last_step is not None and changes_at[-1] >= last_step:
@@ -73,7 +73,7 @@ def dry_run(run: PlannedRun) -> DryRun:
 
 
 @cache
-def _count(model: Any, method: str, batch: tuple[int, int]) -> tuple[int, int, float]:
+def _count(model: Any, method: str, batch: tuple[int, int], head_share: float) -> tuple[int, int, float]:
     """Return the parameters, the trainable ones, and the FLOPs per token of a skeleton with a method.
 
     Cached, so that it is computed once for all seeds. No data passes through the skeleton, so every layer is assumed to
@@ -86,7 +86,18 @@ def _count(model: Any, method: str, batch: tuple[int, int]) -> tuple[int, int, f
     changed_model = outline(model, Method.model_validate_json(method))
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in changed_model.parameters()]
     trainable = sum(size for size, is_trainable in sizes if is_trainable)
-    return sum(size for size, _ in sizes), trainable, train_flops_per_token(changed_model, *batch)
+    flops = train_flops_per_token(changed_model, *batch, head_share=head_share)
+    return sum(size for size, _ in sizes), trainable, flops
+
+
+def _head_share(run: PlannedRun) -> float:
+    """Return the share of a run's tokens that a language model's head reads."""
+    config = run.config
+    if config.task.kind != "masked-language":
+        return 1.0
+    from ..training.tasks.masked import masked_count
+
+    return masked_count(config.task, config.data.sequence_length) / config.data.sequence_length
 
 
 def _skeleton(run: PlannedRun) -> Any:
@@ -104,7 +115,8 @@ def _vocabulary(run: PlannedRun) -> int:
         return GENERATED_VOCABULARY
     if "builtin:" in f"{path} {run.config.task.name}":
         return _BUILTIN_VOCABULARY
-    if run.config.task.kind == "language" and path is not None and (Path(path) / HEADER).is_file():
+    on_text = run.config.task.kind in ("language", "masked-language")
+    if on_text and path is not None and (Path(path) / HEADER).is_file():
         return TokenDataset.open(path).vocab_size
     requirement = known_requirements().get(run.experiment.data or "")
     return requirement.vocabulary if requirement is not None else Requirement.vocabulary
@@ -117,25 +129,37 @@ def _build(name: str, fields: str, sizes: tuple[int, int], kind: str, stand_in: 
     from transformers import (
         AutoConfig,
         AutoModelForCausalLM,
+        AutoModelForMaskedLM,
         AutoModelForSeq2SeqLM,
         AutoModelForSequenceClassification,
     )
 
     from ..models.gpt_config import gpt_config
+    from ..models.run_model import masked_model_config
     from ..models.small import require_fields, small_config, small_model
 
+    if name.startswith(RANDOM) and kind == "masked-language":
+        vocabulary, length = sizes
+        # One more entry for the mask; where texts are padded, its first tokens are the special ones.
+        model_config = masked_model_config(ModelConfig(name=name, fields=json.loads(fields)), vocabulary + 1, length, 0)
+        with torch.device("meta"):
+            return AutoModelForMaskedLM.from_config(model_config)
     if name.startswith(RANDOM):
         family = name.removeprefix(RANDOM)
         require_fields(small_config(family), json.loads(fields))
         return small_model(family, **json.loads(fields))
     if name.startswith(GPT):
         all_fields = {"vocab_size": sizes[0], "max_position_embeddings": sizes[1], **json.loads(fields)}
-        model_config: Any = gpt_config(name.removeprefix(GPT), **all_fields)
+        model_config = gpt_config(name.removeprefix(GPT), **all_fields)
     elif stand_in is not None:
         model_config = AutoConfig.for_model(stand_in)
     else:
         raise LabError(f"model.name {name}: a dry run cannot see a pretrained model; the experiment names no stand_in")
     model_config.num_labels = _LABELS
-    classes = {"classification": AutoModelForSequenceClassification, "text2text": AutoModelForSeq2SeqLM}
+    classes = {
+        "classification": AutoModelForSequenceClassification,
+        "masked-language": AutoModelForMaskedLM,
+        "text2text": AutoModelForSeq2SeqLM,
+    }
     with torch.device("meta"):
         return classes.get(kind, AutoModelForCausalLM).from_config(model_config)

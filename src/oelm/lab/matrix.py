@@ -428,4 +428,6 @@ def _main_figure(run: RunState) -> str:
         return f"accuracy {run.accuracy:.4f}"
     if run.perplexity is not None:
         return f"perplexity {run.perplexity:.3f}"
+    if run.masked_perplexity is not None:
+        return f"masked perplexity {run.masked_perplexity:.3f}"
     return "done"

@@ -69,7 +69,7 @@ def _missing_data(run: PlannedRun) -> str | None:
     if (path or task).startswith("builtin:") or config.task.kind == "generated":
         return None
     requirement = known_requirements().get(run.experiment.data or "")
-    if config.task.kind == "language":
+    if config.task.kind in ("language", "masked-language"):
         return _missing_tokens(str(path), requirement)
     what = requirement.what if requirement else f"the examples of {task}"
     if path is not None:
@@ -163,7 +163,7 @@ def training_tokens(run: PlannedRun) -> float:
     """Return how many tokens a run trains on, as far as that is known without its data."""
     config = run.config
     train, length = config.train, config.data.sequence_length
-    if config.task.kind in ("language", "generated") and train.max_steps is not None:
+    if config.task.kind in ("language", "masked-language", "generated") and train.max_steps is not None:
         return float(train.max_steps * train.batch_size * length)
     requirement = known_requirements().get(run.experiment.data or "")
     if config.data.path == "builtin:stories":
