@@ -179,13 +179,15 @@ class DataConfig(Strict, refusal=ConfigError):
 
 
 class OptimizerConfig(Strict, refusal=ConfigError):
-    """AdamW and the learning rate: warm-up, then constant, or a cosine or linear decay to `floor`, a share of the rate.
+    """The optimiser, and its learning rate: warm-up, then constant, or a cosine or linear decay to a share, `floor`.
 
-    `layer_decay` multiplies the rate once more for every block below the last. `multipliers` maps a role to a factor on
-    the rate of its parameters: q, k, v, o; down (to a latent), channel_q, channel_k; ffn_in, ffn_out; core, adapter;
-    convolution (its taps); embedding, norm (a latent's and those of queries and keys too), head.
+    `name`: AdamW, or Muon for the matrices of the blocks and AdamW for all else, at one rate. `layer_decay` multiplies
+    the rate once more for every block below the last. `multipliers` maps a role to a factor on the rate of its
+    parameters: q, k, v, o; down (to a latent), channel_q, channel_k; ffn_in, ffn_out; core, adapter; convolution (its
+    taps); embedding, norm (a latent's and those of queries and keys too), head.
     """
 
+    name: Literal["adamw", "muon"] = "adamw"
     learning_rate: Above0 = 3e-4
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
@@ -208,8 +210,9 @@ class OptimizerConfig(Strict, refusal=ConfigError):
         return value
 
 
-_MATRIX_ROLES = ("q", "k", "v", "o", "down", "channel_q", "channel_k", "ffn_in", "ffn_out")
-ROLES = (*_MATRIX_ROLES, "core", "adapter", "convolution", "embedding", "norm", "head")
+# Roles of a block's matrices; Muon trains these.
+MATRIX_ROLES = ("q", "k", "v", "o", "down", "channel_q", "channel_k", "ffn_in", "ffn_out")
+ROLES = (*MATRIX_ROLES, "core", "adapter", "convolution", "embedding", "norm", "head")
 
 
 class TrainConfig(Strict, refusal=ConfigError):
@@ -378,6 +381,8 @@ class RunConfig(Strict, refusal=ConfigError):
         micro, batch = self.train.micro_batch_size, self.train.batch_size
         if micro is not None and batch % micro:
             raise ValueError(f"train.batch_size {batch} is not a multiple of train.micro_batch_size {micro}")
+        if self.optimizer.name == "muon" and self.train.parallel == "fsdp":
+            raise ValueError("optimizer.name 'muon' needs whole matrices: set train.parallel to 'ddp', not 'fsdp'")
         if (self.train.max_steps is None) == (self.train.epochs is None):
             raise ValueError("train.max_steps and train.epochs both give the run's length: set one of the two")
         if self.eval.choose not in (None, "loss") and self.task.kind != "classification":

@@ -137,6 +137,7 @@ def test_arms_without_a_common_rate_are_compared_even_if_no_seed_has_every_rate(
         ({"changes": {"data": {"seed": 77}}}, "data.order"),
         ({"changes": {"model": {"name": "gpt:small"}}}, "model.name"),
         ({"changes": {"optimizer": {"layer_decay": 0.9}}}, "optimizer.layer_decay"),
+        ({"changes": {"optimizer": {"name": "muon"}}}, "optimizer.name"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

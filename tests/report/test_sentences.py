@@ -96,12 +96,12 @@ def test_step_times_that_are_too_noisy_have_no_interval(tmp_path, language):
 
 def test_a_setup_is_named_by_the_settings_in_which_it_differs(tmp_path):
     changes_of_setups = [{}, {"data": {"fraction": 0.1}}, {"optimizer": {"layer_decay": 0.8}}]
-    changes_of_setups.append({"model": {"fields": {"hidden_size": 64}}})
+    changes_of_setups += [{"optimizer": {"name": "muon"}}, {"model": {"fields": {"hidden_size": 64}}}]
     for number, changes in enumerate(changes_of_setups):
         language_run(tmp_path / str(number), changes=changes)
     say = words("en")
     setups = {setup_name(setup, say): settings(setup, say) for setup in analyse([tmp_path]).groups[0].setups}
-    suffixes = ["", ", 0.1 of the data", ", layer decay 0.8", ", hidden size 64"]
+    suffixes = ["", ", 0.1 of the data", ", layer decay 0.8", ", optimiser muon", ", hidden size 64"]
     assert set(setups) == {f"built-in stories{name}" for name in suffixes}
     assert setups["built-in stories"].startswith("model gpt:tiny · batch 16 · 400 steps · ")
     narrow = setups["built-in stories, hidden size 64"]

@@ -197,6 +197,17 @@ def test_processes_stay_identical_under_a_freezing_schedule(tmp_path: Path) -> N
 
 
 @pytest.mark.full
+def test_processes_stay_identical_with_muon(tmp_path: Path) -> None:
+    muon = {"optimizer": {"name": "muon"}}
+    run = finish(fields(tmp_path / "two", **muon), sabotage=Watch(tmp_path / "notes"))
+    first, second = process_notes(tmp_path / "notes")
+    assert first["weights"] == second["weights"]
+    assert hashes(finish(fields(tmp_path / "again", **muon))) == hashes(run)
+    alone = read(train_alone(fields(tmp_path / "alone", **muon)) / "result.json")
+    assert read(run / "result.json")["val_loss"] == pytest.approx(alone["val_loss"], rel=1e-3)
+
+
+@pytest.mark.full
 def test_without_a_new_wrapper_a_schedule_makes_the_processes_diverge(tmp_path: Path) -> None:
     config = fields(tmp_path, method=UNFREEZE, train={"max_steps": 8})
     finish(config, sabotage=Watch(tmp_path / "notes", keep_first_wrapper))

@@ -48,6 +48,10 @@ ARMS = {
         "model": {"name": "gpt:modern-tiny", "fields": {"latent": 16, "channel": 8}},
         "method": {"preset": "latent-frozen", "schedule": {"kind": "unfreeze", "steps": [3, 7]}},
     },
+    "muon": {
+        "optimizer": {"name": "muon"},
+        "method": {"preset": "oelm-freeze", "schedule": {"kind": "unfreeze", "steps": [3, 7]}},
+    },
     "orthogonal key": {"model": {"fields": {"orthogonal_key": True, "convolution": 3}}},
 }
 

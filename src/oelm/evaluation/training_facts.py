@@ -60,6 +60,7 @@ def _settings(config: RunConfig, environment: Environment, result: Result | None
         "step of this model": f"{step:,}",
         "batch size": str(train.batch_size),
         "sequence length": f"at most {config.data.sequence_length}",
+        "optimiser": "Muon for matrices, AdamW" if optimizer.name == "muon" else "AdamW",
         "learning rate": f"{optimizer.learning_rate:g}, {optimizer.schedule}, weight decay {optimizer.weight_decay:g}",
     }
     if result is not None:

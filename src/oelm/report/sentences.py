@@ -20,7 +20,7 @@ _DOUBTS = ("edge_low", "edge_high", "better_elsewhere")
 # Settings that follow from the length of a run: a longer run warms up longer and is evaluated less often.
 _FOLLOW_LENGTH = ("eval.every", "optimizer.warmup_steps")
 # Values that mean "not used". A setup's name leaves them out, even when another setup has other values.
-_NEUTRAL = {"data.fraction": "1.0", "optimizer.layer_decay": "1.0", "model.fields": "{}"}
+_NEUTRAL = {"data.fraction": "1.0", "optimizer.layer_decay": "1.0", "optimizer.name": "adamw", "model.fields": "{}"}
 
 _WHOLE = re.compile(r"\d+(\.0)?")
 

@@ -25,7 +25,7 @@ from ..runs.folder import UNCOMPARABLE_TIMES, RunFolder
 from ..runs.schema import Audit, DataRecord
 from .checkpoint import TrainState, checkpoint_bytes, remove_old_checkpoints, seeded_tensors
 from .length import RunLength
-from .optim import build_optimizer, unused_multipliers
+from .optim import build_optimizer, muon_notes, parameter_groups, unused_multipliers
 from .parallel import World, is_sharded, wrap
 from .progress import Display
 from .resume import find_checkpoint, require_agreement, run_identity
@@ -75,6 +75,7 @@ def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
     _check_schedule(config, events(model, method), length)
     if config.checkpoint.frozen == "seeded":
         seeded_tensors(model)  # raises where the seed alone does not give a frozen matrix back
+    parameter_groups(model, config.optimizer)  # raises where the optimiser has nothing to train
     display.say(_opening_line(report, world, task, length))
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable()
@@ -99,7 +100,7 @@ def build_run(folder: RunFolder, world: World, stop: StopRequest, quiet: bool) -
         display.say(f"resumed from step {state.step}")
         if world.main or is_sharded(model):  # the tensors of a sharded model are gathered from all processes
             report = audit(model)
-    _add_notes(config, task, model, state)
+    _add_notes(config, task, model, state, world.device)
 
     run = ActiveRun(
         config=config,
@@ -147,9 +148,10 @@ def _check_schedule(config: RunConfig, planned: list[Event], length: RunLength) 
         )
 
 
-def _add_notes(config: RunConfig, task: Task, model: nn.Module, state: TrainState) -> None:
+def _add_notes(config: RunConfig, task: Task, model: nn.Module, state: TrainState, device: torch.device) -> None:
     """Add notes on what a reader of the result would not expect; a resumed run does not repeat them."""
-    notes = unused_multipliers(model, config.optimizer) + _nothing_was_loaded(config)
+    optimizer = config.optimizer
+    notes = unused_multipliers(model, optimizer) + muon_notes(model, optimizer, device) + _nothing_was_loaded(config)
     if task.writes_answers and is_sharded(model):
         notes.append("a sharded model writes no answers during training: exact match, chrF and BLEU are missing")
     state.notes += [note for note in notes if note not in state.notes]
@@ -175,7 +177,7 @@ def _write_first_records(run: ActiveRun, audited: Audit, metrics: FileMark | Non
     # A run that was killed after its last step saves no further checkpoint, and so would never remove its old ones.
     remove_old_checkpoints(folder.checkpoints, run.config.checkpoint.keep)
     # A run without room for a checkpoint is refused now, and not after the steps up to the first one.
-    require_space(folder.path, checkpoint_bytes(run.model))
+    require_space(folder.path, checkpoint_bytes(run.model, run.stepper.optimizer))
     problem = folder.start_metrics(state.step, metrics)
     if problem:
         state.notes.append(f"step {state.step}: {problem}")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -31,6 +31,7 @@ from ..errors import CheckpointError, ConfigError, FileError, first_line
 from ..method.seal import adopt, record_of, verify
 from ..method.spec import FRESH
 from ..runs.schema import RecordPart
+from .optim import new_state
 from .parallel import World, is_sharded
 from .timing import Times
 
@@ -39,7 +40,6 @@ _NAME = re.compile(r"step-(\d{8,})")
 _STATE = "state.json"
 _TENSORS = "tensors.safetensors"
 _SHARDS = "shards"
-_OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass
@@ -148,9 +148,13 @@ def require_complete(folder: Path) -> None:
             raise _damaged(path, f"{path / _STATE}: missing")
 
 
-def checkpoint_bytes(model: nn.Module) -> int:
-    """Return the size of a checkpoint: all weights, and two optimiser numbers for each trainable one."""
-    return sum(p.numel() * p.element_size() * (3 if p.requires_grad else 1) for p in model.parameters())
+def checkpoint_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return the size of a checkpoint: all weights, and one (Muon) or two (AdamW) numbers for each that is trained."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    state = 0
+    for group in optimizer.param_groups:
+        state += (1 if group["muon"] else 2) * sum(p.numel() * p.element_size() for p in group["params"])
+    return weights + state
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -249,8 +253,7 @@ def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> 
     for name, parameter in model.named_parameters():
         tensors[f"model/{name}"] = parameter
         state = {} if optimizer is None else optimizer.state.get(parameter, {})
-        for key in _OPTIMIZER_STATE if state else ():
-            value = cast(Tensor, state[key])
+        for key, value in state.items():
             tensors[f"{key}/{name}"] = value.view(1) if value.ndim == 0 else value
     persistent = set(model.state_dict())
     for name, buffer in model.named_buffers():
@@ -285,18 +288,11 @@ def _verify_frozen(model: nn.Module) -> None:
 
 
 def _create_optimizer_state(optimizer: torch.optim.Optimizer, skipped: set[int]) -> None:
-    """Give every parameter an empty AdamW state to load values into, except those whose ids are in `skipped`."""
+    """Give every parameter an empty state to load values into, except those whose ids are in `skipped`."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter in optimizer.state or id(parameter) in skipped:
-                continue
-            # The fused kernel keeps its step counter on the device, the loop keeps it on the CPU.
-            device = parameter.device if group.get("fused") else torch.device("cpu")
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=device),
-                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            }
+            if parameter not in optimizer.state and id(parameter) not in skipped:
+                optimizer.state[parameter] = new_state(parameter, group)
 
 
 def _load_tensors(checkpoint: Checkpoint, tensors: dict[str, Tensor], exactly: bool) -> None:

@@ -1,4 +1,4 @@
-"""AdamW over the trainable parameters, in groups by decay, depth and role; and the learning rate of every step."""
+"""AdamW or Muon over the trainable parameters, in groups by decay, depth and role; and the rate of every step."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
 
-from ..config import OptimizerConfig
+from ..config import MATRIX_ROLES, OptimizerConfig
 from ..errors import ConfigError
 from ..method.sites import find_sites
 from ..method.trainable import adapter_parameters
@@ -69,27 +70,42 @@ def placements(model: nn.Module) -> dict[str, Placement]:
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
-    """Return groups of trainable parameters with one decay and one learning-rate multiplier, in a stable order.
+    """Return groups of trainable parameters with one optimiser, decay and rate multiplier, in a stable order.
 
     One-dimensional parameters (norms, biases, gains) do not decay.
     """
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    by_name = placements(model) if config.layer_decay != 1.0 or config.multipliers else {}
+    groups: dict[tuple[bool, float, float], list[nn.Parameter]] = {}
+    with_muon = config.name == "muon"
+    by_name = placements(model) if with_muon or config.layer_decay != 1.0 or config.multipliers else {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         decay = config.weight_decay if parameter.ndim > 1 else 0.0
-        multiplier = 1.0
+        muons, multiplier = False, 1.0
         if by_name:
             place = by_name[name]
+            muons = with_muon and _is_matrix(name, parameter, place.role)
             multiplier = _multiplier(name, place.role, config.multipliers) * config.layer_decay**place.above
-        groups.setdefault((decay, multiplier), []).append(parameter)
+        groups.setdefault((muons, decay, multiplier), []).append(parameter)
     if not groups:
         raise ConfigError("nothing in this model is trainable: the method froze everything; use one that trains a part")
+    if with_muon and not any(muons for muons, _, _ in groups):
+        raise ConfigError(
+            "optimizer.name 'muon': no matrix of a block is trained, so there is nothing for Muon; use 'adamw'"
+        )
     return [
-        {"params": parameters, "weight_decay": decay, "multiplier": multiplier}
-        for (decay, multiplier), parameters in groups.items()
+        {"params": parameters, "weight_decay": decay, "multiplier": multiplier, "muon": muons}
+        for (muons, decay, multiplier), parameters in groups.items()
     ]
+
+
+def _is_matrix(name: str, parameter: nn.Parameter, role: str) -> bool:
+    """Return True for a matrix of a block that is multiplied with what passes through it, as Muon assumes.
+
+    What a matrix is computed from, as one that stays orthogonal is, is not multiplied itself. Nor is a stack of
+    matrices, such as the experts of some models, one matrix.
+    """
+    return parameter.ndim == 2 and set(role.split("+")) <= set(MATRIX_ROLES) and ".parametrizations." not in name
 
 
 def _multiplier(name: str, role: str, multipliers: dict[str, float]) -> float:
@@ -112,15 +128,70 @@ def unused_multipliers(model: nn.Module, config: OptimizerConfig) -> list[str]:
     return [f"optimizer.multipliers: nothing in this model has the role {unused}"] if unused else []
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
-    """Build AdamW over the trainable parameters alone: a frozen one has no gradient, no state and no decay.
+def muon_notes(model: nn.Module, config: OptimizerConfig, device: torch.device) -> list[str]:
+    """Return notes on what Muon does otherwise than a reader may expect: to fused projections, and to step times."""
+    if config.name != "muon":
+        return []
+    notes = []
+    fused = [(name, place.role) for name, place in placements(model).items() if place.role.startswith("q+")]
+    if fused:
+        name, role = fused[0]
+        notes.append(
+            f"optimizer.name muon: {name} is {role.replace('+', ', ')} in one tensor, with one orthogonal update; a "
+            "method that splits it changes that too"
+        )
+    if device.type == "cuda":
+        notes.append("optimizer.name muon: steps are launched kernel by kernel (train.graphs), so they take longer")
+    return notes
 
-    On a GPU the learning rates are tensors there, so that a recorded step reads the rate of every step.
+
+class Joined(Optimizer):
+    """Optimisers of different parameters as one: their groups in one list, and their states in one mapping."""
+
+    def __init__(self, parts: list[Optimizer]) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._parts = parts
+        for part in parts:
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override] # nothing here evaluates a loss again
+        """Take a step of every part."""
+        for part in self._parts:
+            part.step(closure)
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> Optimizer:
+    """Build the optimiser of the trainable parameters alone: a frozen one has no gradient, no state and no decay.
+
+    On a GPU AdamW's learning rates are tensors there, so that a recorded step reads the rate of every step. Muon's
+    updates are scaled to the size of AdamW's, 0.2 on average, so that both have the same rate.
     """
-    groups, betas, on_gpu = parameter_groups(model, config), (config.beta1, config.beta2), device.type == "cuda"
+    groups = parameter_groups(model, config)
+    if config.name == "adamw":
+        return _build_adamw(groups, config, device)
+    matrices, others = ([group for group in groups if group["muon"] is muons] for muons in (True, False))
+    muon = Muon(matrices, config.learning_rate, adjust_lr_fn="match_rms_adamw")
+    return Joined([muon, _build_adamw(others, config, device)] if others else [muon])
+
+
+def _build_adamw(groups: list[dict[str, object]], config: OptimizerConfig, device: torch.device) -> AdamW:
+    on_gpu = device.type == "cuda"
     if on_gpu:
         groups = [group | {"lr": torch.tensor(config.learning_rate, device=device)} for group in groups]
-    return torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, fused=on_gpu)
+    return AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.epsilon, fused=on_gpu)
+
+
+def new_state(parameter: nn.Parameter, group: dict[str, object]) -> dict[str, Tensor]:
+    """Return the state that the first step of a parameter's optimiser would create, to load values into."""
+
+    def zeros() -> Tensor:
+        return torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+    if group["muon"]:
+        return {"momentum_buffer": zeros()}
+    # The fused kernel keeps its step counter on the device, the loop keeps it on the CPU.
+    device = parameter.device if group["fused"] else torch.device("cpu")
+    return {"step": torch.zeros((), device=device), "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
 
 def learning_rate(config: OptimizerConfig, length: RunLength, step: int) -> float:
@@ -135,11 +206,11 @@ def learning_rate(config: OptimizerConfig, length: RunLength, step: int) -> floa
     return peak * (floor + (1 - floor) * shape)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     """Set the learning rate of every group to `rate` times its multiplier."""
     for group in optimizer.param_groups:
         own = rate * group["multiplier"]
-        if isinstance(group["lr"], torch.Tensor):
+        if isinstance(group["lr"], Tensor):
             group["lr"].fill_(own)
         else:
             group["lr"] = own

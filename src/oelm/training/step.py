@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from ..config import RunConfig
 from ..errors import ConfigError, TrainingError
@@ -54,6 +54,8 @@ def uses_graphs(config: RunConfig, world: World, task: Task) -> bool:
         problem = "records the steps of one process, and this run has several"
     elif world.device.type != "cuda":
         problem = "needs a GPU"
+    elif config.optimizer.name == "muon":
+        problem = "does not go with optimizer.name 'muon', which reads its rate on the host"
     if config.train.graphs == "auto":
         return not problem and task.fixed_shapes and uses_compile(config, world.device, task)
     if config.train.graphs and problem:
@@ -80,14 +82,15 @@ class Stepper:
     On a GPU the host never waits for the device. Whether a gradient was finite is a flag on the device, which the
     optimiser's kernel reads: with a non-finite gradient it leaves the weights alone. The host reads the flag while the
     next step is already queued. What changes from step to step (the batch, the rate, the number of targets) is in
-    tensors, so that the kernels of a step can be recorded and launched together (`train.graphs`).
+    tensors, so that the kernels of a step can be recorded and launched together (`train.graphs`). Muon has no such
+    kernel: with it the host waits for each step's norm.
 
     `model` is the bare model, `module` the model with its loss, wrapped for the process group. `warming_up` says that
     the last step was among the first ones of its shape, in which code is compiled or recorded.
     """
 
     def __init__(
-        self, config: RunConfig, world: World, task: Task, model: nn.Module, module: nn.Module, optimizer: AdamW
+        self, config: RunConfig, world: World, task: Task, model: nn.Module, module: nn.Module, optimizer: Optimizer
     ) -> None:
         self.config, self.world, self.task, self.model = config, world, task, model
         self.module, self.optimizer = module, optimizer
@@ -196,7 +199,7 @@ class Stepper:
     def _update(self, norm: Tensor, non_finite: Tensor) -> None:
         """Clip the gradients and move the weights, unless a gradient is not finite."""
         clip = self.config.optimizer.clip
-        if self._cuda:
+        if self._cuda and isinstance(self.optimizer, AdamW):
             # The fused kernel divides the gradients by grad_scale, and does nothing where found_inf is set.
             optimizer: Any = self.optimizer
             optimizer.grad_scale = torch.clamp(norm / clip, min=1.0).nan_to_num(1.0) if clip else None
