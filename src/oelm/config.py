@@ -429,8 +429,10 @@ class RunConfig(Strict, refusal=ConfigError):
         `checkpoint.best` is not part of it, though it decides whether other splits are evaluated at the best step or at
         the last: their figures record the step.
         """
-        content = json.dumps({k: v for k, v in self.to_dict().items() if k not in WITHOUT_EFFECT}, sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        content = {key: value for key, value in self.to_dict().items() if key not in WITHOUT_EFFECT}
+        if content["optimizer"]["name"] == "adamw":  # runs of the time when there was no other keep their ids
+            del content["optimizer"]["name"]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def folder(self) -> Path:

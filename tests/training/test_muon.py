@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import oelm
-from oelm.config import OptimizerConfig
+from oelm.config import OptimizerConfig, RunConfig
 from oelm.evaluation.load import load_run
 from oelm.models.small import small_model
 from oelm.training.checkpoint import checkpoint_bytes
@@ -16,7 +16,7 @@ from oelm.training.optim import build_optimizer, muon_notes, set_learning_rate
 from oelm.training.parallel import World
 from oelm.training.step import Stepper, uses_graphs
 from oelm.training.tasks.open import open_task
-from tests.support.training import assert_same_run, checkpoint_tensors, config, run_here, weights
+from tests.support.training import assert_same_run, checkpoint_tensors, config, read, run_here, weights
 
 CPU = torch.device("cpu")
 MUON = {"name": "muon"}
@@ -214,3 +214,12 @@ def test_an_exported_run_names_its_optimiser(tmp_path: Path):
     from oelm.evaluation.training_facts import training_facts
 
     assert ("optimiser", "Muon for matrices, AdamW") in training_facts(config(tmp_path, **changes).folder).settings
+
+
+def test_runs_with_adamw_keep_the_ids_of_the_time_when_there_was_no_other():
+    """So that they resume and count as done; a run with Muon has another id."""
+    record = Path(__file__).parents[2] / "results/forms-65m/modern-norm-lr-2e-3/baseline/seed-0/config.json"
+    assert "name" not in read(record)["optimizer"]
+    assert RunConfig.load(record).id == read(record)["id"]
+    assert RunConfig.load(record, ["optimizer.name=adamw"]).id == read(record)["id"]
+    assert RunConfig.load(record, ["optimizer.name=muon"]).id != read(record)["id"]
