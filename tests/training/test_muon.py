@@ -223,3 +223,17 @@ def test_runs_with_adamw_keep_the_ids_of_the_time_when_there_was_no_other():
     assert RunConfig.load(record).id == read(record)["id"]
     assert RunConfig.load(record, ["optimizer.name=adamw"]).id == read(record)["id"]
     assert RunConfig.load(record, ["optimizer.name=muon"]).id != read(record)["id"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_run_on_a_gpu_learns_skips_and_says_how_it_steps(compiled, tmp_path):
+    gpu = {"device": "cuda", "compile": compiled}
+    changes = {"method": "oelm-freeze", "optimizer": {**MUON, "learning_rate": 0.01}}
+    result = run_here(tmp_path / "learns", **changes, train={**gpu, "max_steps": 30})
+    assert result["val_loss"] < 5.0
+    assert any("launched kernel by kernel" in note for note in result["notes"])
+    diverging = {"optimizer": {**MUON, "learning_rate": 1e30}, "train": {**gpu, "skip_nonfinite": 12}}
+    assert 0 < run_here(tmp_path / "skips", **diverging)["skipped_steps"] < 12
+    trained = weights(config(tmp_path / "skips", **diverging).folder)
+    assert all(bool(torch.isfinite(value).all()) for value in trained.values())
