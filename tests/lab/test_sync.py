@@ -13,6 +13,7 @@ from oelm.errors import LabError
 from oelm.lab.launch.host import Host
 from oelm.lab.status import list_runs
 from oelm.lab.sync import sync
+from oelm.runs.folder import ADDED
 from tests.support.records import change, language_run, write_status
 
 RUN = Path("lr-0.001/baseline/seed-0")
@@ -84,6 +85,14 @@ def test_a_later_copy_takes_what_changed_since(host):
     language_run(Path(host.folder) / "runs")
     assert sync(host, Path("runs")) == []
     assert list_runs(Path("runs"))[0].state == "finished"
+
+
+def test_what_was_measured_on_the_host_after_a_run_ended_is_copied_too(host):
+    sync(host, Path("runs"))
+    for name in ADDED:
+        (there(host) / name).write_text(f"{name} of the host")
+    assert sync(host, Path("runs")) == []
+    assert all((Path("runs") / RUN / name).read_text() == f"{name} of the host" for name in ADDED)
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,14 @@ from typing import IO
 from ..base.files import read_json, remove_leftovers, write_bytes, write_json, writing
 from ..base.locks import hold, holder
 from ..errors import FileError, LabError
+from ..runs.folder import ADDED
 from ..runs.schema import RecordedConfig, Status, read_optional
 from .launch.host import Host
 from .launch.interface import CONSOLE
 from .matrix import RUNNER_LOCK
 
-# The files of a run that are copied, the result last: with it a run counts as done.
+# The files of a run that are copied, those that may be added after its end among them; the result last: with it a run
+# counts as done.
 _RECORDS = (
     "config.json",
     "environment.json",
@@ -33,6 +35,7 @@ _RECORDS = (
     "timing.json",
     "train.log",
     CONSOLE,
+    *ADDED,
     "status.json",
     "result.json",
 )
