@@ -8,6 +8,7 @@ import oelm
 from oelm.errors import ConfigError
 from oelm.evaluation.look import look_at
 from oelm.evaluation.look_sources import Texts
+from oelm.runs.environment import git_commit
 from oelm.runs.looks import MEASURES
 from oelm.training.checkpoint import list_checkpoints
 from oelm.training.engine import train
@@ -33,6 +34,7 @@ def gpt2(tmp_path_factory):
 def test_a_run_is_looked_at_with_its_best_or_its_last_model(run):
     found = look_at([run], Texts((TEXT,)))
     (model,) = found.look.models
+    assert found.look.git_commit == git_commit()
     assert model.model_class == "OelmGPTForCausalLM"
     assert "best model" in model.model
     assert look_at([run], Texts((TEXT,)), last=True).look.models[0].model == "the last checkpoint's model, of step 6"

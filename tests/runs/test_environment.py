@@ -14,13 +14,13 @@ def test_the_recorded_commit_is_not_that_of_a_project_around_the_installation(tm
     code.parent.mkdir(parents=True)
     code.touch()
     monkeypatch.setattr(environment, "__file__", str(code))
-    assert environment._git_commit() is None
+    assert environment.git_commit() is None
     git("init")
     git("commit", "--allow-empty", "-m", "a project")
-    assert environment._git_commit() is None
+    assert environment.git_commit() is None
     git("add", "-f", str(code))
     git("commit", "-m", "a checkout")
-    assert len(environment._git_commit()) == 40
+    assert len(environment.git_commit()) == 40
 
 
 def test_the_origin_of_a_benchmark_can_be_run_again():

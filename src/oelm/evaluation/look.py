@@ -11,6 +11,7 @@ import torch
 
 from ..errors import ConfigError
 from ..method.sites import Site, find_sites
+from ..runs.environment import git_commit
 from ..runs.looks import (
     MEASURES,
     Drift,
@@ -83,7 +84,7 @@ def look_at(
         models.append(_measure(looked_at, readings, found))
         maps.append(found)
         read.append([(reading.ids, reading.target_ids) for reading in readings])
-    fields: dict[str, Any] = {"models": models}
+    fields: dict[str, Any] = {"git_commit": git_commit(), "models": models}
     if len(sources) == 2:
         fields["differences"] = _differences(models, maps if read[0] == read[1] else None)
     if drift:

@@ -47,7 +47,7 @@ def environment(data: DataRecord, device: str, world_size: int, plan: PlanRecord
     plugin = loaded_plugin()
     return Environment(
         versions=_versions(),
-        git_commit=_git_commit(),
+        git_commit=git_commit(),
         system=platform.platform(),
         cpu=Cpu(count=os.cpu_count(), machine=platform.machine(), threads=torch.get_num_threads()),
         gpu=gpu,
@@ -105,7 +105,7 @@ def bench_origin(arguments: Sequence[str]) -> BenchOrigin:
 
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.processor() or platform.machine()
     command, clock = shlex.join(["oelm", *arguments]), _gpu_clock() if torch.cuda.is_available() else None
-    return BenchOrigin(command=command, git_commit=_git_commit(), device=device, clock_mhz=clock, versions=_versions())
+    return BenchOrigin(command=command, git_commit=git_commit(), device=device, clock_mhz=clock, versions=_versions())
 
 
 def _gpu_clock() -> int | None:
@@ -132,7 +132,7 @@ def _versions() -> Versions:
     )
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """Return the commit of the running code, marked if it was changed since; None outside a checkout.
 
     Where this package is installed below another project's checkout, git does not track this file, and that project's

@@ -103,8 +103,12 @@ class Drift(RecordPart):
 
 
 class Look(Record):
-    """Everything that `oelm look` found: one model, or two with their differences, or one with its checkpoints."""
+    """Everything that `oelm look` found: one model, or two with their differences, or one with its checkpoints.
 
+    `git_commit` is the commit of the code that looked, None outside a checkout.
+    """
+
+    git_commit: str | None = None
     models: list[ModelLook]
     differences: list[HeadDifference] = []
     drift: Drift | None = None
