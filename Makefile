@@ -29,8 +29,9 @@ types: $(STAMP)
 pytest: $(STAMP)
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
-results: $(STAMP)  ## write docs/results.md and its details, performance.md, and the READMEs' table and picture
+results: $(STAMP)  ## write docs/results.md and its details, why.md, performance.md, and the READMEs' table and picture
 	$(BIN)/python -m oelm.report.evidence results/questions.yaml docs/results.md README.md README.zh-CN.md
+	$(BIN)/python -m oelm.report.why results/why.yaml docs/why.md
 	$(BIN)/python -m oelm.report.performance docs/performance.md results/speed-h200 results/bench-h200
 	$(BIN)/python docs/attention/overview.py
 

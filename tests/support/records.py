@@ -222,6 +222,31 @@ def classification_run(
     return _write_run(_Records(config, result, lines, 0.1, f"{task} of GLUE", options.get("environment", {})))
 
 
+def probe_run(
+    root: Path, form: str, task: str, seed: int, shares: dict[int, float], method: str = "baseline", **model: Any
+) -> Path:
+    """Write a finished run on a generated task, with its share of right answers by step; `model` are its fields."""
+    fields: dict[str, Any] = {
+        "experiment": f"probe-{form}-task-generated-{task}",
+        "seed": seed,
+        "task": f"generated:{task}",
+        "method": method,
+        "model": {"name": "gpt:modern-tiny", "fields": model},
+        "output": str(root),
+    }
+    config, (last, accuracy) = RunConfig.load(fields), list(shares.items())[-1]
+    lines: list[MetricLine] = [
+        ValLine(loss=1 - share, accuracy=share, step=step, tokens=step, time=Clock(seconds=float(step)))
+        for step, share in shares.items()
+    ]
+    judged = Validation(step=last, loss=1 - accuracy, accuracy=accuracy)
+    figures = {"val_loss": judged.loss, "accuracy": accuracy, "majority": Majority(label="54", accuracy=0.07)}
+    result: dict[str, Any] = {"last": judged, "steps": last, "tokens": last, "seconds": 1.0, **figures}
+    description = f"generated sequences of 64 tokens, seed {seed}: {task}"
+    environment = {"data": {"splits": {"train": {"sha256": f"of seed {seed}"}}}}
+    return _write_run(_Records(config, result, lines, 0.1, description, environment))
+
+
 def task_score(task: str = "choices", right: int = 5, **changes: Any) -> DownstreamTask:
     """Return the score on a task of ten questions, of which `right` were answered rightly."""
     items, error = [1.0] * right + [0.0] * (10 - right), math.sqrt(right * (10 - right) / 900)

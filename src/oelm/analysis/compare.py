@@ -150,8 +150,8 @@ def compare_runs(one: Run, other: Run) -> Comparison:
     setup = group_runs([other])[0].setups[0]
     measure = MEASURES[PRIMARY[one.task.kind]]
     basis = "equal" if one.rate == other.rate else "confounded"
-    side, reference = (_Side(run.method, run.rate, (run,)) for run in (one, other))
-    comparison = _compare(setup, measure, side, reference, basis, pair=False)
+    side, reference = (Side(run.method, run.rate, (run,)) for run in (one, other))
+    comparison = compare_sides(setup, measure, side, reference, basis, pair=False)
     if one.seed == other.seed:
         return comparison
     seeds = Difference("seed", str(one.seed), str(other.seed))
@@ -163,8 +163,8 @@ def headline(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Compar
     common = sorted(set(arm.rates) & set(reference.rates))
     if not common:
         # Each arm at the best rate of its own grid: confounded by the rate, so never a verdict.
-        side = _Side.of(arm, best_rate(arm, measure))
-        return _compare(setup, measure, side, _Side.of(reference, best_rate(reference, measure)), "confounded")
+        side = Side.of(arm, best_rate(arm, measure))
+        return compare_sides(setup, measure, side, Side.of(reference, best_rate(reference, measure)), "confounded")
     if len(common) == 1:
         notes = [note("one_rate", rate=f"{common[0]:g}")]
         for candidate in (arm, reference):
@@ -188,7 +188,7 @@ def headline(setup: Setup, arm: Arm, reference: Arm, measure: Measure) -> Compar
             notes.append(note(code, arm=candidate.method, rate=f"{rate:g}"))
         notes += _better_elsewhere(candidate, common, measure)
     rate, reference_rate = chosen[arm.method], chosen[reference.method]
-    comparison = _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, reference_rate), "best")
+    comparison = compare_sides(setup, measure, Side.of(arm, rate), Side.of(reference, reference_rate), "best")
     return replace(comparison, notes=(*comparison.notes, *notes), grid=tuple(common))
 
 
@@ -196,7 +196,7 @@ def at_rate(
     setup: Setup, arm: Arm, reference: Arm, measure: Measure, rate: float, notes: Sequence[Note] = ()
 ) -> Comparison:
     """Compare both arms at one learning rate."""
-    comparison = _compare(setup, measure, _Side.of(arm, rate), _Side.of(reference, rate), "equal")
+    comparison = compare_sides(setup, measure, Side.of(arm, rate), Side.of(reference, rate), "equal")
     return replace(comparison, notes=(*comparison.notes, *notes))
 
 
@@ -213,9 +213,9 @@ def of_pairs(comparison: Comparison, measure: Measure) -> Comparison:
     if not comparison.pairs:
         return replace(comparison, measure=measure, log_ratio=None, difference=None)
     arm_runs, reference_runs = (tuple(pair[side] for pair in comparison.pairs) for side in (0, 1))
-    side = _Side(comparison.arm, comparison.rate, arm_runs)
-    reference = _Side(comparison.reference, comparison.reference_rate, reference_runs)
-    other_measure = _compare(comparison.setup, measure, side, reference, comparison.basis, pair=False)
+    side = Side(comparison.arm, comparison.rate, arm_runs)
+    reference = Side(comparison.reference, comparison.reference_rate, reference_runs)
+    other_measure = compare_sides(comparison.setup, measure, side, reference, comparison.basis, pair=False)
     # A run that failed took as long for its steps as the others, so it does not confound times.
     failed = () if measure.name in TIMES else tuple(item for item in comparison.confounds if item.field == FAILED)
     return replace(other_measure, grid=comparison.grid, confounds=(*failed, *other_measure.confounds))
@@ -311,7 +311,7 @@ def _best(arm: Arm, rates: Sequence[float], measure: Measure, seeds: set[int] | 
 
 
 @dataclass(frozen=True)
-class _Side:
+class Side:
     """An arm at one learning rate: its runs there, and how many runs of that rate failed."""
 
     method: str
@@ -320,7 +320,7 @@ class _Side:
     lost: int = 0
 
     @classmethod
-    def of(cls, arm: Arm, rate: float) -> _Side:
+    def of(cls, arm: Arm, rate: float) -> Side:
         return cls(arm.method, rate, arm.at(rate), len(arm.lost_at(rate)))
 
     @property
@@ -328,8 +328,8 @@ class _Side:
         return f"{self.lost} of {self.lost + len(self.runs)}"
 
 
-def _compare(
-    setup: Setup, measure: Measure, side: _Side, reference: _Side, basis: str, pair: bool = True
+def compare_sides(
+    setup: Setup, measure: Measure, side: Side, reference: Side, basis: str, pair: bool = True
 ) -> Comparison:
     """Compare the runs of two sides, paired by seed, or with pair=False in the order given."""
     by_seed = {run.seed: run for run in reference.runs}
@@ -379,7 +379,7 @@ def _compare(
 
 
 def _confounds(
-    side: _Side, reference: _Side, pairs: Sequence[tuple[Run, Run]], basis: str
+    side: Side, reference: Side, pairs: Sequence[tuple[Run, Run]], basis: str
 ) -> tuple[dict[str, Difference], dict[str, Difference]]:
     """Return the fields that confound a comparison, and those that a reader should know of, by name."""
     confounds: dict[str, Difference] = {}

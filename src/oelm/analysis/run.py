@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -35,6 +36,8 @@ from ..runs.schema import (
 DATA = "environment.data."
 
 
+# The seed in the description of generated sequences, and the field with their hash.
+_SEED, _SEQUENCES = re.compile(r", seed \d+"), "splits.train.sha256"
 # Beginning of the names of figures that were measured on the test split.
 TEST = "test_"
 
@@ -75,8 +78,9 @@ class Attempt:
         """Return the name of the data: its description; before the run has started its path, or the task's name."""
         if self.environment is not None and self.environment.data.description:
             # The number of rows that were read is a setting and not part of the name: a tenth of a data set is still
-            # that data set.
-            return self.environment.data.description.split("; rows:")[0]
+            # that data set. Nor is the seed of generated sequences, of which every seed has its own.
+            name = self.environment.data.description.split("; rows:")[0]
+            return _SEED.sub("", name, 1) if self.task.kind == "generated" else name
         on_text = self.task.kind in ("language", "masked-language")
         return (self.config.data.path if on_text else None) or self.task.name
 
@@ -108,6 +112,8 @@ class Attempt:
         # the group of runs.
         data = flat(self.environment.data.model_dump(exclude_none=True)).items()
         fields = {name: value for name, value in data if name != "description" and not name.endswith(".file")}
+        if self.task.kind == "generated" and self.config.data.seed is None:
+            fields.pop(_SEQUENCES, None)  # they follow from the run's seed, which pairs have in common
         return settings | {f"{DATA}{name}": value for name, value in fields.items()}
 
 

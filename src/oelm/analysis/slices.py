@@ -80,6 +80,11 @@ def slice_gaps(comparison: Comparison, text: Text = "validation") -> tuple[Slice
     return tuple(gaps)
 
 
+def has_slices(run: Run, text: Text) -> bool:
+    """Return True when a run has the losses of a text's slices."""
+    return bool(_losses(run, text))
+
+
 def _whole(parts: Sequence[_Slice]) -> _Slice:
     """Return the whole text from slices that add up to it."""
     weights = [item.tokens for item in parts]
